@@ -11,8 +11,8 @@ from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 def vocabulary_weight(
     device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int
 ) -> tuple[Weight, Shard]:
-    """This rank's rows of a weight [vocab, hidden], and which they are. All ranks have ceil(vocab / ranks) rows;
-    those past the end of the vocabulary are zero."""
+    """This rank's rows of a weight [vocab, hidden], and which they are. All ranks have ceil(vocab / ranks)
+    rows; those past the end of the vocabulary are zero."""
     ranks = device.collectives
     rows = -(-vocab_size // ranks.size)
     start = min(rows * ranks.rank, vocab_size)
@@ -49,8 +49,8 @@ class Head(Layer):
     def __init__(
         self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
     ) -> None:
-        """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head has a
-        copy of the weight."""
+        """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head
+        has a copy of the weight."""
         self.device = device
         self.dtype = dtype
         self.vocab_size = vocab_size

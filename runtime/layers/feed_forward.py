@@ -11,8 +11,8 @@ from runtime.layers.weight import Layer
 class FeedForward(Layer):
     """SwiGLU: down(silu(gate(x)) * up(x)), or with `gelu` in place of silu GeGLU (Shazeer, 2020).
 
-    `reduction`: see Linear; with "none" each rank returns its partial sum. With `replicated` each rank has all of
-    the weights, and only its own tokens pass it.
+    `reduction`: see Linear; with "none" each rank returns its partial sum. With `replicated` each rank has
+    all of the weights, and only its own tokens pass it.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""FusedOps in plain Ops and torch: what devices without a fused kernel do in several steps, and the specification of
-those kernels."""
+"""FusedOps in plain Ops and torch: what devices without a fused kernel do in several steps, and the
+specification of those kernels."""
 
 import torch
 from torch import Tensor
@@ -42,8 +42,9 @@ def fused_ops_of(device: Device) -> FusedOps:
 def split_and_rotate(
     ops: Ops, qkv: Tensor, k_cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits the output of a QKV projection, [T, (H + 2 K) * D], into queries [T, H, D], keys and values [T, K, D].
-    Queries and keys are normalized, where there is a norm, and rotated. `k_cache` [..., K, D] gives the sizes."""
+    """Splits the output of a QKV projection, [T, (H + 2 K) * D], into queries [T, H, D], keys and values [T,
+    K, D]. Queries and keys are normalized, where there is a norm, and rotated. `k_cache` [..., K, D] gives
+    the sizes."""
     kv_heads, dim = k_cache.shape[1:]
     heads = qkv.view(len(qkv), -1, dim)
     qk, v = heads.split((heads.shape[1] - kv_heads, kv_heads), dim=1)

@@ -1,6 +1,6 @@
-"""Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column-parallel layer splits its
-outputs over the ranks, the row-parallel layer that follows splits its inputs alike and reduces, so a pair of them
-costs one collective."""
+"""Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column-parallel layer splits
+its outputs over the ranks, the row-parallel layer that follows splits its inputs alike and reduces, so a pair
+of them costs one collective."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -30,17 +30,18 @@ from runtime.layers.weight import (
 )
 from runtime.models.quantization_schemes import WeightFormat
 
-# how a row-parallel layer adds up its partial sums: on every rank, on each rank for its own shard of the tokens
+# how a row-parallel layer adds up its partial sums: on every rank, on each rank for its own shard of the
+# tokens
 # alone, or not at all, because a layer above does
 Reduction = Literal["all_reduce", "reduce_scatter", "none"]
 
 
 class Linear(Layer):
-    """x [N, in] -> x Wᵀ + b [N, out]. With shard="column" a rank has a shard of out, with shard="row" a shard of
-    in, with shard="replicated" all.
+    """x [N, in] -> x Wᵀ + b [N, out]. With shard="column" a rank has a shard of out, with shard="row" a shard
+    of in, with shard="replicated" all.
 
-    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column-parallel layer
-    may give shards in place of sizes. A row-parallel layer reduces over the ranks as `reduction` says.
+    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column-parallel
+    layer may give shards in place of sizes. A row-parallel layer reduces over the ranks as `reduction` says.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class Linear(Layer):
 
 
 class QkvLinear(Linear):
-    """Queries, keys and values in one column-parallel layer, split by whole heads. Key/value heads are replicated
-    where there are fewer of them than ranks."""
+    """Queries, keys and values in one column-parallel layer, split by whole heads. Key/value heads are
+    replicated where there are fewer of them than ranks."""
 
     def __init__(
         self,

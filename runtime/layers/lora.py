@@ -100,7 +100,7 @@ class TorchAdapterOps:
 
     def _add_all(self, out: Tensor, x: Tensor, weights: LoraWeights, has: Tensor) -> None:
         """All slots together are one adapter of a large rank, of which each token uses one part."""
-        # [T, seats, parts, rank]
+        # [T, slots, parts, rank]
         inner = linear(x, weights.a.flatten(0, 2)).unflatten(1, weights.a.shape[:3])
         inner, first = torch.where(has[:, :, None, None], inner, torch.zeros_like(inner)), 0
         for index, (offset, size) in enumerate(weights.parts):

@@ -10,8 +10,8 @@ from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, rep
 class RMSNorm(Layer):
     """RMSNorm over the last dimension, of size `size`. Every rank has the whole weight.
 
-    Quantization tools may move outliers out of the weights behind a norm; their checkpoints have a bias for the
-    norm, unless `may_have_bias` is False.
+    Quantization tools may move outliers out of the weights behind a norm; their checkpoints have a bias for
+    the norm, unless `may_have_bias` is False.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RMSNorm(Layer):
 
 
 class UnitOffsetRMSNorm(RMSNorm):
-    """RMSNorm for checkpoints that store weight - 1. The weight is float32: the sum in fewer bits would lose the
-    difference from 1."""
+    """RMSNorm for checkpoints that store weight - 1. The weight is float32: the sum in fewer bits would lose
+    the difference from 1."""
 
     def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
         super().__init__(device, torch.float32, size, eps, may_have_bias=False)

@@ -38,6 +38,7 @@ class PoolingMetadata:
 def plan_pooling(
     mode: PoolingMode, counts: np.ndarray, rows: np.ndarray, torch_device: torch.device
 ) -> PoolingMetadata:
-    """`counts`: tokens of each row of the step, int64 [R]; `rows`: indices of those that are complete, int64 [N]."""
+    """`counts`: tokens of each row of the step, int64 [R]; `rows`: indices of those that are complete, int64
+    [N]."""
     starts = counts.cumsum() - counts
     return PoolingMetadata(mode, upload(starts[rows], torch_device), upload(counts[rows], torch_device))

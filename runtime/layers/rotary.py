@@ -6,9 +6,9 @@
     yarn      high frequencies kept, low ones divided, a ramp between; scores rescaled (Peng et al., 2023)
     llama3    as yarn with a ramp over wavelengths, no rescaling (Llama 3.1)
 
-`dynamic` is a pure function of the position here: position p is rotated as when a sequence of exactly p + 1 tokens
-is extended by its last token. That is what the reference implementation does when it decodes, and it does not depend
-on chunks, on the rest of the batch or on restarts.
+`dynamic` is a pure function of the position here: position p is rotated as when a sequence of exactly p + 1
+tokens is extended by its last token. That is what the reference implementation does when it decodes, and it
+does not depend on chunks, on the rest of the batch or on restarts.
 """
 
 import math

@@ -3,9 +3,9 @@
     main stream    ... x | router, routed experts ......... | sum ...
     side stream          | shared experts of the same x |---^ the main stream waits for it
 
-Memory is safe with the two waits alone: what the side stream reads is kept until the main stream has waited for it,
-and what it makes comes from its own part of the allocator's pool, where the next work begins behind the main stream.
-Both waits are events, so a captured graph contains them.
+Memory is safe with the two waits alone: what the side stream reads is kept until the main stream has waited
+for it, and what it makes comes from its own part of the allocator's pool, where the next work begins behind
+the main stream. Both waits are events, so a captured graph contains them.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Norms and activations in plain torch, which a compiler can fuse with their neighbours (torch.compile), for devices
-that have kernels of their own."""
+"""Norms and activations in plain torch, which a compiler can fuse with their neighbours (torch.compile), for
+devices that have kernels of their own."""
 
 import torch
 from torch import Tensor

@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def upload(array: np.ndarray, torch_device: torch.device) -> Tensor:
-    """The array, which must be writable, as a tensor of the same dtype. On a device with memory of its own it is
-    copied through pinned memory, in the order of the device's work; on the CPU it is shared."""
+    """The array, which must be writable, as a tensor of the same dtype. On a device with memory of its own it
+    is copied through pinned memory, in the order of the device's work; on the CPU it is shared."""
     tensor = torch.from_numpy(array)
     return tensor if torch_device.type == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 

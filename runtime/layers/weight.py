@@ -1,7 +1,7 @@
 """Layers, the weights that they hold, and where each weight comes from in a checkpoint.
 
-A checkpoint tensor fills one part of a weight: a fused weight (q, k and v in one matrix) has several parts. Where
-a weight is sharded over the ranks, each rank reads only its shard of each checkpoint tensor.
+A checkpoint tensor fills one part of a weight: a fused weight (q, k and v in one matrix) has several parts.
+Where a weight is sharded over the ranks, each rank reads only its shard of each checkpoint tensor.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,8 @@ from runtime.models.quantization_schemes import WeightFormat
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtype names of safetensors
 # name of a module below a layer -> the format of its quantized weight; None: the weight is not quantized
 FormatLookup = Callable[[str], WeightFormat | None]
-# last name of a checkpoint's module -> the fused module here and the part of it that the checkpoint's module fills
+# last name of a checkpoint's module -> the fused module here and the part of it that the checkpoint's module
+# fills
 PackedModules = dict[str, tuple[str, str]]
 Index = EllipsisType | slice | int | tuple[slice | int, ...]
 
@@ -82,8 +83,8 @@ def replicated_shard(full: int) -> Shard:
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A checkpoint tensor of shape `shape`. Its `shard` of dimension `dim` is copied to `offset` of the weight,
-    unless `load` is given."""
+    """A checkpoint tensor of shape `shape`. Its `shard` of dimension `dim` is copied to `offset` of the
+    weight, unless `load` is given."""
 
     shape: tuple[int, ...]
     dim: int
@@ -96,8 +97,8 @@ class SourceTensor:
 
 
 class Weight:
-    """A tensor on the device and the checkpoint tensors that the loader fills it from, by the name of the part.
-    The only part of a weight that is not fused is named ""."""
+    """A tensor on the device and the checkpoint tensors that the loader fills it from, by the name of the
+    part. The only part of a weight that is not fused is named ""."""
 
     def __init__(
         self, tensor: Tensor, sources: dict[str, SourceTensor], *, is_optional: bool = False
@@ -124,7 +125,8 @@ class Weight:
 
 
 def kv_cache_scale() -> Weight:
-    """A scale of keys or values that some checkpoints have for an fp8 cache: one number, 1 where it is missing."""
+    """A scale of keys or values that some checkpoints have for an fp8 cache: one number, 1 where it is
+    missing."""
     tensor = torch.ones(1)
     source = SourceTensor(
         (1,),
@@ -206,8 +208,8 @@ def finish_loading(layer: LayerTree) -> None:
 
 
 def even_shard(full: int, ranks: RankGroup, what: str, flag: str = "--tp-size") -> Shard:
-    """An equal part of a dimension for each rank. Raises ModelError, naming `what` and `flag`, where the number of
-    ranks does not divide `full`."""
+    """An equal part of a dimension for each rank. Raises ModelError, naming `what` and `flag`, where the
+    number of ranks does not divide `full`."""
     if full % ranks.size:
         raise ModelError(
             f"{flag} {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it"

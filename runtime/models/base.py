@@ -41,7 +41,8 @@ class AttentionLayer(Protocol):
         ...
 
 
-# Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T, hidden].
+# Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T,
+# hidden].
 Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
 CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
@@ -64,8 +65,8 @@ class DecoderLayer(Protocol):
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """From the pair that the previous block returned, x and residual [T, hidden] (or this rank's shards of
-        them), to the queries of all tokens and the new residual x + residual."""
+        """From the pair that the previous block returned, x and residual [T, hidden] (or this rank's shards
+        of them), to the queries of all tokens and the new residual x + residual."""
         ...
 
     def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
@@ -104,8 +105,8 @@ class Model(Protocol):
         ...
 
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
-        """Embeddings or class scores of the rows that are complete, float32 [N, size], from the tokens' hidden
-        states."""
+        """Embeddings or class scores of the rows that are complete, float32 [N, size], from the tokens'
+        hidden states."""
         ...
 
 
@@ -116,12 +117,13 @@ class GenerativeModel(Model, Protocol):
     compiled: CompiledLayer | None  # used in place of `after_attention` for batches with `is_compiled`
 
     def piecewise(self, batch: ForwardBatch) -> Pieces:
-        """`forward` with the attentions left to the caller: what lies between them can be captured in graphs of
-        its own."""
+        """`forward` with the attentions left to the caller: what lies between them can be captured in graphs
+        of its own."""
         ...
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
-        """Hidden states that are reported to clients, behind the last norm: [N, hidden] -> float32 [N, hidden]."""
+        """Hidden states that are reported to clients, behind the last norm: [N, hidden] -> float32 [N,
+        hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The safetensors files of a model folder: which tensors there are, and slices of them without reading the
 rest.
 
-Format: https://huggingface.co/docs/safetensors; a sharded checkpoint has an index that says which file holds
-which tensor.
+Format: https://huggingface.co/docs/safetensors. A sharded checkpoint has an index, which says for each tensor
+which file holds it.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class IndexFile(Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that together hold the weights. Raises ModelError when there are none or one of them is
+    """The files that together hold the weights. Raises ModelError where there are none or one of them is
     missing."""
     if (folder / INDEX_FILE).is_file():
         try:
@@ -49,13 +49,14 @@ def weight_files(folder: Path) -> list[Path]:
         others = [pattern for pattern in ("*.bin", "*.pth", "*.gguf") if any(folder.glob(pattern))]
         found = f"only {others[0]} files, which are not read" if others else "no weights"
         raise ModelError(
-            f"{folder} has {found}; get the model's *.safetensors, or use --load-format dummy for random weights"
+            f"{folder} has {found}; get the model's *.safetensors, or use --load-format dummy for random "
+            "weights"
         )
     return files
 
 
 class TensorSlice:
-    """A tensor in an open file. `reader` is safetensors' own slice object, which reads on indexing."""
+    """A tensor in an open file. `reader`: safetensors' own slice object, which reads when it is indexed."""
 
     def __init__(self, name: str, file: str, reader: TensorReader) -> None:
         self.name = name
@@ -64,8 +65,8 @@ class TensorSlice:
 
 
 def tensors(files: list[Path]) -> Iterator[TensorSlice]:
-    """All tensors, file after file, each valid until the next is asked for. Raises ModelError for a file that
-    is damaged."""
+    """All tensors, file after file, each valid until the next is requested. Raises ModelError for a damaged
+    file and for a name that occurs twice."""
     seen: dict[str, str] = {}
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""--model-checksum: whether a model's files are those that somebody has vouched for. Torch-free; reads every
+"""--model-checksum: compares a model's files with a list of SHA-256 checksums. Torch-free; reads every
 byte."""
 
 from collections.abc import Mapping
@@ -11,33 +11,36 @@ import msgspec
 
 from runtime.errors import StartError
 
-THREADS = 4  # hashing leaves the interpreter alone, and disks like a few readers
+THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
 
 def check_files(folder: Path, list_file: Path) -> int:
-    """-> how many were checked. Raises StartError for one that differs or is missing, and for weights that
-    are not in the list."""
+    """Compares the files of `folder` with `list_file`. -> how many were compared. Raises StartError for a
+    file that differs or is missing, and for weight files that are not in the list."""
     listed = read_list(list_file)
-    if strangers := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed):
+    if unlisted := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed):
         raise StartError(
-            f"{list_file} does not name {strangers[0]} ({len(strangers)} weight files are not in it); remove what does not "
+            f"{list_file} does not name {unlisted[0]} ({len(unlisted)} weight files are not in it); remove "
+            "what does not "
             "belong to the model, or add it to the list"
         )
     with ThreadPoolExecutor(THREADS) as pool:
-        for name, found in zip(listed, pool.map(lambda name: digest(folder / name), listed), strict=True):
-            if found is None:
+        for name, checksum in zip(listed, pool.map(lambda name: digest(folder / name), listed), strict=True):
+            if checksum is None:
                 raise StartError(
-                    f"{name} is in {list_file}, and {folder} has no such file; finish the download of the model"
+                    f"{name} is in {list_file}, and {folder} has no such file; finish the download of the "
+                    "model"
                 )
-            if found != listed[name]:
+            if checksum != listed[name]:
                 raise StartError(
-                    f"{name} is not what {list_file} says: its SHA-256 is {found}, not {listed[name]}; download it again"
+                    f"{name} is not what {list_file} says: its SHA-256 is {checksum}, not {listed[name]}; "
+                    "download it again"
                 )
     return len(listed)
 
 
 def digest(file: Path) -> str | None:
-    """None: it cannot be read."""
+    """SHA-256 of a file in hex; None: it cannot be read."""
     try:
         with file.open("rb") as opened:
             return file_digest(opened, "sha256").hexdigest()
@@ -46,8 +49,8 @@ def digest(file: Path) -> str | None:
 
 
 def read_list(file: Path) -> Mapping[str, str]:
-    """Checksums by name: lines of sha256sum, or a JSON object of them, which may be below `files`. Raises
-    StartError."""
+    """Checksums by file name: lines as sha256sum writes them, or a JSON object of them, which may be below
+    `files`. Raises StartError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,22 +59,22 @@ def read_list(file: Path) -> Mapping[str, str]:
         ) from None
     try:
         entries = _of_json(text) if text.lstrip().startswith("{") else _of_lines(text)
-        found = {name: entry.removeprefix("sha256:").lower() for name, entry in entries.items()}
+        checksums = {name: entry.removeprefix("sha256:").lower() for name, entry in entries.items()}
     except (msgspec.MsgspecError, ValueError, AttributeError):
-        found = {}
-    if not found or not all(
+        checksums = {}
+    if not checksums or not all(
         len(entry) == 64 and set(entry) <= set("0123456789abcdef") and is_below(name)
-        for name, entry in found.items()
+        for name, entry in checksums.items()
     ):
         raise StartError(
             f"--model-checksum {file} is no list of SHA-256 checksums; make one in the model's folder with "
             "`sha256sum *.safetensors *.json`"
         )
-    return found
+    return checksums
 
 
 def is_below(name: str) -> bool:
-    """It stays in the folder."""
+    """Whether the path stays in the folder."""
     path = Path(name)
     return not path.is_absolute() and ".." not in path.parts
 
@@ -82,8 +85,8 @@ def _of_lines(text: str) -> dict[str, str]:
 
 
 def _of_json(text: str) -> dict[str, str]:
-    found: Any = msgspec.json.decode(text)
-    entries = found.get("files", found)
+    checksums: Any = msgspec.json.decode(text)
+    entries = checksums.get("files", checksums)
     return {
         name: entry["sha256"] if isinstance(entry, dict) and "sha256" in entry else entry
         for name, entry in entries.items()

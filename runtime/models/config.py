@@ -1,8 +1,7 @@
 """config.json and generation_config.json, read into one frozen, torch-free ModelConfig.
 
-Field names of config.json are those of transformers; both its spellings of rotary parameters are read
-(`rope_scaling` beside `rope_theta`, and `rope_parameters` since version 5). What makes a family differ from
-plain Llama is in `FAMILIES`.
+Field names of config.json are those of transformers. registry.py says how each family differs from plain
+Llama.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
-    """All that the runtime knows of a model without its weights."""
+    """What the runtime knows of a model without its weights."""
 
     architecture: str
     vocab_size: int
@@ -39,42 +38,45 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float  # an encoder's is that of its layer norms
-    is_tied: bool  # the head is the embedding
+    rms_norm_eps: float  # for encoders: of their layer norms
+    is_tied: bool  # the head shares the embedding's weight
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
-    output_norms: bool = False  # also what the halves of a layer give is normalised
-    query_scalar: float = 0.0  # products of queries and keys are divided by its root; 0: by that of head_dim
-    score_cap: float = 0.0  # of attention scores, see devices/attention_scores.py; 0: none
-    logit_cap: float = 0.0  # the same of what the head says
-    has_sinks: bool = False  # heads of attention have a learned logit beside their scores
+    output_norms: bool = False  # the outputs of attention and feed-forward are normalized as well
+    query_scalar: float = 0.0  # attention scores are divided by its square root; 0: by that of head_dim
+    score_cap: float = 0.0  # cap of attention scores (devices/attention_scores.py); 0: none
+    logit_cap: float = 0.0  # cap of logits; 0: none
+    has_sinks: bool = False  # attention heads have sinks: a learned logit among their scores
     moe: MoeConfig | None  # None: no experts
-    # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
+    # multi-head latent attention, with num_kv_heads 1 and the head_dim of the rotary part; None: keys and
+    # values of each head
     mla: MlaConfig | None
-    draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
-    num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
+    # multi-token prediction layers of the checkpoint, behind the others; they are not loaded
+    draft_layers: int
+    num_recurrent_layers: int = 0  # layers that keep a state for each sequence; no family here has them yet
     rope: Rope
-    context_len: int  # tokens of prompt and output together that the model was made for
-    dtype: str | None  # of the checkpoint, where config.json says it
+    context_len: int  # longest prompt and output together, in tokens, that the model was made for
+    dtype: str | None  # of the checkpoint, where config.json has it
     bos_id: int | None
-    eos_ids: tuple[int, ...]  # of generation_config.json and config.json, in this order
-    # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
+    eos_ids: tuple[int, ...]  # those of generation_config.json, then those of config.json
+    # from generation_config.json: those of SAMPLING_KEYS that it has
     sampling_defaults: dict[str, Any]
-    pooling: Pooling | None = None  # None: it generates
-    encoder: Encoder | None = None  # None: it is a decoder
-    has_wide_head: bool = False  # the head computes in float32 whatever the dtype: an option, not a fact
-    quantization: Quantization | None = None  # None: weights are in full
+    pooling: Pooling | None = None  # None: the model generates
+    encoder: Encoder | None = None  # None: the model is a decoder
+    has_wide_head: bool = False  # the head computes in float32 whatever the dtype (--enable-fp32-lm-head)
+    quantization: Quantization | None = None  # None: weights are not quantized
 
     @property
     def score_scale(self) -> float:
+        """The factor on attention scores."""
         return (self.query_scalar or self.head_dim) ** -0.5
 
     @property
     def needs_whole_texts(self) -> bool:
-        """In one step, from their first tokens on."""
+        """Whether a text must be computed in one step, from its first token on."""
         return self.pooling is not None and self.pooling.is_whole
 
 
@@ -99,7 +101,7 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
     tie_word_embeddings: bool | None = None
     attention_bias: bool = False
-    qkv_bias: bool = True  # of those families that may have one
+    qkv_bias: bool = True  # read for families that may have one
     mlp_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: A[int, Meta(ge=0, le=2**31 - 1)] | None = 4096
@@ -110,7 +112,7 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     bos_token_id: Ids = None
     eos_token_id: Ids = None
     quantization_config: dict[str, Any] | None = None
-    compression_config: dict[str, Any] | None = None  # what compressed-tensors called it once
+    compression_config: dict[str, Any] | None = None  # older name that compressed-tensors wrote
 
 
 class HfGeneration(Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ class HfGeneration(Struct, frozen=True, kw_only=True):
 
 
 class HfArchitectures(Struct, frozen=True):
-    """What must be known before the rest can be judged."""
+    """The part of config.json that decides how the rest is read."""
 
     architectures: list[str] | None = None
 
@@ -141,11 +143,12 @@ def read_config(
     quantization: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights,
+    """Reads a model folder's configuration. Raises ModelError with a one-line remedy. Reads no weights and
     imports no torch.
 
-    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`:
-    see quantization.py; `overrides`: values in place of those at the top of config.json.
+    `is_embedding`: use a generating model for embeddings instead; `pooling`: how (see tasks.py);
+    `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
+    config.json.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -165,13 +168,14 @@ def read_config(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_architecture(architecture)
-    wishes: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
+    pooling_options: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
     if family_of(architecture) in ENCODERS:
         if quantization is not None or b'"quantization_config"' in raw:
             raise ModelError(
-                f"{architecture} cannot be quantised here; leave --quantization out, and take the plain version of the model"
+                f"{architecture} cannot be quantised here; leave --quantization out, and take the plain "
+                "version of the model"
             )
-        return _resolve_encoder(architecture, raw, folder, wishes)
+        return _resolve_encoder(architecture, raw, folder, pooling_options)
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
@@ -184,7 +188,9 @@ def read_config(
         _resolve(architecture, hf, generation, read_rope(_decode(raw, HfRope, "config.json")), moe, mla),
         quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
     )
-    if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
+    if (
+        pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **pooling_options)
+    ) is None:
         return config
     check_pools(architecture)
     return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
@@ -252,7 +258,9 @@ def _resolve(
     )
 
 
-def _resolve_encoder(architecture: str, raw: bytes, folder: Path, wishes: dict[str, Any]) -> ModelConfig:
+def _resolve_encoder(
+    architecture: str, raw: bytes, folder: Path, pooling_options: dict[str, Any]
+) -> ModelConfig:
     hf, encoder = read_encoder(architecture, raw)
     return ModelConfig(
         architecture=architecture,
@@ -279,7 +287,7 @@ def _resolve_encoder(architecture: str, raw: bytes, folder: Path, wishes: dict[s
         bos_id=None,
         eos_ids=(),
         sampling_defaults={},
-        pooling=read_pooling(folder, architecture, hf.hidden_size, is_causal=False, **wishes),
+        pooling=read_pooling(folder, architecture, hf.hidden_size, is_causal=False, **pooling_options),
         encoder=encoder,
     )
 
@@ -298,7 +306,8 @@ def _check_sizes(family: Family, hf: HfConfig) -> None:
         raise ModelError("config.json: use_bidirectional_attention is not supported")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
         raise ModelError(
-            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}, "
+            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads "
+            f"{hf.num_attention_heads}, "
             "and there is no head_dim"
         )
 
@@ -322,6 +331,7 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if len(types) != num_layers or unknown:
         raise ModelError(
-            f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers"
+            "config.json: layer_types must name full_attention or sliding_attention for each of the "
+            f"{num_layers} layers"
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -14,8 +14,9 @@ MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them
 
 
 def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress: Progress) -> None:
-    """Fills all parts of weights, by (weight name, part name), with uniform numbers in ±0.05; norm weights are 1.
-    The numbers of a tensor follow from `seed` and its name, so that any split over ranks gives the same model."""
+    """Fills all parts of weights, by (weight name, part name), with uniform numbers in ±0.05; norm weights
+    are 1. The numbers of a tensor follow from `seed` and its name, so that any split over ranks gives the
+    same model."""
     for done, ((name, part), weight) in enumerate(targets.items(), 1):
         source = weight.sources[part]
         if source.shard.size == 0 or weight.is_optional:  # on another rank; or checkpoints may lack it
@@ -83,7 +84,8 @@ def _random_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generato
     return (values * 448).to(torch.float8_e4m3fn) if dtype == "F8_E4M3" else values * 0.05
 
 
-# SourceTensor.dummy_kind -> (shape, dtype, generator) -> tensor; weights and scales together give weights of about
+# SourceTensor.dummy_kind -> (shape, dtype, generator) -> tensor; weights and scales together give weights of
+# about
 # ±0.05
 DUMMY_KINDS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
     "": _random_weight,

@@ -25,23 +25,23 @@ DISTIL = {
     "hidden_dim": "intermediate_size",
     "activation": "hidden_act",
 }
-# between the two layers of a classifier; else tanh
+# activation between the two layers of a classifier's head, by family; tanh where none is named
 HEADS: dict[str, Literal["tanh", "relu"]] = {"DistilBert": "relu"}
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "DistilBert")
 
 
 class Encoder(Struct, frozen=True, kw_only=True):
-    """What an encoder has instead of a decoder's parts."""
+    """The part of ModelConfig that only encoders have."""
 
     num_positions: int  # rows of the table of positions
-    first_position: int  # that a text's first token has
-    num_types: int  # of segments; 0: there are none
+    first_position: int  # position of a text's first token
+    num_types: int  # token types (segments); 0: the model has none
     activation: str  # gelu, gelu_tanh, relu, silu
     head_activation: Literal["tanh", "relu"]
 
 
 class HfEncoder(Struct, frozen=True, kw_only=True):
-    """The part of config.json that is read here, in BERT's names."""
+    """The part of config.json that is read here, by BERT's names."""
 
     vocab_size: Count
     hidden_size: Count
@@ -60,7 +60,7 @@ class HfEncoder(Struct, frozen=True, kw_only=True):
 
 
 def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
-    """Raises ModelError."""
+    """Raises ModelError for an encoder that is not supported."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
         if family_of(architecture) == "DistilBert":
@@ -72,15 +72,18 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
         ) from None
     if hf.hidden_act not in ACTIVATIONS:
         raise ModelError(
-            f"config.json: hidden_act {hf.hidden_act} is not supported; supported are {', '.join(ACTIVATIONS)}"
+            f"config.json: hidden_act {hf.hidden_act} is not supported; supported are "
+            f"{', '.join(ACTIVATIONS)}"
         )
     if hf.position_embedding_type != "absolute" or hf.is_decoder:
         raise ModelError(
-            "config.json: only encoders with absolute positions are supported (position_embedding_type, is_decoder)"
+            "config.json: only encoders with absolute positions are supported (position_embedding_type, "
+            "is_decoder)"
         )
     if hf.hidden_size % hf.num_attention_heads:
         raise ModelError(
-            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}"
+            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads "
+            f"{hf.num_attention_heads}"
         )
     first = (hf.pad_token_id or 0) + 1 if family_of(architecture) in ("Roberta", "XLMRoberta") else 0
     return hf, Encoder(

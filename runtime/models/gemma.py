@@ -1,8 +1,8 @@
 """Gemma 2 (Google, 2024).
 
-Unlike Llama: embeddings are scaled; a block normalizes the inputs of attention and feed-forward, and their outputs
-as well; weights of norms are stored less 1; the feed-forward gates with gelu; every second layer has a sliding
-window; scores and logits have caps, and scores have a scale of their own.
+Unlike Llama: embeddings are scaled; a block normalizes the inputs of attention and feed-forward, and their
+outputs as well; weights of norms are stored less 1; the feed-forward gates with gelu; every second layer has
+a sliding window; scores and logits have caps, and scores have a scale of their own.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Fills a model's weights from a checkpoint, strictly: every weight once, nothing left over, every shape as
 config.json says.
 
-Each rank reads only its shard of the bytes (files are mapped, not read), straight to the weight's final place. So
-the memory in use is at most the weights and one tensor's shard.
+Each rank reads only its shard of the bytes (files are mapped, not read), straight to the weight's final
+place. So the memory in use is at most the weights and one tensor's shard.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,8 +43,8 @@ Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 
 def resolve_dtype(requested: str, config: ModelConfig, supported: tuple[str, ...]) -> torch.dtype:
-    """The dtype to compute in: `requested`, or for "auto" the checkpoint's own. Raises ModelError for one that is
-    not supported."""
+    """The dtype to compute in: `requested`, or for "auto" the checkpoint's own. Raises ModelError for one
+    that is not supported."""
     name = (config.dtype or "float32") if requested == "auto" else requested
     if name not in DTYPES or name not in supported:
         raise ModelError(f"dtype {name} is not supported here; set --dtype to one of {', '.join(supported)}")
@@ -54,8 +54,8 @@ def resolve_dtype(requested: str, config: ModelConfig, supported: tuple[str, ...
 def load(
     model: Model, config: ModelConfig, folder: Path, load_format: str, seed: int, progress: Progress
 ) -> int:
-    """Fills all weights of `model` and finishes its layers. -> bytes of the weights. Raises ModelError, naming
-    tensor and file.
+    """Fills all weights of `model` and finishes its layers. -> bytes of the weights. Raises ModelError,
+    naming tensor and file.
 
     `load_format` "dummy" makes random weights from `seed` instead and reads no files.
     """
@@ -75,14 +75,15 @@ def load(
 
 
 def layer_sizes(model: Model, config: ModelConfig, folder: Path, load_format: str) -> list[int]:
-    """Bytes of each layer's weights on this rank. The model must be one that is never filled. Raises ModelError."""
+    """Bytes of each layer's weights on this rank. The model must be one that is never filled. Raises
+    ModelError."""
     allocate_weights(model, _formats(model, config, folder, load_format))
     return [_num_bytes(layer) for layer in model.layers]
 
 
 def check_weights(model: Model, config: ModelConfig, folder: Path) -> None:
-    """Raises ModelError where `load` would, judged by the headers of the files: no weights are read. The model must
-    be one that is never filled."""
+    """Raises ModelError where `load` would, judged by the headers of the files: no weights are read. The
+    model must be one that is never filled."""
     allocate_weights(model, _formats(model, config, folder, ""))
     targets = {(name, part): weight for name, weight in named_weights(model) for part in weight.sources}
     _fill_from_files(targets, model, config, folder, lambda phase, fraction: None, take=_check)
@@ -137,8 +138,8 @@ def _quantized_modules(folder: Path, packed_modules: PackedModules, renames: Ren
 def format_lookup(
     quantization: Quantization | None, packed_modules: PackedModules, quantized: set[tuple[str, str]] | None
 ) -> FormatLookup:
-    """Finds the format of a module, given the (module, part) that are quantized in the files (None: not known).
-    The lookup raises ModelError where the parts of a fused module have different formats."""
+    """Finds the format of a module, given the (module, part) that are quantized in the files (None: not
+    known). The lookup raises ModelError where the parts of a fused module have different formats."""
     parts = {
         new: [(old, part) for old, (module, part) in packed_modules.items() if module == new]
         for new, _ in packed_modules.values()
@@ -216,7 +217,8 @@ def _fill_from_files(
         )
     if extra:
         raise ModelError(
-            f"the checkpoint has {len(extra)} weights that {config.architecture} does not use, {extra[0].name} in "
+            f"the checkpoint has {len(extra)} weights that {config.architecture} does not use, "
+            f"{extra[0].name} in "
             f"{extra[0].file} among them; use the config.json that belongs to these weights"
         )
 
@@ -226,12 +228,14 @@ def _check(tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
     shape = tuple(reader.get_shape())
     if shape != source.shape and shape not in source.other_shapes:
         raise ModelError(
-            f"{tensor.name} in {tensor.file} has shape {list(shape)}, but config.json asks for {list(source.shape)}; "
+            f"{tensor.name} in {tensor.file} has shape {list(shape)}, but config.json asks for "
+            f"{list(source.shape)}; "
             "use the config.json that belongs to these weights"
         )
     if reader.get_dtype() not in source.dtypes:
         raise ModelError(
-            f"{tensor.name} in {tensor.file} is of dtype {reader.get_dtype()}, and {' or '.join(source.dtypes)} was "
+            f"{tensor.name} in {tensor.file} is of dtype {reader.get_dtype()}, and "
+            f"{' or '.join(source.dtypes)} was "
             "expected; use the config.json that belongs to these weights"
         )
 

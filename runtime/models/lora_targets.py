@@ -1,12 +1,11 @@
-"""Which linear layers of a model adapters can change, and their sizes. Torch-free."""
+"""The linear layers of a model that LoRA adapters can change, and their sizes. Torch-free."""
 
 from runtime.models.config import ModelConfig
 from runtime.models.registry import MODELS
 
 
 def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs by name, as `layers.0.self_attn.q_proj`; empty for families whose layers are of
-    another kind."""
+    """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters."""
     if MODELS.get(config.architecture) != "runtime.models.llama:Llama":
         return {}
     hidden, queries, keys = (

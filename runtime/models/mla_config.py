@@ -1,5 +1,5 @@
-"""Multi-head latent attention in config.json (DeepSeek-AI, 2024): the sizes of what is cached and what is
-computed from it. Torch-free."""
+"""Multi-head latent attention (MLA) in config.json (DeepSeek-AI, 2024): the sizes of what is cached and of
+what is computed from it. Torch-free."""
 
 from typing import Annotated as A
 
@@ -7,21 +7,21 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 
-# most numbers of keys and values that a device makes from latents at once; those of one head may be more
+# most numbers of keys and values that a device expands from latents at once; those of one head may be more
 MAX_EXPANDED = 1 << 24
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 
 class MlaConfig(Struct, frozen=True, kw_only=True):
-    """A token's keys and values of all heads are one latent vector; keys have a rotary part besides, the same
-    for all heads."""
+    """Sizes of latent attention. A token's keys and values of all heads follow from one latent vector; keys
+    have a rotary part as well, which all heads share."""
 
-    kv_rank: int  # of the latent
-    q_rank: int | None  # of what queries are computed from; None: the hidden state itself
-    nope_dim: int  # of a head's query and key, without the rotary part
+    kv_rank: int  # size of the key/value latent
+    q_rank: int | None  # size of the query latent; None: queries are computed from the hidden state itself
+    nope_dim: int  # size of a head's query and key without the rotary part
     rope_dim: int
     value_dim: int
-    is_interleaved: bool  # rotary dimensions 2i and 2i + 1 turn together; else i and i + rope_dim / 2
+    is_interleaved: bool  # rotary dimensions 2i and 2i + 1 rotate together; else i and i + rope_dim / 2
 
 
 class HfMlaConfig(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class HfMlaConfig(Struct, frozen=True, kw_only=True):
 
 
 def read_mla(hf: HfMlaConfig) -> MlaConfig:
-    """Raises ModelError."""
+    """Raises ModelError where sizes are missing or not supported."""
     if (
         hf.kv_lora_rank is None
         or hf.qk_nope_head_dim is None

@@ -1,7 +1,7 @@
-"""Mixtures of experts in config.json: which layers have experts, how many, and how tokens choose among them.
+"""Mixture of experts (MoE) in config.json: which layers have experts, how many, and how tokens are routed.
 Torch-free.
 
-Families spell the same facts differently; `MOE_READERS` names the reader of each.
+Families name the same facts differently, so each has a reader here, which its row in registry.py names.
 """
 
 from typing import Annotated as A
@@ -16,15 +16,16 @@ Whole = A[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Routing(Struct, frozen=True, kw_only=True):
-    """How the scores of a token become experts and their weights (see devices/base.py, Experts.route)."""
+    """How the router scores of a token become experts and their weights (see Experts.route in
+    devices/base.py)."""
 
     top_k: int  # experts of a token
     score: Literal["softmax", "sigmoid"] = "softmax"
-    num_groups: int = 1  # of experts
-    top_groups: int = 1  # groups that a token's experts may be of
-    group_score: Literal["largest", "two largest"] = "largest"  # what the score of a group is the sum of
-    normalizes: bool = False  # weights are divided by their sum
-    scale: float = 1.0  # on the weights
+    num_groups: int = 1  # groups of experts
+    top_groups: int = 1  # groups that a token's experts may belong to
+    group_score: Literal["largest", "two largest"] = "largest"  # the scores in a group whose sum ranks it
+    normalizes: bool = False  # the weights of a token's experts are divided by their sum
+    scale: float = 1.0  # factor on the weights
 
 
 class MoeConfig(Struct, frozen=True, kw_only=True):
@@ -32,12 +33,12 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
 
     num_experts: int
     intermediate_size: int  # of one expert
-    shared_size: int  # intermediate size of what all tokens pass; 0: there is none
-    has_shared_gate: bool  # a weight of its own for each token
-    has_bias: bool  # on the scores by which experts are chosen, and not on their weights
-    layers: tuple[bool, ...]  # whether the layer has experts
+    shared_size: int  # intermediate size of the shared experts together; 0: there are none
+    has_shared_gate: bool  # the shared expert has a gate: a weight for each token
+    has_bias: bool  # a correction bias on the scores that select experts; it is not in their weights
+    layers: tuple[bool, ...]  # whether each layer has experts
     routing: Routing
-    is_stacked: bool = False  # as one tensor of all experts, with biases
+    is_stacked: bool = False  # the checkpoint has all experts of a layer in one tensor, with biases
 
 
 class HfMoeConfig(Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class HfMoeConfig(Struct, frozen=True, kw_only=True):
 
 
 def _sizes(hf: HfMoeConfig) -> tuple[int, int, int]:
-    """Experts, experts of a token, intermediate size. Raises ModelError."""
+    """Number of experts, experts of a token, intermediate size. Raises ModelError."""
     num_experts = hf.num_experts or hf.num_local_experts or hf.n_routed_experts
     if num_experts is None or hf.num_experts_per_tok is None or hf.moe_intermediate_size is None:
         raise ModelError(
@@ -76,7 +77,8 @@ def _sizes(hf: HfMoeConfig) -> tuple[int, int, int]:
         )
     if hf.num_experts_per_tok > num_experts:
         raise ModelError(
-            f"config.json: num_experts_per_tok {hf.num_experts_per_tok} is more than the {num_experts} experts"
+            f"config.json: num_experts_per_tok {hf.num_experts_per_tok} is more than the {num_experts} "
+            "experts"
         )
     return num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size
 
@@ -100,11 +102,12 @@ def _qwen(hf: HfMoeConfig, has_shared: bool) -> MoeConfig:
 
 
 def qwen2(hf: HfMoeConfig) -> MoeConfig:
-    """A shared expert beside the others, with a gate of its own."""
+    """Qwen2-MoE: a shared expert with a gate of its own."""
     return _qwen(hf, True)
 
 
 def qwen3(hf: HfMoeConfig) -> MoeConfig:
+    """Qwen3-MoE: no shared expert."""
     return _qwen(hf, False)
 
 
@@ -115,7 +118,8 @@ def _deepseek(
     groups, top_groups = (hf.n_group or 1, hf.topk_group or 1) if grouped else (1, 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
         raise ModelError(
-            f"config.json: {num_experts} experts in {groups} groups (n_group), of which topk_group {top_groups} are chosen, "
+            f"config.json: {num_experts} experts in {groups} groups (n_group), of which topk_group "
+            f"{top_groups} are chosen, "
             f"do not give num_experts_per_tok {top_k}"
         )
     if score == "sigmoid" and num_experts < 2 * groups:
@@ -124,7 +128,8 @@ def _deepseek(
         )
     if hf.moe_layer_freq != 1 or hf.scoring_func not in (None, score):
         raise ModelError(
-            f"config.json: moe_layer_freq {hf.moe_layer_freq} with scoring_func {hf.scoring_func} is not supported; "
+            f"config.json: moe_layer_freq {hf.moe_layer_freq} with scoring_func {hf.scoring_func} is not "
+            "supported; "
             f"supported is 1 with {score}"
         )
     is_v3 = score == "sigmoid"
@@ -149,23 +154,29 @@ def _deepseek(
 
 
 def deepseek2(hf: HfMoeConfig) -> MoeConfig:
+    """DeepSeek V2: softmax scores, with or without expert groups. Raises ModelError for other routing."""
     if hf.topk_method not in (None, "greedy", "group_limited_greedy") or hf.norm_topk_prob:
         raise ModelError(
-            f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
+            f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not "
+            "supported in this "
             "family; supported are greedy and group_limited_greedy, without it"
         )
     return _deepseek(hf, "softmax", hf.topk_method == "group_limited_greedy", False)
 
 
 def deepseek3(hf: HfMoeConfig) -> MoeConfig:
+    """DeepSeek V3 and R1: sigmoid scores with a correction bias, within expert groups. Raises ModelError for
+    other routing."""
     if hf.topk_method not in (None, "noaux_tc"):
         raise ModelError(
-            f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc"
+            f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is "
+            "noaux_tc"
         )
     return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
 
 
 def gpt_oss(hf: HfMoeConfig) -> MoeConfig:
+    """gpt-oss: stacked experts in every layer. Raises ModelError for other constants of the activation."""
     num_experts, top_k, inner = hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size
     if num_experts is None or top_k is None or inner is None or top_k > num_experts:
         raise ModelError(
@@ -174,7 +185,8 @@ def gpt_oss(hf: HfMoeConfig) -> MoeConfig:
         )
     if (hf.swiglu_alpha, hf.swiglu_limit) != (1.702, 7.0):
         raise ModelError(
-            f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not supported; "
+            f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not "
+            "supported; "
             "supported is 1.702 with 7"
         )
     return MoeConfig(

@@ -1,5 +1,5 @@
-"""Adapter folders as PEFT writes them: adapter_config.json and adapter_model.safetensors. Reads names and
-shapes, no numbers.
+"""LoRA adapter folders as PEFT writes them: adapter_config.json and adapter_model.safetensors. Reads names
+and shapes, but no numbers.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. An adapter that does more than W + scale
 * B A is refused.
@@ -19,14 +19,14 @@ from runtime.errors import ModelError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 1 << 26  # bytes
 _TENSOR = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])\.(?:default\.)?weight$")
-# begin by changing the base model's weights
+# initializations that change the base model's weights
 _ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)
 
 Shape = tuple[int, ...]
 
 
 class PeftConfig(Struct, frozen=True, kw_only=True):
-    """The part of adapter_config.json that matters here. What the tensors say themselves is not read."""
+    """The part of adapter_config.json that matters here. What follows from the tensors is not read."""
 
     peft_type: str = "LORA"
     r: int = 8
@@ -36,7 +36,7 @@ class PeftConfig(Struct, frozen=True, kw_only=True):
     alpha_pattern: dict[str, float] | None = None
     bias: str = "none"
     init_lora_weights: Any = True
-    use_dora: bool = False  # this and those below: refused where they say anything
+    use_dora: bool = False  # this field and those below: refused where they are set (REFUSED)
     use_qalora: bool = False
     lora_bias: bool = False
     modules_to_save: list[str] | None = None
@@ -59,16 +59,17 @@ REFUSED = {
 
 
 class Pair(Struct, frozen=True):
-    """A B of one module; the product of `scale`, B and A is added to its weight."""
+    """A and B of one module. The product scale * B A is added to the module's weight."""
 
-    a: str  # names of the tensors
+    a: str  # name of the tensor A; b: of B
     b: str
     rank: int
     scale: float
 
 
 class Adapter(Struct, frozen=True):
-    """What a folder holds. `digest` says which numbers: two folders of the same one are the same adapter."""
+    """The adapter in a folder. `digest`: a hash of its files; two folders with the same digest hold the same
+    adapter."""
 
     folder: str
     pairs: dict[str, Pair]  # by module, as `layers.0.self_attn.q_proj`
@@ -76,6 +77,7 @@ class Adapter(Struct, frozen=True):
 
     @property
     def rank(self) -> int:
+        """The largest rank of its pairs."""
         return max(pair.rank for pair in self.pairs.values())
 
     @property
@@ -85,39 +87,46 @@ class Adapter(Struct, frozen=True):
 
 
 def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
-    """`modules`: inputs and outputs of all that may be changed. Raises ModelError, which names no path."""
+    """`modules`: (inputs, outputs) of all modules that adapters may change. Raises ModelError, in which no
+    path occurs."""
     config = _read_config(Path(folder))
-    found: dict[str, dict[str, tuple[str, Shape]]] = {}
+    by_module: dict[str, dict[str, tuple[str, Shape]]] = {}
     for name, shape in _read_shapes(Path(folder) / WEIGHTS).items():
         match = _TENSOR.match(name)
         if match is None:
             raise ModelError(
-                f"the adapter has a tensor {name}, which is not of a linear layer's lora_A or lora_B; embeddings, heads and "
+                f"the adapter has a tensor {name}, which is not of a linear layer's lora_A or lora_B; "
+                "embeddings, heads and "
                 "layers trained in full are not supported"
             )
         if match[1] not in modules:
             raise ModelError(
-                f"the adapter changes {match[1]}, which this model lacks or where adapters are not supported; they can change "
+                f"the adapter changes {match[1]}, which this model lacks or where adapters are not "
+                "supported; they can change "
                 f"{', '.join(sorted({module.rpartition('.')[2] for module in modules})) or 'nothing'}"
             )
-        found.setdefault(match[1], {})[match[2]] = name, shape
-    if not found:
+        by_module.setdefault(match[1], {})[match[2]] = name, shape
+    if not by_module:
         raise ModelError(f"{WEIGHTS} of the adapter holds no tensors")
-    pairs = {module: _pair(config, module, sides, modules[module]) for module, sides in found.items()}
+    pairs = {
+        module: _pair(config, module, pair_tensors, modules[module])
+        for module, pair_tensors in by_module.items()
+    }
     return Adapter(folder, pairs, _digest(Path(folder)))
 
 
 def _pair(
-    config: PeftConfig, module: str, sides: dict[str, tuple[str, Shape]], sizes: tuple[int, int]
+    config: PeftConfig, module: str, pair_tensors: dict[str, tuple[str, Shape]], sizes: tuple[int, int]
 ) -> Pair:
-    if sides.keys() != {"A", "B"}:
+    if pair_tensors.keys() != {"A", "B"}:
         raise ModelError(f"the adapter has only one of lora_A and lora_B of {module}")
-    (a, a_shape), (b, b_shape) = sides["A"], sides["B"]
+    (a, a_shape), (b, b_shape) = pair_tensors["A"], pair_tensors["B"]
     rank = _by_pattern(config.rank_pattern, module, config.r)
     inputs, outputs = sizes
     if a_shape != (rank, inputs) or b_shape != (outputs, rank):
         raise ModelError(
-            f"the adapter's {module} has shapes {list(a_shape)} and {list(b_shape)}, but rank {rank} and this model ask for "
+            f"the adapter's {module} has shapes {list(a_shape)} and {list(b_shape)}, but rank {rank} and "
+            "this model ask for "
             f"{[rank, inputs]} and {[outputs, rank]}; it was made for another model"
         )
     alpha = _by_pattern(config.alpha_pattern, module, config.lora_alpha)
@@ -125,7 +134,8 @@ def _pair(
 
 
 def _by_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
-    """As PEFT looks them up: the first key that the module's full name ends with, as an expression."""
+    """The value of the first key that the module's full name ends with; keys are regular expressions, as in
+    PEFT."""
     for key, value in (pattern or {}).items():
         try:
             if re.match(rf"(?:.*\.)?(?:{key.removeprefix('^')})$", f"model.{module}"):
@@ -153,14 +163,15 @@ def _read_config(folder: Path) -> PeftConfig:
         raise ModelError(f"the adapter trains biases ({CONFIG}: bias {config.bias}), which is not supported")
     if isinstance(config.init_lora_weights, str) and _ELSEWHERE.match(config.init_lora_weights):
         raise ModelError(
-            f"the adapter belongs to changed base weights ({CONFIG}: init_lora_weights {config.init_lora_weights}); "
+            f"the adapter belongs to changed base weights ({CONFIG}: init_lora_weights "
+            f"{config.init_lora_weights}); "
             "convert it to a plain one when saving (path_initial_model_for_weight_conversion)"
         )
     return config
 
 
 def _read_shapes(path: Path) -> dict[str, Shape]:
-    """Of the tensors in a safetensors file: its header is JSON behind its length."""
+    """Shapes of the tensors in a safetensors file, whose header is JSON behind its length."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -177,8 +188,8 @@ def _read_shapes(path: Path) -> dict[str, Shape]:
 
 
 def _digest(folder: Path) -> str:
-    whole = sha256((folder / CONFIG).read_bytes())
+    digest = sha256((folder / CONFIG).read_bytes())
     with open(folder / WEIGHTS, "rb") as file:
-        while piece := file.read(1 << 20):
-            whole.update(piece)
-    return whole.hexdigest()[:32]
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()[:32]

@@ -1,4 +1,5 @@
-"""What a model makes of a text when it makes no text: a vector, or a number for each of its classes."""
+"""Pooling: what a model returns for a text when it does not generate: a vector, or a number for each of its
+classes."""
 
 from typing import Literal
 
@@ -12,9 +13,9 @@ class Pooling(Struct, frozen=True, kw_only=True):
     """How the vectors of a text's tokens become one result of `size` numbers."""
 
     task: Literal["embed", "classify"]
-    mode: PoolingMode  # of the tokens' vectors: that of the last one, their mean, that of the first one
+    mode: PoolingMode  # last: the last token's vector; mean: of all tokens; cls: the first token's vector
     size: int
-    is_whole: bool  # a text must be computed in one step, all of it: no chunks, no cached prefixes
-    is_normalised: bool = False  # embeddings have length 1
-    labels: tuple[str, ...] = ()  # of a classifier's numbers
-    activation: Activation = "none"  # what makes probabilities of them
+    is_whole: bool  # a text must be computed in one step: no chunks, no cached prefixes
+    is_normalised: bool = False  # embeddings are normalized to length 1
+    labels: tuple[str, ...] = ()  # names of a classifier's classes
+    activation: Activation = "none"  # makes probabilities of a classifier's logits

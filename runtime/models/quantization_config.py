@@ -1,8 +1,8 @@
-"""Which module of a checkpoint is stored how: `quantization_config` of config.json, or modelslim's
-description. Torch-free.
+"""How each module of a checkpoint is quantized: `quantization_config` of config.json, or the description of
+modelslim. Torch-free.
 
-Names of modules are the checkpoint's, without "model." in front. A module that ought to be quantised, but has
-a plain weight in the files, is plain: lists of exceptions are spelled in many ways, and the files are right.
+Names of modules are the checkpoint's, without "model." in front. A module that should be quantized, but has a
+plain weight in the files, is plain: lists of exceptions are written in many ways, and the files are right.
 """
 
 import re
@@ -18,16 +18,16 @@ from runtime.models.quantization_schemes import Fp8, Int8, Layout, PackedInt, Sc
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"
-# what a plain checkpoint can become while it is loaded
+# schemes that a plain checkpoint can be quantized to while it is loaded, by --quantization
 ONLINE: dict[str, Scheme] = {"fp8": Fp8(), "w8a8_fp8": Fp8(), "w8a8_int8": Int8()}
-NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that a checkpoint answers to
+NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that fit a checkpoint's method
     "fp8": ("fp8",),
     "compressed-tensors": ("compressed-tensors",),
     "awq": ("awq", "awq_marlin", "moe_wna16"),
     "gptq": ("gptq", "gptq_marlin", "moe_wna16"),
     "modelslim": ("modelslim",),
 }
-# and what compressed-tensors answers to besides, when it is all of that
+# values that also fit compressed-tensors checkpoints whose weights all have this scheme
 LAYERWISE = {"w8a8_int8": Int8, "w8a8_fp8": Fp8}
 MODELSLIM: dict[str, Callable[[int], Scheme | None]] = {
     "FLOAT": lambda group: None,
@@ -38,30 +38,31 @@ MODELSLIM: dict[str, Callable[[int], Scheme | None]] = {
 
 
 class Rule(Struct, frozen=True):
-    """How modules are stored that a pattern matches."""
+    """The format of all modules that a pattern matches."""
 
-    pattern: str  # a name, the end of one, or a regular expression behind "re:"; "Linear": all
-    stored: WeightFormat | None  # None: plain
+    pattern: str  # a name, the end of one, or "re:" and a regular expression; "Linear": every module
+    format: WeightFormat | None  # None: plain
 
 
 class Quantization(Struct, frozen=True, kw_only=True):
-    """Of a whole checkpoint."""
+    """The quantization of a whole checkpoint."""
 
-    method: str  # as --quantization calls it
-    rules: tuple[Rule, ...] = ()  # the first that matches counts
+    method: str  # by its name in --quantization
+    rules: tuple[Rule, ...] = ()  # the first one that matches counts
     modules: dict[str, WeightFormat | None] = {}  # modelslim: each by its name
-    is_online: bool = False  # the checkpoint is plain, and quantised while it is loaded
+    is_online: bool = False  # the checkpoint is plain, and quantized while it is loaded
 
     def format_of(self, module: str) -> WeightFormat | None:
+        """The format of a module's weight; None: it is not quantized."""
         if self.modules:
             return self.modules.get(module)
-        return next((rule.stored for rule in self.rules if _matches(rule.pattern, module)), None)
+        return next((rule.format for rule in self.rules if _matches(rule.pattern, module)), None)
 
     @property
     def schemes(self) -> tuple[str, ...]:
         """Names of all schemes that occur."""
-        stored = [*self.modules.values(), *(rule.stored for rule in self.rules)]
-        return tuple(sorted({one.scheme.name for one in stored if one is not None}))
+        format = [*self.modules.values(), *(rule.format for rule in self.rules)]
+        return tuple(sorted({one.scheme.name for one in format if one is not None}))
 
 
 def _matches(pattern: str, module: str) -> bool:
@@ -77,43 +78,50 @@ def _matches(pattern: str, module: str) -> bool:
     )
 
 
-def read_quantization(folder: Path, given: Json | None, wish: str | None) -> Quantization | None:
-    """`given`: config.json's quantization_config, `wish`: --quantization. None: plain. Raises ModelError."""
-    found = _read(folder, given)
-    if wish is None:
-        return found
-    if found is None:
-        if wish not in ONLINE:
+def read_quantization(folder: Path, hf: Json | None, requested: str | None) -> Quantization | None:
+    """`hf`: config.json's quantization_config; `requested`: --quantization. -> None: weights are not
+    quantized. Raises ModelError for a quantization that is not supported, or another one than requested."""
+    result = _read(folder, hf)
+    if requested is None:
+        return result
+    if result is None:
+        if requested not in ONLINE:
             raise ModelError(
-                f"--quantization {wish}, but the checkpoint is not quantised; leave the flag out, or choose "
+                f"--quantization {requested}, but the checkpoint is not quantised; leave the flag out, or "
+                "choose "
                 f"{', '.join(ONLINE)}, which quantise while loading"
             )
         return Quantization(
-            method=wish, rules=_rules(WeightFormat(ONLINE[wish], "online"), ["lm_head"]), is_online=True
+            method=requested,
+            rules=_rules(WeightFormat(ONLINE[requested], "online"), ["lm_head"]),
+            is_online=True,
         )
-    kind = LAYERWISE.get(wish)
+    kind = LAYERWISE.get(requested)
     is_all = kind is not None and all(
-        isinstance(rule.stored.scheme, kind) for rule in found.rules if rule.stored
+        isinstance(rule.format.scheme, kind) for rule in result.rules if rule.format
     )
-    if wish not in NAMES[found.method] and not (is_all and found.method == "compressed-tensors"):
-        raise ModelError(f"--quantization {wish}, but the checkpoint says {found.method}; leave the flag out")
-    return found
+    if requested not in NAMES[result.method] and not (is_all and result.method == "compressed-tensors"):
+        raise ModelError(
+            f"--quantization {requested}, but the checkpoint says {result.method}; leave the flag out"
+        )
+    return result
 
 
-def _read(folder: Path, given: Json | None) -> Quantization | None:
+def _read(folder: Path, hf: Json | None) -> Quantization | None:
     descriptions = sorted(folder.glob(DESCRIPTION))
-    if descriptions and (given is None or given.get("quant_method") in (None, "modelslim", "ascend")):
+    if descriptions and (hf is None or hf.get("quant_method") in (None, "modelslim", "ascend")):
         return _modelslim(descriptions[0])
-    if given is None:
+    if hf is None:
         return None
-    method = str(given.get("quant_method", "unknown"))
+    method = str(hf.get("quant_method", "unknown"))
     if method not in READERS:
         raise ModelError(
-            f"the checkpoint is quantised by {method}, which is not supported; take the unquantised version of the model, or "
+            f"the checkpoint is quantised by {method}, which is not supported; take the unquantised version "
+            "of the model, or "
             f"one by {', '.join(READERS)} or modelslim"
         )
     try:
-        rules = READERS[method](given)
+        rules = READERS[method](hf)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
             f"config.json: quantization_config of {method} cannot be read ({error!r}); "
@@ -122,22 +130,23 @@ def _read(folder: Path, given: Json | None) -> Quantization | None:
     return Quantization(method="gptq" if method == "gptq_marlin" else method, rules=rules)
 
 
-def _rules(stored: WeightFormat, ignored: list[str]) -> tuple[Rule, ...]:
-    return (*(Rule(pattern, None) for pattern in ignored), Rule("Linear", stored))
+def _rules(format: WeightFormat, ignored: list[str]) -> tuple[Rule, ...]:
+    return (*(Rule(pattern, None) for pattern in ignored), Rule("Linear", format))
 
 
 def _need(condition: bool, method: str, what: str) -> None:
     if not condition:
         raise ModelError(
-            f"the checkpoint is quantised by {method} with {what}, which is not supported; docs/quantization.md lists what is"
+            f"the checkpoint is quantised by {method} with {what}, which is not supported; "
+            "docs/quantization.md lists what is"
         )
 
 
-def _fp8(given: Json) -> tuple[Rule, ...]:
-    size, scheme = given.get("weight_block_size"), given.get("activation_scheme", "dynamic")
-    _need(given.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"), "fp8", f"fmt {given.get('fmt')}")
+def _fp8(hf: Json) -> tuple[Rule, ...]:
+    size, scheme = hf.get("weight_block_size"), hf.get("activation_scheme", "dynamic")
+    _need(hf.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"), "fp8", f"fmt {hf.get('fmt')}")
     _need(scheme in ("dynamic", "static"), "fp8", f"activation_scheme {scheme}")
-    ignored = given.get("modules_to_not_convert") or given.get("ignored_layers") or []
+    ignored = hf.get("modules_to_not_convert") or hf.get("ignored_layers") or []
     if size is None:
         return _rules(
             WeightFormat(Fp8(activations="token" if scheme == "dynamic" else "tensor"), "fp8"), ignored
@@ -150,47 +159,47 @@ def _fp8(given: Json) -> tuple[Rule, ...]:
     return _rules(WeightFormat(Fp8(group_size=size[1]), "fp8", block_rows=size[0]), ignored)
 
 
-def _awq(given: Json) -> tuple[Rule, ...]:
-    bits, version = given.get("bits", given.get("w_bit", 4)), str(given.get("version", "gemm")).lower()
+def _awq(hf: Json) -> tuple[Rule, ...]:
+    bits, version = hf.get("bits", hf.get("w_bit", 4)), str(hf.get("version", "gemm")).lower()
     _need(
-        bits == 4 and version == "gemm" and given.get("zero_point", True),
+        bits == 4 and version == "gemm" and hf.get("zero_point", True),
         "awq",
         f"{bits} bits, version {version}, or no zero points",
     )
-    group = given.get("group_size", given.get("q_group_size", 128))
+    group = hf.get("group_size", hf.get("q_group_size", 128))
     return _rules(
         WeightFormat(PackedInt(4, max(group, 0), has_zero_points=True), "awq"),
-        given.get("modules_to_not_convert") or [],
+        hf.get("modules_to_not_convert") or [],
     )
 
 
-def _gptq(given: Json) -> tuple[Rule, ...]:
+def _gptq(hf: Json) -> tuple[Rule, ...]:
     bits, group, version = (
-        given["bits"],
-        given["group_size"],
-        given.get("checkpoint_format", given.get("format", "gptq")),
+        hf["bits"],
+        hf["group_size"],
+        hf.get("checkpoint_format", hf.get("format", "gptq")),
     )
     _need(bits in (4, 8), "gptq", f"{bits} bits")
     _need(version in ("gptq", "gptq_v2"), "gptq", f"checkpoint_format {version}")
-    _need(not given.get("lm_head"), "gptq", "a quantised lm_head")
-    special = given.get("dynamic") or {}
+    _need(not hf.get("lm_head"), "gptq", "a quantised lm_head")
+    special = hf.get("dynamic") or {}
     _need(
         all(name.startswith("-:") for name in special), "gptq", "other parameters for some modules (dynamic)"
     )
     layout: Layout = "gptq_v2" if version == "gptq_v2" else "gptq"
-    stored = WeightFormat(
-        PackedInt(bits, max(group, 0), has_zero_points=True, has_g_idx=bool(given.get("desc_act"))), layout
+    format = WeightFormat(
+        PackedInt(bits, max(group, 0), has_zero_points=True, has_g_idx=bool(hf.get("desc_act"))), layout
     )
-    return _rules(stored, ["re:" + name[2:] for name in special])
+    return _rules(format, ["re:" + name[2:] for name in special])
 
 
-def _compressed(given: Json) -> tuple[Rule, ...]:
-    rules = [Rule(pattern, None) for pattern in given.get("ignore") or []]
-    groups = given["config_groups"].values()
-    # what names modules comes before what means them all
+def _compressed(hf: Json) -> tuple[Rule, ...]:
+    rules = [Rule(pattern, None) for pattern in hf.get("ignore") or []]
+    groups = hf["config_groups"].values()
+    # groups that name modules come before groups that mean all of them
     by_name = [group for group in groups if "Linear" not in group["targets"]]
     for group in [*by_name, *(group for group in groups if group not in by_name)]:
-        form = group.get("format") or given.get("format", "")
+        form = group.get("format") or hf.get("format", "")
         rules += [Rule(target, _compressed_group(group, form)) for target in group["targets"]]
     return tuple(rules)
 

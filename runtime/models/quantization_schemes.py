@@ -1,10 +1,10 @@
-"""Schemes: what the numbers of a weight are, and what is done with the activations that it multiplies.
-Torch-free.
+"""Quantization schemes: how a weight's numbers are represented, and what is done with the activations that it
+multiplies. Torch-free.
 
-A scheme says nothing of how a checkpoint spells it: `WeightFormat` adds that. A weight W [out, in] has a float32
-scale for each output, or for each output and group of neighbouring inputs; a scale that a checkpoint has for
-the whole tensor or for a square is repeated. What each scheme computes is defined by
-devices/cpu/quantized.py.
+A scheme does not depend on how a checkpoint writes it: `WeightFormat` adds that. A weight W [out, in] has a
+float32 scale for each output, or for each output and group of contiguous inputs; a scale that a checkpoint
+has for the whole tensor or for a square block is repeated. devices/cpu/quantized.py defines what each scheme
+computes.
 """
 
 from typing import Literal
@@ -15,22 +15,24 @@ from runtime.errors import ModelError
 
 
 class Fp8(Struct, frozen=True, tag="fp8"):
-    """float8_e4m3 weights. Activations are rounded to float8 as well, unless they are left as they are."""
+    """float8_e4m3 weights. Activations are quantized to float8 as well, unless `activations` is "none"."""
 
-    # inputs that share a scale; 0: all. With groups, activations have a scale for each token and group too
+    # inputs that share a scale; 0: all. With groups, activations have a scale for each token and group as
+    # well
     group_size: int = 0
-    # where their scale comes from: the checkpoint, or each token
+    # scale of the activations: none: not quantized; tensor: from the checkpoint; token: one for each token
     activations: Literal["none", "tensor", "token"] = "token"
 
     @property
     def name(self) -> str:
+        """The scheme's name in SCHEMES."""
         if self.group_size:
             return "fp8_block"
         return {"none": "fp8_weight", "tensor": "fp8_static", "token": "fp8"}[self.activations]
 
     @property
     def number_bytes(self) -> float:
-        """Of memory that a number takes, with its share of a group's scale."""
+        """Bytes of memory for each weight, with its share of a group's scale."""
         return 1 + (4 / self.group_size if self.group_size else 0)
 
 
@@ -41,29 +43,34 @@ class Int8(Struct, frozen=True, tag="int8"):
 
     @property
     def name(self) -> str:
+        """The scheme's name in SCHEMES."""
         return "int8" if self.activations == "token" else "int8_static"
 
     @property
     def number_bytes(self) -> float:
+        """Bytes of memory for each weight."""
         return 1
 
 
 class PackedInt(Struct, frozen=True, tag="codes"):
-    """Unsigned integers, less a zero point, times a scale: (code - zero) * scale. Where activations are not
-    left alone, they are int8."""
+    """Unsigned integer codes with a zero point and a scale: (code - zero) * scale. Activations are quantized
+    to int8, unless `activations` is "none"."""
 
     bits: Literal[4, 8]
-    group_size: int  # inputs that share scale and zero point; 0: all
-    has_zero_points: bool = False  # else 2 ** (bits - 1)
-    has_g_idx: bool = False  # the checkpoint says which group an input is in; else groups are neighbours
+    group_size: int  # inputs that share a scale and zero point; 0: all
+    has_zero_points: bool = False  # False: the zero point is 2 ** (bits - 1)
+    # the checkpoint has the group of each input (act order); False: groups are contiguous
+    has_g_idx: bool = False
     activations: Literal["none", "token"] = "none"
 
     @property
     def name(self) -> str:
+        """The scheme's name in SCHEMES."""
         return f"int{self.bits}_weight" if self.activations == "none" else f"int{self.bits}_int8"
 
     @property
     def number_bytes(self) -> float:
+        """Bytes of memory for each weight, with its share of a group's scale and zero point."""
         return self.bits / 8 + ((4 + self.has_zero_points) / self.group_size if self.group_size else 0)
 
 
@@ -83,26 +90,27 @@ Layout = Literal["fp8", "compressed-tensors", "packed", "awq", "gptq", "gptq_v2"
 
 
 class WeightFormat(Struct, frozen=True):
-    """A scheme, and how a checkpoint writes it down."""
+    """A quantization scheme, and the layout in which a checkpoint has it."""
 
     scheme: Scheme
     layout: Layout
-    block_rows: int = 0  # fp8: outputs, and inputs, that share a scale
+    block_rows: int = 0  # fp8: outputs of a square block that shares a scale; 0: none
 
 
 def check_supported(names: tuple[str, ...], supported: tuple[str, ...], device: str) -> str | None:
-    """One sentence, when a device lacks a scheme."""
+    """One sentence, where a device lacks one of the schemes `names`; None: it has them all."""
     lacking = [name for name in names if name not in supported]
     if not lacking:
         return None
     able = f"it computes {', '.join(supported)}" if supported else "it computes none"
     return (
-        f"the model's weights are quantised as {', '.join(lacking)} (docs/quantization.md), which --device {device} does not compute; "
+        f"the model's weights are quantised as {', '.join(lacking)} (docs/quantization.md), which --device "
+        f"{device} does not compute; "
         f"{able}: take such a version of the model, or the unquantised one"
     )
 
 
 def require_supported(names: tuple[str, ...], supported: tuple[str, ...], device: str) -> None:
-    """Raises ModelError with that sentence."""
+    """Raises ModelError with the sentence of `check_supported`."""
     if (sentence := check_supported(names, supported, device)) is not None:
         raise ModelError(sentence)

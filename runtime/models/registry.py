@@ -1,5 +1,5 @@
-"""The model families: which class serves which architecture of config.json, and how a family differs from plain
-Llama. Torch-free.
+"""The model families: which class serves which architecture of config.json, and how a family differs from
+plain Llama. Torch-free.
 
 A new family is a row of FAMILIES, and a file next to this one where data alone does not describe it.
 """
@@ -29,7 +29,8 @@ POOLED_ARCHITECTURES = (
 #   none            no layer
 #   all             every layer
 #   all_if_enabled  every layer, where use_sliding_window is true
-#   by_layer_types  where use_sliding_window is true, layers that layer_types names; without layer_types, those from
+# by_layer_types  where use_sliding_window is true, layers that layer_types names; without layer_types, those
+# from
 #                   max_window_layers on
 #   layer_types     as by_layer_types, but layer_types must be there
 #   alternating     layers that layer_types names; without layer_types every second layer, from the first on
@@ -98,7 +99,8 @@ def check_architecture(name: str) -> None:
     """Raises ModelError, listing what is served, for an architecture that is not."""
     if name not in MODELS:
         raise ModelError(
-            f"config.json names the architecture {name}, which is not supported; supported are {', '.join(sorted(MODELS))}"
+            f"config.json names the architecture {name}, which is not supported; supported are "
+            f"{', '.join(sorted(MODELS))}"
         )
 
 
@@ -111,7 +113,8 @@ def check_pools(name: str) -> None:
             if model_class in POOLING_CLASSES and model.endswith(GENERATES)
         )
         raise ModelError(
-            f"{name} cannot make embeddings here (--is-embedding); of the models that generate, these can: {', '.join(able)}"
+            f"{name} cannot make embeddings here (--is-embedding); of the models that generate, these can: "
+            f"{', '.join(able)}"
         )
 
 

@@ -1,7 +1,7 @@
 """Parameters of rotary positions in config.json. Torch-free; layers/rotary.py says what they do.
 
-transformers writes them in two ways, and both are read: `rope_scaling` next to `rope_theta`, and `rope_parameters`
-since version 5.
+transformers writes them in two ways, and both are read: `rope_scaling` next to `rope_theta`, and
+`rope_parameters` since version 5.
 """
 
 from typing import Annotated as A
@@ -34,8 +34,8 @@ class Rope(Struct, frozen=True, kw_only=True):
 
     @property
     def context_len(self) -> int:
-        """Tokens of prompt and output together. Scaled variants reach further than max_position_embeddings, except
-        llama3, whose max_position_embeddings is the scaled length."""
+        """Tokens of prompt and output together. Scaled variants reach further than max_position_embeddings,
+        except llama3, whose max_position_embeddings is the scaled length."""
         longest = self.max_position_embeddings
         if self.rope_type in ("linear", "dynamic"):
             return int(longest * max(self.factor, 1.0))

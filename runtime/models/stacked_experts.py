@@ -1,8 +1,8 @@
-"""Experts as transformers 5 may write them: one tensor of all experts of a layer, given to the loader expert
-by expert.
+"""Stacked experts, as transformers 5 may write them: one tensor of all experts of a layer. The loader gets
+them expert by expert.
 
-    experts.gate_up_proj  [experts, 2 * inner, hidden]   is experts.N.gate_proj.weight above experts.N.up_proj.weight
-    experts.down_proj     [experts, hidden, inner]       is experts.N.down_proj.weight
+    experts.gate_up_proj  [experts, 2 * inner, hidden]   experts.N.gate_proj.weight above experts.N.up_proj.weight
+    experts.down_proj     [experts, hidden, inner]       experts.N.down_proj.weight
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,7 @@ STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class ExpertRows:
-    """Rows [begin, begin + size) of entry `index` of a three-dimensional slice; reads on indexing, as
-    safetensors' own do."""
+    """A TensorReader of rows [begin, begin + size) of one expert in a three-dimensional tensor."""
 
     def __init__(self, reader: TensorReader, expert: int, begin: int, size: int) -> None:
         self._reader = reader
@@ -26,9 +25,11 @@ class ExpertRows:
         self._size = size
 
     def get_shape(self) -> list[int]:
+        """[size, columns]."""
         return [self._size, self._reader.get_shape()[2]]
 
     def get_dtype(self) -> str:
+        """The dtype of the stacked tensor."""
         name: str = self._reader.get_dtype()
         return name
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is made for: to generate, to embed (pooling of sentence-transformers folders is read), or
+"""The task of a checkpoint: to generate, to embed (the pooling of sentence-transformers folders is read), or
 to classify. Torch-free."""
 
 from pathlib import Path
@@ -26,12 +26,12 @@ PROBLEMS: dict[str, Activation] = {
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
 }
-# of a folder that need nothing but what is read here
+# modules of a sentence-transformers folder that are served
 NO_MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}
 
 
 def family_of(architecture: str) -> str:
-    """The name without what is on top: Qwen3ForCausalLM and Qwen3Model are both Qwen3."""
+    """The architecture's name without its end: Qwen3ForCausalLM and Qwen3Model are both Qwen3."""
     return next(
         (
             architecture.removesuffix(end)
@@ -45,29 +45,30 @@ def family_of(architecture: str) -> str:
 def read_pooling(
     folder: Path, architecture: str, hidden_size: int, *, is_embedding: bool, mode: str, is_causal: bool
 ) -> Pooling | None:
-    """None: the model generates. `mode` is what --pooling says. Raises ModelError."""
+    """None: the model generates. `mode`: the value of --pooling. Raises ModelError for pooling that is not
+    supported."""
     if architecture.endswith(CLASSIFIES):
         return _classifier(folder, mode, is_causal)
     if not (is_embedding or architecture.endswith(EMBEDS)):
         return None
-    chosen, is_normalised = _modules(folder, mode, "last" if is_causal else "mean")
-    return _pooling("embed", chosen, is_causal, size=hidden_size, is_normalised=is_normalised)
+    selected, is_normalised = _modules(folder, mode, "last" if is_causal else "mean")
+    return _pooling("embed", selected, is_causal, size=hidden_size, is_normalised=is_normalised)
 
 
 def longest_text(folder: Path, longest: int) -> int:
-    """Tokens of a text: what sentence_bert_config.json says, if that is less."""
-    said = read_object(folder / "sentence_bert_config.json").get("max_seq_length")
-    return min(longest, said) if isinstance(said, int) and said > 0 else longest
+    """Longest text in tokens: max_seq_length of sentence_bert_config.json, if that is less than `longest`."""
+    value = read_object(folder / "sentence_bert_config.json").get("max_seq_length")
+    return min(longest, value) if isinstance(value, int) and value > 0 else longest
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is no file. Raises ModelError."""
+    """A JSON object; {} where there is no file. Raises ModelError for a file that cannot be read."""
     return _read(path, dict[str, Any]) if path.is_file() else {}
 
 
 def _pooling(task: str, mode: str, is_causal: bool, **rest: Any) -> Pooling:
-    """Only the last token of a model that looks back has seen all, and needs none of the others in the same
-    step."""
+    """A causal model's last token has seen the whole text, so with mode "last" a text may be computed in
+    chunks."""
     return Pooling(task=task, mode=mode, is_whole=not is_causal or mode != "last", **rest)  # type: ignore[arg-type]
 
 
@@ -92,53 +93,52 @@ def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
 
 
 def _activation(folder: Path, raw: dict[str, Any], count: int, is_causal: bool) -> Activation:
-    """What the folder says; else a score of one number is a logit in a cross-encoder, and a reward, which has
-    no bounds, elsewhere."""
+    """The activation that the folder names. Otherwise a single score is a logit in a cross-encoder, and
+    elsewhere a reward, which has no bounds."""
     nested = raw.get("sentence_transformers")
-    said = (
+    value = (
         (nested.get("activation_fn") if isinstance(nested, dict) else None)
         or raw.get("sbert_ce_default_activation_function")
         or read_object(folder / "config_sentence_transformers.json").get("activation_fn")
     )
-    if isinstance(said, str) and (known := ACTIVATIONS.get(said.rpartition(".")[2])) is not None:
+    if isinstance(value, str) and (known := ACTIVATIONS.get(value.rpartition(".")[2])) is not None:
         return known
     if raw.get("problem_type") in PROBLEMS:
         return PROBLEMS[raw["problem_type"]]
     return "softmax" if count > 1 else "none" if is_causal else "sigmoid"
 
 
-def _modules(folder: Path, wish: str, default: str) -> tuple[str, bool]:
-    """Pooling mode (`wish`, unless auto) and whether vectors are normalised, as modules.json says; without
-    one: `default`, and they are.
-
-    Raises ModelError.
-    """
+def _modules(folder: Path, requested: str, default: str) -> tuple[str, bool]:
+    """Pooling mode (`requested`, unless that is auto) and whether vectors are normalized, by modules.json.
+    Without that file: `default`, and vectors are normalized. Raises ModelError for modules that are not
+    supported."""
     path = folder / "modules.json"
     if not path.is_file():
-        return default if wish == "auto" else wish, True
+        return default if requested == "auto" else requested, True
     modules = {
         str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
         for entry in _read(path, list[dict[str, Any]])
     }
-    if strange := modules.keys() - NO_MODULES:
+    if unknown := modules.keys() - NO_MODULES:
         raise ModelError(
-            f"modules.json asks for {', '.join(sorted(strange))}, which is not supported; "
+            f"modules.json asks for {', '.join(sorted(unknown))}, which is not supported; "
             f"supported are {', '.join(sorted(NO_MODULES))}"
         )
-    if wish != "auto":
-        return wish, "Normalize" in modules
+    if requested != "auto":
+        return requested, "Normalize" in modules
     raw = read_object(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    said = raw.get("pooling_mode") or [
+    value = raw.get("pooling_mode") or [
         name for name, value in raw.items() if name in OLD_MODES and value is True
     ]
-    names = [OLD_MODES.get(str(name), str(name)) for name in ([said] if isinstance(said, str) else said)]
-    chosen = [MODES.get(name, name) for name in names] or [default]
-    if len(chosen) != 1 or chosen[0] not in MODES.values():
+    names = [OLD_MODES.get(str(name), str(name)) for name in ([value] if isinstance(value, str) else value)]
+    selected = [MODES.get(name, name) for name in names] or [default]
+    if len(selected) != 1 or selected[0] not in MODES.values():
         raise ModelError(
-            f"1_Pooling/config.json asks for {' and '.join(chosen)}; supported is one of {', '.join(MODES.values())}: "
+            f"1_Pooling/config.json asks for {' and '.join(selected)}; supported is one of "
+            f"{', '.join(MODES.values())}: "
             "choose with --pooling"
         )
-    return chosen[0], "Normalize" in modules
+    return selected[0], "Normalize" in modules
 
 
 def _read(path: Path, kind: Any) -> Any:

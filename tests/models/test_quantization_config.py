@@ -21,8 +21,8 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 def scheme(given: dict[str, Any], module: str, folder: Path, wish: str | None = None) -> Scheme | None:
     found = read_quantization(folder, given, wish)
     assert found is not None
-    stored = found.format_of(module)
-    return None if stored is None else stored.scheme
+    format = found.format_of(module)
+    return None if format is None else format.scheme
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Bidirectional attention, as encoders have it: every token sees its whole row, before and behind it.
 
-Rows of similar length are attended together, padded to the longest of them. Everything else in an encoder runs over
-the tokens of all rows without padding, so that padding costs time in attention alone. Plain torch, the same on
-every device.
+Rows of similar length are attended together, padded to the longest of them. Everything else in an encoder
+runs over the tokens of all rows without padding, so that padding costs time in attention alone. Plain torch,
+the same on every device.
 """
 
 from dataclasses import dataclass

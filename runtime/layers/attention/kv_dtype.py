@@ -1,7 +1,7 @@
 """Keys and values in pages of another dtype than the one they are computed in: --kv-cache-dtype.
 
-torch's index kernels do not know fp8, so fp8 pages are written and read as bytes. A number beyond the range becomes
-the largest there is; NaN stays NaN.
+torch's index kernels do not know fp8, so fp8 pages are written and read as bytes. A number beyond the range
+becomes the largest there is; NaN stays NaN.
 """
 
 import torch

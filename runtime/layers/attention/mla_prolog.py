@@ -1,8 +1,8 @@
-"""The prolog of multi-head latent attention (MLA): from hidden states to queries, and to latents and rotary keys in
-the cache.
+"""The prolog of multi-head latent attention (MLA): from hidden states to queries, and to latents and rotary
+keys in the cache.
 
-A device may have operators that do more of it at once (`Device.prologs`). In plain operators it is two projections
-for queries and one for keys, two norms, and two rotations.
+A device may have operators that do more of it at once (`Device.prologs`). In plain operators it is two
+projections for queries and one for keys, two norms, and two rotations.
 """
 
 from collections.abc import Callable
@@ -22,31 +22,33 @@ Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary keys 
 class Prolog(Protocol):
     """The MLA prolog of one layer. `cos` and `sin` are the tables of Ops.rotary."""
 
-    # The rows of the weights that make rotary parts: True: rows 2i and 2i + 1 rotate together; False: rows i and
+    # The rows of the weights that make rotary parts: True: rows 2i and 2i + 1 rotate together; False: rows i
+    # and
     # i + P / 2.
     interleaves_queries: bool
     interleaves_keys: bool
 
     def take_weights(self) -> bool:
-        """Called once, when the weights are loaded and in the order that it wants. Returns whether it took the
-        projections' weights as its own."""
+        """Called once, when the weights are loaded and in the order that it wants. Returns whether it took
+        the projections' weights as its own."""
         ...
 
     def takes(self, plan: object) -> bool:
-        """Whether `prepare` can compute steps with this attention plan (of Ops.plan_attention). None: a plan that is
-        not known yet."""
+        """Whether `prepare` can compute steps with this attention plan (of Ops.plan_attention). None: a plan
+        that is not known yet."""
         ...
 
     def prepare(
         self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: object
     ) -> tuple[Tensor, Tensor]:
-        """The whole prolog at once: x [T, hidden] -> queries and their rotary parts, in a form that the device's
-        attention can tell from that of `project`. Writes latents and rotary keys to the cache."""
+        """The whole prolog at once: x [T, hidden] -> queries and their rotary parts, in a form that the
+        device's attention can tell from that of `project`. Writes latents and rotary keys to the cache."""
         ...
 
     def project(self, x: Tensor, gather: GatherTokens | None) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> queries [T, H, N + P], and latents with rotary keys [T, R + P], before norm and rotation.
-        With `gather`, x is this rank's shard of the tokens, and the output of the first projections is gathered."""
+        """x [T, hidden] -> queries [T, H, N + P], and latents with rotary keys [T, R + P], before norm and
+        rotation. With `gather`, x is this rank's shard of the tokens, and the output of the first projections
+        is gathered."""
         ...
 
     def rotate(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Attention over the pages of the key/value cache. A layer adds to the device's operators which cache is its own, and
-how its scores are computed."""
+"""Attention over the pages of the key/value cache. A layer adds to the device's operators which cache is its
+own, and how its scores are computed."""
 
 from torch import Tensor
 
@@ -28,11 +28,11 @@ class Attention:
     def prepare(
         self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> Tensor:
-        """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as FusedOps.prepare_heads. Keys and
-        values go to the cache.
+        """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as FusedOps.prepare_heads.
+        Keys and values go to the cache.
 
-        With scales the cache holds k / k_scale and v / v_scale. Scores are linear in q and outputs are linear in v,
-        so devices need not know of the scales.
+        With scales the cache holds k / k_scale and v / v_scale. Scores are linear in q and outputs are linear
+        in v, so devices need not know of the scales.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
@@ -42,7 +42,8 @@ class Attention:
         return q
 
     def forward(self, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H * D]."""
+        """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H *
+        D]."""
         if batch.page_loads is not None:
             batch.page_loads.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
@@ -56,8 +57,8 @@ class Attention:
 
 
 class MlaAttention:
-    """As Attention, for multi-head latent attention: in place of keys the cache holds latents [T, 1, R], in place of
-    values the rotary keys that all heads share, [T, 1, P]."""
+    """As Attention, for multi-head latent attention: in place of keys the cache holds latents [T, 1, R], in
+    place of values the rotary keys that all heads share, [T, 1, P]."""
 
     num_kv_heads = 1
     window = 0

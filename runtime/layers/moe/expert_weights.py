@@ -1,4 +1,5 @@
-"""The weights of the experts of one layer, stacked: [experts, 2 * inner, hidden] and [experts, hidden, inner]."""
+"""The weights of the experts of one layer, stacked: [experts, 2 * inner, hidden] and [experts, hidden,
+inner]."""
 
 import torch
 from torch import Tensor
@@ -49,8 +50,8 @@ class ExpertWeights:
         self.example: tuple[QuantizedWeight, QuantizedWeight] | None = None
 
     def allocate(self, formats: FormatLookup) -> list[Expert]:
-        """Takes memory for the stacks. -> all experts of the layer. Raises ModelError where they are quantized
-        differently."""
+        """Takes memory for the stacks. -> all experts of the layer. Raises ModelError where they are
+        quantized differently."""
         found = {
             (formats(f"experts.{i}.gate_up_proj"), formats(f"experts.{i}.down_proj"))
             for i in range(self.local.full)

@@ -1,13 +1,13 @@
-"""Mixture of experts (MoE): every token passes the few experts that its router selects, and the shared experts
-where there are some.
+"""Mixture of experts (MoE): every token passes the few experts that its router selects, and the shared
+experts where there are some.
 
-Without expert all-to-all, whole experts are spread over `device.ep_size` groups of neighbouring ranks, and within a
-group each expert is split by its inner dimension. All ranks route the same tokens, so every rank has a partial sum
-for each token, and one all-reduce adds them, shared experts included.
+Without expert all-to-all, whole experts are spread over `device.ep_size` groups of neighbouring ranks, and
+within a group each expert is split by its inner dimension. All ranks route the same tokens, so every rank has
+a partial sum for each token, and one all-reduce adds them, shared experts included.
 
-With expert all-to-all (`device.all_to_all`) each rank has a sequence-parallel shard of the tokens and whole experts.
-It routes its own tokens, computes the tokens that other ranks send to its experts, and passes its own tokens through
-shared experts, which are replicated.
+With expert all-to-all (`device.all_to_all`) each rank has a sequence-parallel shard of the tokens and whole
+experts. It routes its own tokens, computes the tokens that other ranks send to its experts, and passes its
+own tokens through shared experts, which are replicated.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ from runtime.models.moe_config import MoeConfig, Routing
 
 
 class Router(Layer):
-    """Selects the experts of each token. Scores are float32 whatever the model computes in, so that a near tie does
-    not depend on rounding."""
+    """Selects the experts of each token. Scores are float32 whatever the model computes in, so that a near
+    tie does not depend on rounding."""
 
     def __init__(
         self,
@@ -123,7 +123,8 @@ class SparseFeedForward(Layer):
         self.counts: Tensor | None = None  # int32 [experts]: routed tokens are counted here, if it is set
 
     def allocate(self, formats: FormatLookup) -> None:
-        """Takes memory for the experts of this rank. Raises ModelError where they are quantized differently."""
+        """Takes memory for the experts of this rank. Raises ModelError where they are quantized
+        differently."""
         self.experts = self.expert_weights.allocate(formats)
 
     def finish_loading(self) -> None:
@@ -164,8 +165,8 @@ class SparseFeedForward(Layer):
             self.counts.scatter_add_(0, ids.clamp(min=0).flatten(), counted.flatten().to(torch.int32))
 
     def begin_shared(self, x: Tensor) -> Callable[[], Tensor] | None:
-        """Returns what gives the shared experts' output [T, hidden]; None: there are no shared experts. They are
-        computed on the side stream where the device has one, else when the output is asked for."""
+        """Returns what gives the shared experts' output [T, hidden]; None: there are no shared experts. They
+        are computed on the side stream where the device has one, else when the output is asked for."""
         shared, side_stream = self.shared_expert or self.shared_experts, self.device.side_stream
         if shared is None:
             return None

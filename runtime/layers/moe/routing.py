@@ -1,5 +1,5 @@
-"""Routing of tokens to experts in plain torch: what Experts.route of devices/base.py computes on devices without a
-kernel for it."""
+"""Routing of tokens to experts in plain torch: what Experts.route of devices/base.py computes on devices
+without a kernel for it."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from runtime.models.moe_config import Routing
 
 
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Router logits, float32 [T, experts] -> expert ids int64 [T, k] and their weights, float32 [T, k]. `bias`
-    [experts] counts when experts are chosen, and not in their weights."""
+    """Router logits, float32 [T, experts] -> expert ids int64 [T, k] and their weights, float32 [T, k].
+    `bias` [experts] counts when experts are chosen, and not in their weights."""
     scores = logits.softmax(1) if routing.score == "softmax" else logits.sigmoid()
     biased = scores if bias is None else scores + bias
     if routing.num_groups > routing.top_groups:

@@ -1,8 +1,8 @@
 """Sequence parallelism (Korthikanti et al., 2022): the tokens of a step in equal shards, one for each rank.
 
-What is computed for each token by itself between attentions, norms above all, is then computed once and not on
-every rank. The all-reduce at the end of a half layer becomes a reduce-scatter, and an all-gather brings the tokens
-together where all of them are needed; the two cost as much as the all-reduce did.
+What is computed for each token by itself between attentions, norms above all, is then computed once and not
+on every rank. The all-reduce at the end of a half layer becomes a reduce-scatter, and an all-gather brings
+the tokens together where all of them are needed; the two cost as much as the all-reduce did.
 
 The last shards are filled up with padding rows, or are nothing but padding.
 """
@@ -14,7 +14,8 @@ from runtime.devices.base import Collectives
 
 
 class SequenceParallel:
-    """Shards and gathers the tokens of a step. `T`: tokens of the step, `P` = ceil(T / ranks): rows of a shard."""
+    """Shards and gathers the tokens of a step. `T`: tokens of the step, `P` = ceil(T / ranks): rows of a
+    shard."""
 
     def __init__(self, ranks: Collectives) -> None:
         self.ranks = ranks

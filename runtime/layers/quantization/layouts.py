@@ -1,13 +1,13 @@
 """How quantization tools write a weight to a checkpoint, tensor by tensor, and how each tensor is read.
 
-    layout      weight                                       scales                     other tensors
-    fp8         weight, float8 [out, in]                     weight_scale(_inv)         input_scale
-    compressed  weight, float8 or int8 [out, in]             weight_scale               input_scale, input_zero_point
-    packed      weight_packed, int32 [out, in/n]             weight_scale               weight_zero_point, weight_g_idx, weight_shape
-    awq         qweight, int32 [in, out/n], shuffled         scales [groups, out]       qzeros
-    gptq        qweight, int32 [in/n, out]                   scales [groups, out]       qzeros (less one, but not in v2), g_idx
-    modelslim   weight, int8 [out, in], or two in a byte     deq_scale or weight_scale  input_scale, input_offset, quant_bias, ...
-    online      weight, not quantized                        computed from it
+    layout      weight                                     scales                    other tensors
+    fp8         weight, float8 [out, in]                   weight_scale(_inv)        input_scale
+    compressed  weight, float8 or int8 [out, in]           weight_scale              input_scale, input_zero_point
+    packed      weight_packed, int32 [out, in/n]           weight_scale              weight_zero_point, weight_g_idx
+    awq         qweight, int32 [in, out/n], shuffled       scales [groups, out]      qzeros
+    gptq        qweight, int32 [in/n, out]                 scales [groups, out]      qzeros (less 1 but in v2), g_idx
+    modelslim   weight, int8 [out, in], or two in a byte   deq_scale, weight_scale   input_scale, quant_bias, ...
+    online      weight, not quantized                      computed from it
 
 n is the number of codes in a 32-bit word; the first code is in the lowest bits, except in the shuffled order
 of awq.
@@ -105,7 +105,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 def _word_range(module: ModuleShard, shard: Shard, per_word: int) -> slice:
     if shard.start % per_word or shard.size % per_word:
         raise ModelError(
-            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has {per_word} codes in one word; "
+            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has {per_word} "
+            "codes in one word; "
             f"choose one that leaves multiples of {per_word}"
         )
     return slice(shard.start // per_word, (shard.start + shard.size) // per_word)
@@ -181,7 +182,8 @@ def require_plain_groups(module: ModuleShard, reader: TensorReader) -> None:
     group = getattr(module.format.scheme, "group_size", 0) or module.inputs.full
     if not torch.equal(read_all(reader).long(), torch.arange(module.inputs.full) // group):
         raise ModelError(
-            "g_idx has groups in an order of their own, but quantization_config has no desc_act; restore config.json"
+            "g_idx has groups in an order of their own, but quantization_config has no desc_act; restore "
+            "config.json"
         )
 
 

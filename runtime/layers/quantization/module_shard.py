@@ -1,5 +1,5 @@
-"""One module of a checkpoint on one rank: which of its tensors there are, and how each is read into this rank's shard
-of the weight."""
+"""One module of a checkpoint on one rank: which of its tensors there are, and how each is read into this
+rank's shard of the weight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,7 +111,8 @@ def load_equal(name: str, module: ModuleShard, reader: TensorReader) -> None:
     value = (value[module.columns] if name == "order" else value).to(target)
     if name in module.seen and not torch.equal(target, value):
         raise ModelError(
-            f"weights that are computed as one differ in their {name}, which is not supported; quantise them together"
+            f"weights that are computed as one differ in their {name}, which is not supported; quantise them "
+            "together"
         )
     module.seen.add(name)
     target.copy_(value)

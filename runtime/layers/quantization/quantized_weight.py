@@ -91,7 +91,8 @@ class QuantizedWeight(Layer):
         scheme = format.scheme
         if isinstance(scheme, PackedInt) and inputs.size * scheme.bits % 8:
             raise ModelError(
-                f"--tp-size gives a rank {inputs.size} inputs of a layer with {scheme.bits}-bit weights; lower it"
+                f"--tp-size gives a rank {inputs.size} inputs of a layer with {scheme.bits}-bit weights; "
+                "lower it"
             )
         self.format, self.tensors = format, tensors
         own = input_groups(scheme, inputs)
