@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from runtime.devices.base import Device
+from runtime.devices.base import Device, PackedWeight
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 
 
@@ -59,7 +59,7 @@ class Head(Layer):
         self.weight: Weight | None = (
             None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
         )
-        self.packed: object = None  # what Ops.pack_linear made of the weight
+        self.packed: PackedWeight | None = None  # what Ops.pack_linear made of the weight
 
     def finish_loading(self) -> None:
         """Packs the weight for the device, except a large tied one, which is used as it is."""

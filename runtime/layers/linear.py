@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, Quantized
+from runtime.devices.base import Device, PackedWeight, Quantized
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.quantization.quantized_weight import (
     ROW_TENSORS,
@@ -67,7 +67,9 @@ class Linear(Layer):
         self.weight: Weight | None = None
         self.bias: Weight | None = None
         self.quantized: QuantizedWeight | None = None  # in place of `weight` where that is quantized
-        self.packed: object = None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
+        self.packed: PackedWeight | None = (
+            None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
+        )
         # adds the low-rank products of adapters to the layer's output, given its input (layers/lora.py)
         self.add_lora: Callable[[Tensor, Tensor], Tensor] | None = None
         self.reduce: Callable[[Tensor], Tensor] | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device
-from runtime.devices.lora import LoraOps, LoraWeights
+from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
 from runtime.layers.linear import Linear
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules, TensorReader
@@ -37,7 +37,7 @@ class StepLora:
     """The adapters of the step that is being launched, shared by all layers. `plan`: what LoraOps.plan
     made of them; None: no token has an adapter."""
 
-    plan: object = None
+    plan: LoraPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Segment:
     rows: Tensor | slice
 
 
-class TorchAdapterOps:
+class TorchLoraOps:
     """LoraOps in plain torch on any device: the specification of those that have kernels."""
 
     def __init__(self, torch_device: torch.device, num_lora_slots: int) -> None:
@@ -189,7 +189,7 @@ class LoraAdapters:
         max_slots: int,
     ) -> None:
         """`packed_modules`: of the model's class."""
-        self.ops = device.lora_ops or TorchAdapterOps(device.torch_device, setup.num_lora_slots)
+        self.ops = device.lora_ops or TorchLoraOps(device.torch_device, setup.num_lora_slots)
         self.torch_device = device.torch_device
         self.step = StepLora()
         self.modules = {

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.base import Device, ForwardBatch, PackedLatent
 from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
@@ -58,7 +58,7 @@ class MlaSelfAttention(Layer):
             bias=config.o_bias,
             reduction=reduction_of(device),
         )
-        self.up: object = None  # what Ops.pack_latent makes of kv_b_proj
+        self.up: PackedLatent | None = None  # what Ops.pack_latent makes of kv_b_proj
         self.prolog: Prolog | None = None  # made of the other projections when they are loaded
         self.attention = MlaAttention(device.ops, index, mla, query_dim**-0.5 * mla_score_scale(config.rope))
 

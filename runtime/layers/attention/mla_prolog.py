@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.devices.base import Ops
+from runtime.devices.base import AttentionPlan, Ops, PackedLatent
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
 from runtime.models.mla_config import MlaConfig
@@ -33,13 +33,13 @@ class Prolog(Protocol):
         the projections' weights as its own."""
         ...
 
-    def takes(self, plan: object) -> bool:
+    def takes(self, plan: AttentionPlan | None) -> bool:
         """Whether `prepare` can compute steps with this attention plan (of Ops.plan_attention). None: a plan
         that is not known yet."""
         ...
 
     def prepare(
-        self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: object
+        self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: PackedLatent
     ) -> tuple[Tensor, Tensor]:
         """The whole prolog at once: x [T, hidden] -> queries and their rotary parts, in a form that the
         device's attention can tell from that of `project`. Writes latents and rotary keys to the cache."""
@@ -90,7 +90,7 @@ class PlainProlog:
         """False: the layer packs its projections itself."""
         return False
 
-    def takes(self, plan: object) -> bool:
+    def takes(self, plan: AttentionPlan | None) -> bool:
         """False: every step is computed operator by operator."""
         return False
 

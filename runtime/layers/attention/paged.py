@@ -4,7 +4,7 @@ own, and how its scores are computed."""
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Device, ForwardBatch, Ops
+from runtime.devices.base import Device, ForwardBatch, Ops, PackedLatent
 from runtime.layers.fused_ops import fused_ops_of, split_and_rotate
 from runtime.models.mla_config import MlaConfig
 
@@ -75,7 +75,7 @@ class MlaAttention:
         """This layer's caches, and the locations in them where the step's tokens go."""
         return batch.kv[self.index], batch.locations[self.pool]
 
-    def forward(self, q: Tensor, q_rope: Tensor, up: object, batch: ForwardBatch) -> Tensor:
+    def forward(self, q: Tensor, q_rope: Tensor, up: PackedLatent, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, N] and their rotary parts [T, H, P] over the cache -> [T, H * V]. `up`: what
         Ops.pack_latent returned."""
         if batch.page_loads is not None:

@@ -4,6 +4,7 @@ inner]."""
 import torch
 from torch import Tensor
 
+from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device
 from runtime.errors import ModelError
 from runtime.layers.quantization.quantized_weight import (
@@ -124,12 +125,12 @@ class ExpertWeights:
             self.example = weights
         return Expert(*weights)
 
-    def pack(self) -> object:
+    def pack(self) -> PackedExperts:
         """What Experts.pack or Experts.pack_quantized makes of the loaded stacks, which are given up. Call it
         once."""
         experts = self.device.experts
         if self.quantized is not None and self.example is not None:
-            packed: object = experts.pack_quantized(
+            packed = experts.pack_quantized(
                 *(
                     quantized_operand(weight, stack)
                     for weight, stack in zip(self.example, self.quantized, strict=True)

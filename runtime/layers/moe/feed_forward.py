@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
@@ -119,7 +120,9 @@ class SparseFeedForward(Layer):
         self.shared_expert_gate = (
             Linear(device, dtype, hidden, {"": 1}, shard="replicated") if moe.has_shared_gate else None
         )
-        self.packed: object = None  # what Experts.pack or Experts.pack_quantized made of the weights
+        self.packed: PackedExperts | None = (
+            None  # what Experts.pack or Experts.pack_quantized made of the weights
+        )
         self.counts: Tensor | None = None  # int32 [experts]: routed tokens are counted here, if it is set
 
     def allocate(self, formats: FormatLookup) -> None:

@@ -8,7 +8,7 @@ from runtime.devices.cuda import lora as adapters
 from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
 from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.lora import LoraWeights
-from runtime.layers.lora import TorchAdapterOps
+from runtime.layers.lora import TorchLoraOps
 from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
 
 SEATS = {
@@ -32,7 +32,7 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
         parts,
     )
     plain, card = (
-        TorchAdapterOps(torch.device("cpu"), 3),
+        TorchLoraOps(torch.device("cpu"), 3),
         CudaAdapters(card_of(PLACE) if HAS_CARD else INTERPRETER, PLACE, 3),
     )
     there = LoraWeights(weights.a.to(PLACE), weights.b.to(PLACE), parts)
