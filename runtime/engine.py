@@ -37,7 +37,7 @@ from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailab
 from runtime.http.app import http_app
 from runtime.http.embeddings.library import Ranked, Texts
 from runtime.http.errors import invalid
-from runtime.http.openai.stored_objects import Kept, open_kept
+from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.settings import http_settings
 from runtime.messages.requests import (
     Chat,
@@ -126,10 +126,10 @@ class Engine(EngineControls):
         self._core = Core(plan_for(from_values(options)))
         super().__init__(self._core)
         self._tasks: TaskGroup | None = None
-        self._kept: Kept | None = None
+        self._stored_objects: StoredObjects | None = None
 
     async def __aenter__(self) -> Self:
-        self._kept = open_kept(self._core, self._core.plan)
+        self._stored_objects = open_stored_objects(self._core, self._core.plan)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._core.run)
@@ -142,7 +142,7 @@ class Engine(EngineControls):
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(type(error), error, error.__traceback__)
             raise
-        self._tasks.start_soon(self._kept.run)
+        self._tasks.start_soon(self._stored_objects.run)
         return self
 
     async def __aexit__(
@@ -215,7 +215,7 @@ class Engine(EngineControls):
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that
         change the engine for everybody need admin_api_key: who can connect is not known here."""
-        return http_app(self._core, http_settings(self._core.plan, is_local=False), self._kept)
+        return http_app(self._core, http_settings(self._core.plan, is_local=False), self._stored_objects)
 
 
 class LLM(BlockingEngineControls):

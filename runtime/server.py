@@ -15,7 +15,7 @@ from runtime import log
 from runtime.core import Core
 from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
-from runtime.http.openai.stored_objects import Kept, open_kept
+from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import listen, serve, tls_context
 from runtime.http.settings import http_settings
 from runtime.options.plan import Plan
@@ -40,14 +40,14 @@ async def main(plan: Plan) -> int:
             plan.http.ssl_ca_certs,
         )
     core = Core(plan)
-    kept = open_kept(core, plan)
+    stored_objects = open_stored_objects(core, plan)
     stop = anyio.Event()  # the HTTP server closes
     # listens from here on
-    door = _grpc_door(core, plan, tls) if plan.http.grpc_mode else _http_door(core, plan, kept, tls)
+    door = _grpc_door(core, plan, tls) if plan.http.grpc_mode else _http_door(core, plan, stored_objects, tls)
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
-        tasks.start_soon(kept.run)
+        tasks.start_soon(stored_objects.run)
         await door(stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
@@ -58,8 +58,8 @@ async def main(plan: Plan) -> int:
 Door = Callable[[anyio.Event], Awaitable[None]]  # serves until the event
 
 
-def _http_door(core: Core, plan: Plan, kept: Kept, tls: ssl.SSLContext | None) -> Door:
-    app = http_app(core, http_settings(plan), kept)
+def _http_door(core: Core, plan: Plan, stored_objects: StoredObjects, tls: ssl.SSLContext | None) -> Door:
+    app = http_app(core, http_settings(plan), stored_objects)
     sockets = listen(plan.http.host, plan.http.port)
     _tell("http", plan, sockets[0].getsockname()[1])
     return lambda stop: serve(

@@ -23,7 +23,7 @@ from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.auth import guarded
 from runtime.http.fields.request_id import request_id, telling_id
 from runtime.http.native.generate import generate
-from runtime.http.openai.stored_objects import Kept
+from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.operation import Serve
 from runtime.http.schema import openapi
 from runtime.http.schema.operations import OPERATIONS
@@ -33,10 +33,12 @@ from runtime.http.streaming.exchange import DIRECT
 from runtime.service import Service
 
 
-def http_app(service: Service, settings: HttpSettings = DEFAULT, kept: Kept | None = None) -> ASGIApp:
+def http_app(
+    service: Service, settings: HttpSettings = DEFAULT, stored_objects: StoredObjects | None = None
+) -> ASGIApp:
     """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the
     background are refused."""
-    stored = (kept or Kept(service)).routes(settings)
+    stored = (stored_objects or StoredObjects(service)).routes(settings)
     app: ASGIApp = Starlette(
         routes=guarded([*_routes(service, settings), *stored], settings.keys),
         exception_handlers={

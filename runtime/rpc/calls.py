@@ -66,7 +66,7 @@ class Calls:
                 if not waiting.deltas:
                     await exchange.wait()
                 for choice, delta in waiting.all():
-                    fields = exchange.requests[0].id, choice, answer.answer_format.told(choice, delta)
+                    fields = exchange.requests[0].id, choice, answer.answer_format.visible(choice, delta)
                     yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
         except RequestError as error:
             raise renamed(error, answer.names) from None

@@ -377,13 +377,13 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
         assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"
         assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-        for wish in (
+        for thinking in (
             {"type": "enabled", "budget_tokens": 9, "display": "omitted"},
             {"type": "adaptive", "display": "omitted"},
         ):
-            whole = (await http.post("/v1/messages", json=body | {"thinking": wish})).json()
+            whole = (await http.post("/v1/messages", json=body | {"thinking": thinking})).json()
             assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
-            stream = (await http.post("/v1/messages", json=body | {"thinking": wish, "stream": True})).text
+            stream = (await http.post("/v1/messages", json=body | {"thinking": thinking, "stream": True})).text
             assert "thinking_delta" not in stream and "text_delta" in stream
         count = {name: body[name] for name in ("model", "messages", "tools", "thinking", "user_profile_id")}
         counted = await http.post("/v1/messages/count_tokens", json=count)

@@ -11,7 +11,7 @@ from runtime.messages.memory import Part
 from runtime.service import Service
 
 
-class OccupationBody(Struct, frozen=True, forbid_unknown_fields=True):
+class MemoryTagsBody(Struct, frozen=True, forbid_unknown_fields=True):
     """/release_memory_occupation, /resume_memory_occupation. Without tags: everything."""
 
     tags: list[Part] | None = None
@@ -34,7 +34,7 @@ class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
     manifest: dict[str, Any] | None = None
 
 
-class Occupation(Struct, forbid_unknown_fields=True):
+class ReleasedMemory(Struct, forbid_unknown_fields=True):
     """What is given back now."""
 
     success: bool
@@ -51,12 +51,12 @@ class Updated(Struct, forbid_unknown_fields=True):
     weight_version: str
 
 
-async def release(service: Service, body: OccupationBody) -> Any:
+async def release(service: Service, body: MemoryTagsBody) -> Any:
     """Releases memory of the ranks."""
     return _released(list(await service.memory_saver.release(body.tags)))
 
 
-async def resume(service: Service, body: OccupationBody) -> Any:
+async def resume(service: Service, body: MemoryTagsBody) -> Any:
     """Allocates released memory again."""
     return _released(list(await service.memory_saver.resume(body.tags)))
 
@@ -91,18 +91,18 @@ OPERATIONS = (
         "GET POST",
         "/release_memory_occupation",
         "Give the ranks' memory back",
-        body=OccupationBody,
+        body=MemoryTagsBody,
         example={"tags": ["kv_cache"]},
-        answers=(Occupation,),
+        answers=(ReleasedMemory,),
         call=release,
     ),
     Operation(
         "GET POST",
         "/resume_memory_occupation",
         "Take it again",
-        body=OccupationBody,
+        body=MemoryTagsBody,
         example={"tags": ["kv_cache"]},
-        answers=(Occupation,),
+        answers=(ReleasedMemory,),
         call=resume,
     ),
     Operation(

@@ -89,10 +89,10 @@ def _choice(body: CountBody) -> dict[str, Any]:
         case NoChoice():
             return {"tool_choice": "none"}
         case ToolChoice(name=name):
-            wish: Any = {"type": "function", "function": {"name": name}}
+            tool_choice: Any = {"type": "function", "function": {"name": name}}
         case _:
-            wish = "required" if isinstance(choice, AnyChoice) else "auto"
-    return {"tool_choice": wish} | (
+            tool_choice = "required" if isinstance(choice, AnyChoice) else "auto"
+    return {"tool_choice": tool_choice} | (
         {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     )
 
@@ -100,29 +100,29 @@ def _choice(body: CountBody) -> dict[str, Any]:
 def _thinking(body: CountBody) -> dict[str, Any]:
     """Under the names that templates use. Who does not ask for thoughts gets none, as far as the template can
     help it."""
-    wish = body.thinking
-    if isinstance(wish, Adaptive):
+    thinking = body.thinking
+    if isinstance(thinking, Adaptive):
         return {}
-    is_on = isinstance(wish, Enabled)
+    is_on = isinstance(thinking, Enabled)
     args: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
-    if isinstance(wish, Enabled):
-        if isinstance(body, MessagesBody) and wish.budget_tokens >= body.max_tokens:
+    if isinstance(thinking, Enabled):
+        if isinstance(body, MessagesBody) and thinking.budget_tokens >= body.max_tokens:
             raise InvalidRequest(
                 "thinking.budget_tokens must be below max_tokens", param="thinking.budget_tokens"
             )
-        args["thinking_budget"] = wish.budget_tokens
+        args["thinking_budget"] = thinking.budget_tokens
     return args
 
 
-def tool_of(tool: Tool, place: str) -> dict[str, Any]:
+def tool_of(tool: Tool, path: str) -> dict[str, Any]:
     """Raises InvalidRequest."""
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
-            f"{place}: tools of type {tool.type} do not run here; give tools of your own, with input_schema",
-            param=f"{place}.type",
+            f"{path}: tools of type {tool.type} do not run here; give tools of your own, with input_schema",
+            param=f"{path}.type",
         )
     if tool.input_schema is None:
-        raise InvalidRequest(f"{place}.input_schema is missing", param=f"{place}.input_schema")
+        raise InvalidRequest(f"{path}.input_schema is missing", param=f"{path}.input_schema")
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
@@ -142,17 +142,15 @@ def messages_of(body: CountBody) -> list[Message]:
         )
         messages.append(Message(role="system", content=text))
     for i, turn in enumerate(body.messages):
-        place = f"messages[{i}].content"
+        path = f"messages[{i}].content"
         if isinstance(turn.content, str):
             messages.append(Message(role=turn.role, content=turn.content))
         elif turn.role == "assistant":
-            messages.append(_assistant(turn.content, place))
+            messages.append(_assistant(turn.content, path))
             if i == len(body.messages) - 1 and messages[-1].tool_calls:
-                raise InvalidRequest(
-                    f"{place} ends with a tool_use; its tool_result must follow", param=place
-                )
+                raise InvalidRequest(f"{path} ends with a tool_use; its tool_result must follow", param=path)
         else:
-            messages += _user(turn, turn.content, place)
+            messages += _user(turn, turn.content, path)
     _clear_reasoning(body, messages)
     return messages
 
@@ -165,7 +163,7 @@ def _clear_reasoning(body: CountBody, messages: list[Message]) -> None:
                 message.reasoning_content = None
 
 
-def _assistant(blocks: Sequence[Block], place: str) -> Message:
+def _assistant(blocks: Sequence[Block], path: str) -> Message:
     texts, reasoning, calls = [], [], []
     for i, block in enumerate(blocks):
         match block:
@@ -176,7 +174,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> Message:
             case ToolUseBlock(id=call_id, name=name, input=value):
                 calls.append(ToolCall(Function(name, msgspec.json.encode(value).decode()), call_id))
             case _:
-                _refuse(block, "an answer", f"{place}[{i}]")
+                _refuse(block, "an answer", f"{path}[{i}]")
     return Message(
         role="assistant",
         content=SEPARATOR.join(texts),
@@ -185,12 +183,12 @@ def _assistant(blocks: Sequence[Block], place: str) -> Message:
     )
 
 
-def _user(turn: Turn, blocks: Sequence[Block], place: str) -> list[Message]:
+def _user(turn: Turn, blocks: Sequence[Block], path: str) -> list[Message]:
     """Results of calls are messages of their own in templates; so one turn may be several."""
     messages: list[Message] = []
     texts: list[str] = []
 
-    def say() -> None:
+    def flush() -> None:
         if texts:
             messages.append(Message(role=turn.role, content=SEPARATOR.join(texts)))
             texts.clear()
@@ -200,21 +198,21 @@ def _user(turn: Turn, blocks: Sequence[Block], place: str) -> list[Message]:
             case TextBlock(text=text):
                 texts.append(text)
             case ToolResultBlock():
-                say()
-                messages.append(_result(block, f"{place}[{i}]"))
+                flush()
+                messages.append(_result(block, f"{path}[{i}]"))
             case _:
-                _refuse(block, f"a message of the {turn.role}", f"{place}[{i}]")
-    say()
+                _refuse(block, f"a message of the {turn.role}", f"{path}[{i}]")
+    flush()
     return messages
 
 
-def _result(block: ToolResultBlock, place: str) -> Message:
+def _result(block: ToolResultBlock, path: str) -> Message:
     text = block.content or ""
     if not isinstance(text, str):
         texts = []
         for i, part in enumerate(text):
             if not isinstance(part, TextBlock):
-                _refuse(part, "a tool_result", f"{place}.content[{i}]")
+                _refuse(part, "a tool_result", f"{path}.content[{i}]")
             texts.append(part.text)
         text = SEPARATOR.join(texts)
     return Message(
@@ -222,14 +220,14 @@ def _result(block: ToolResultBlock, place: str) -> Message:
     )
 
 
-def _refuse(block: Block, where: str, place: str) -> None:
+def _refuse(block: Block, where: str, path: str) -> None:
     kind = type(block).__struct_config__.tag
     if isinstance(block, (ImageBlock, DocumentBlock, SearchBlock)):
         raise InvalidRequest(
-            f"{place}: blocks of type {kind} are not served by this version yet; only text is",
-            param=f"{place}.type",
+            f"{path}: blocks of type {kind} are not served by this version yet; only text is",
+            param=f"{path}.type",
         )
     if kind != "redacted_thinking":
         raise InvalidRequest(
-            f"{place}: a block of type {kind} does not belong to {where}", param=f"{place}.type"
+            f"{path}: a block of type {kind} does not belong to {where}", param=f"{path}.type"
         )

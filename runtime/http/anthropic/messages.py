@@ -12,7 +12,7 @@ from runtime.http.anthropic.message_request import Adaptive, CountBody, Enabled,
 from runtime.http.anthropic.message_response import Message, MessageEvent, TokenCount
 from runtime.http.anthropic.writer import Payload, Writer
 from runtime.http.errors import AnthropicError, anthropic_error, decode, renamed
-from runtime.http.fields.model import adapter_named, told_model
+from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.operation import HELLO, Operation
@@ -27,21 +27,21 @@ from runtime.service import Service
 _body = msgspec.json.Decoder(MessagesBody)
 
 
-def messages(service: Service, body: bytes) -> Answer:
+def messages(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _body)
-    message_id, asked = f"msg_{uuid4().hex}", chat_body(wish)
-    asked.lora_path = adapter_named(service.card, wish.model)
+    body = decode(content, _body)
+    message_id, chat_request = f"msg_{uuid4().hex}", chat_body(body)
+    chat_request.lora_path = adapter_named(service.card, body.model)
     try:
-        request, reading, names = chat.prepare(service, asked, message_id)
+        request, reading, names = chat.prepare(service, chat_request, message_id)
     except RequestError as error:
         raise renamed(error, NAMES) from None
-    is_stream = bool(wish.stream)
-    omits = isinstance(wish.thinking, Enabled | Adaptive) and wish.thinking.display == "omitted"
+    is_stream = bool(body.stream)
+    omits = isinstance(body.thinking, Enabled | Adaptive) and body.thinking.display == "omitted"
     answer_format = MessageAnswerFormat(
         message_id,
-        told_model(service.card, wish.model),
-        wish.max_tokens,
+        response_model(service.card, body.model),
+        body.max_tokens,
         is_stream=is_stream,
         omits_reasoning=omits,
     )
@@ -50,11 +50,11 @@ def messages(service: Service, body: bytes) -> Answer:
     )
 
 
-async def count_tokens(service: Service, wish: CountBody) -> Any:
+async def count_tokens(service: Service, body: CountBody) -> Any:
     """Raises RequestError."""
-    adapter_named(service.card, wish.model)
+    adapter_named(service.card, body.model)
     try:
-        prompt = chat_prompt(chat_body(wish))
+        prompt = chat_prompt(chat_body(body))
     except InvalidRequest as error:
         raise renamed(error, NAMES) from None
     return {"input_tokens": len(await service.control.tokenize(prompt))}
@@ -100,13 +100,13 @@ class MessageAnswerFormat:
     def tail(self) -> bytes:
         payloads = self.writer.close()
         self._end()
-        said = {
+        stop_fields = {
             name: self.message[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")
         }
         return _sse(
             [
                 *payloads,
-                {"type": "message_delta", "delta": said, "usage": self.message["usage"]},
+                {"type": "message_delta", "delta": stop_fields, "usage": self.message["usage"]},
                 {"type": "message_stop"},
             ]
         )

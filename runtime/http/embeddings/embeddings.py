@@ -58,62 +58,62 @@ _embedding = msgspec.json.Decoder(EmbeddingBody)
 _encode = msgspec.json.Decoder(EncodeBody)
 
 
-def embeddings(service: Service, body: bytes) -> Answer:
+def embeddings(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _embedding)
+    body = decode(content, _embedding)
     pooling = pooling_of(service, "embed")
-    size = size_of(wish.dimensions, pooling.size)
-    is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
+    size = size_of(body.dimensions, pooling.size)
+    is_normalised = pooling.is_normalised if body.normalize is None else body.normalize
 
-    def tell(outputs: list[Output]) -> Embeddings:
+    def write(outputs: list[Output]) -> Embeddings:
         data = [
-            Embedding(i, written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format))
+            Embedding(i, written(embedding(output, size, is_normalised=is_normalised), body.encoding_format))
             for i, output in enumerate(outputs)
         ]
         return Embeddings(data, service.card.name, usage(outputs))
 
-    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
-    return answer(service, prompts, tell, common=wish, id=new_id("embd", wish))
+    prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
+    return answer(service, prompts, write, common=body, id=new_id("embd", body))
 
 
-def pooled(service: Service, body: bytes) -> Answer:
+def pooled(service: Service, content: bytes) -> Answer:
     """Embeddings, or what a classifier or a reward model says. Raises RequestError."""
-    wish = decode(body, _embedding)
-    pooling, id = pooling_of(service), new_id("pool", wish)
-    size = size_of(wish.dimensions, pooling.size)
-    is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
+    body = decode(content, _embedding)
+    pooling, id = pooling_of(service), new_id("pool", body)
+    size = size_of(body.dimensions, pooling.size)
+    is_normalised = pooling.is_normalised if body.normalize is None else body.normalize
 
-    def tell(outputs: list[Output]) -> PooledList:
+    def write(outputs: list[Output]) -> PooledList:
         is_class = pooling.task == "classify"
         vectors = [
             activated(o, pooling) if is_class else embedding(o, size, is_normalised=is_normalised)
             for o in outputs
         ]
-        data = [Pooled(i, written(vector, wish.encoding_format)) for i, vector in enumerate(vectors)]
+        data = [Pooled(i, written(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
         return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
 
-    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
-    return answer(service, prompts, tell, common=wish, id=id)
+    prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
+    return answer(service, prompts, write, common=body, id=id)
 
 
-def encode(service: Service, body: bytes) -> Answer:
+def encode(service: Service, content: bytes) -> Answer:
     """Of a classifier the plain numbers of its classes. Raises RequestError."""
     arrival_s = time.monotonic()
-    wish = decode(body, _encode)
-    if wish.image_data not in (None, "", []):
+    body = decode(content, _encode)
+    if body.image_data not in (None, "", []):
         raise InvalidRequest("image_data is not served by this version yet; leave it out", param="image_data")
     pooling = pooling_of(service)
-    size = size_of(wish.dimensions, pooling.size)
-    if (wish.text is None) == (wish.input_ids is None):
+    size = size_of(body.dimensions, pooling.size)
+    if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
     prompts: list[Text | Tokens] = prompts_of(
-        wish.text or wish.input_ids or "", "text" if wish.text is not None else "input_ids"
+        body.text or body.input_ids or "", "text" if body.text is not None else "input_ids"
     )
-    is_list = isinstance(wish.text, list) or bool(wish.input_ids and isinstance(wish.input_ids[0], list))
-    common = Common(request_id=wish.rid)
+    is_list = isinstance(body.text, list) or bool(body.input_ids and isinstance(body.input_ids[0], list))
+    common = Common(request_id=body.rid)
     id = new_id("encode", common)
 
-    def tell(outputs: list[Output]) -> Encoded | list[Encoded]:
+    def write(outputs: list[Output]) -> Encoded | list[Encoded]:
         answers = []
         for i, output in enumerate(outputs):
             vector = (
@@ -135,20 +135,20 @@ def encode(service: Service, body: bytes) -> Answer:
     return answer(
         service,
         prompts,
-        tell,
+        write,
         common=common,
         id=id,
-        names={"prompt": "text" if wish.text is not None else "input_ids"},
+        names={"prompt": "text" if body.text is not None else "input_ids"},
     )
 
 
-def size_of(wish: int | None, size: int) -> int | None:
+def size_of(body: int | None, size: int) -> int | None:
     """Numbers of each vector. Raises InvalidRequest."""
-    if wish is not None and wish > size:
+    if body is not None and body > size:
         raise InvalidRequest(
-            f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions"
+            f"dimensions is {body}, but the model's vectors have {size} numbers", param="dimensions"
         )
-    return wish
+    return body
 
 
 OPERATIONS = (

@@ -54,7 +54,7 @@ class Vectors:
     ) -> np.ndarray:
         """float32 [size] of one text, [texts, size] of several. `truncate`: tokens to keep of longer texts;
         -1: as many as fit."""
-        wish = {
+        params = {
             "encoding_format": "base64",
             "dimensions": dimensions,
             "normalize": normalize,
@@ -62,24 +62,24 @@ class Vectors:
         }
         vectors = [
             np.frombuffer(b64decode(one.embedding), "<f4")
-            async for one in self._data(embeddings, texts, wish)
+            async for one in self._data(embeddings, texts, params)
         ]
         return vectors[0] if _is_one(texts) else np.stack(vectors)
 
-    async def encode(self, texts: Texts, **wishes: Any) -> Any:
+    async def encode(self, texts: Texts, **params: Any) -> Any:
         """In the form of SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them. Of a
         classifier its plain numbers."""
         first = texts if isinstance(texts, str) else _listed(texts)[0]
         field = "text" if isinstance(first, str) else "input_ids"
-        return to_builtins(await self._answer(encode, wishes | {field: texts}))
+        return to_builtins(await self._answer(encode, params | {field: texts}))
 
     async def classify(
         self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None
     ) -> Classes | list[Classes]:
-        wish = {"use_activation": use_activation, "truncate_prompt_tokens": truncate}
+        params = {"use_activation": use_activation, "truncate_prompt_tokens": truncate}
         classes = [
             Classes(one.label, np.array(one.probs, np.float32))
-            async for one in self._data(classify, texts, wish)
+            async for one in self._data(classify, texts, params)
         ]
         return classes[0] if _is_one(texts) else classes
 
@@ -97,7 +97,7 @@ class Vectors:
         for each item."""
         if labels:
             return (await self._answer(score, labels)).scores
-        told = await self._answer(
+        response = await self._answer(
             score,
             {
                 "text_1": text_1,
@@ -106,25 +106,25 @@ class Vectors:
                 "truncate_prompt_tokens": truncate,
             },
         )
-        scores = [one.score for one in told.data]
+        scores = [one.score for one in response.data]
         return scores[0] if isinstance(text_1, str) and isinstance(text_2, str) else scores
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: int | None = None
     ) -> list[Ranked]:
         """The best first."""
-        told = await self._answer(
+        response = await self._answer(
             rerank,
             {"query": query, "documents": documents, "top_n": top_n, "truncate_prompt_tokens": truncate},
         )
-        return [Ranked(one.index, one.relevance_score, documents[one.index]) for one in told.results]
+        return [Ranked(one.index, one.relevance_score, documents[one.index]) for one in response.results]
 
-    async def _data(self, serve: Serve, texts: Texts, wish: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _data(self, serve: Serve, texts: Texts, params: dict[str, Any]) -> AsyncIterator[Any]:
         """Of each text in order; many are asked for in several requests."""
         inputs = [texts] if _is_one(texts) else _listed(texts)
         for at in range(0, len(inputs), MAX_INPUTS):
-            told = await self._answer(serve, wish | {"input": inputs[at : at + MAX_INPUTS]})
-            for one in told.data:
+            response = await self._answer(serve, params | {"input": inputs[at : at + MAX_INPUTS]})
+            for one in response.data:
                 yield one
 
     async def _answer(self, serve: Serve, body: dict[str, Any]) -> Any:

@@ -50,8 +50,8 @@ class PooledAnswerFormat:
 
     gives = Any
 
-    def __init__(self, tell: Callable[[list[Output]], Any]) -> None:
-        self.body = tell
+    def __init__(self, write: Callable[[list[Output]], Any]) -> None:
+        self.body = write
 
     def events(self, choice: int, delta: Delta) -> bytes:
         raise AssertionError("vectors are not streamed")
@@ -63,7 +63,7 @@ class PooledAnswerFormat:
 def answer(
     service: Service,
     prompts: Sequence[Prompt],
-    tell: Callable[[list[Output]], Any],
+    write: Callable[[list[Output]], Any],
     *,
     common: Common,
     id: str,
@@ -96,7 +96,7 @@ def answer(
         )
         for i, prompt in enumerate(prompts)
     ]
-    return Answer(service, requests, PooledAnswerFormat(tell), is_stream=False, names=names)
+    return Answer(service, requests, PooledAnswerFormat(write), is_stream=False, names=names)
 
 
 def pooling_of(service: Service, task: Literal["embed", "classify"] | None = None) -> Pooling:

@@ -112,21 +112,21 @@ _classify = msgspec.json.Decoder(ClassifyBody)
 _form = msgspec.json.Decoder(Form)
 
 
-def rerank(service: Service, body: bytes, *, tells_documents: bool = True) -> Answer:
+def rerank(service: Service, content: bytes, *, returns_documents: bool = True) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _rerank)
-    texts = [document if isinstance(document, str) else document.text for document in wish.documents]
-    prompts, scores = _pairs(service, [wish.query], texts, is_plain=_is_plain(wish))
-    if wish.truncate_prompt_tokens is None:
-        wish.truncate_prompt_tokens = wish.max_tokens_per_doc
-    id, tells = (
-        new_id("rerank", wish),
-        tells_documents if wish.return_documents is None else wish.return_documents,
+    body = decode(content, _rerank)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    prompts, scores = _pairs(service, [body.query], texts, is_plain=_is_plain(body))
+    if body.truncate_prompt_tokens is None:
+        body.truncate_prompt_tokens = body.max_tokens_per_doc
+    id, with_documents = (
+        new_id("rerank", body),
+        returns_documents if body.return_documents is None else body.return_documents,
     )
 
-    def tell(outputs: list[Output]) -> Ranking:
-        found = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[: wish.top_n or None]
-        results = [Ranked(i, score, {"text": texts[i]} if tells else UNSET) for i, score in found]
+    def write(outputs: list[Output]) -> Ranking:
+        results = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[: body.top_n or None]
+        results = [Ranked(i, score, {"text": texts[i]} if with_documents else UNSET) for i, score in results]
         return Ranking(
             id,
             service.card.name,
@@ -138,19 +138,19 @@ def rerank(service: Service, body: bytes, *, tells_documents: bool = True) -> An
     return answer(
         service,
         prompts,
-        tell,
-        common=wish,
+        write,
+        common=body,
         id=id,
         names={"truncate": "truncate_prompt_tokens", "prompt": "documents"},
     )
 
 
-def score(service: Service, body: bytes) -> Answer:
+def score(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _score)
-    if wish.query is not None or wish.items is not None:
-        return _label_scores(service, wish)
-    first, second = wish.text_1 or wish.queries, wish.text_2 or wish.documents
+    body = decode(content, _score)
+    if body.query is not None or body.items is not None:
+        return _label_scores(service, body)
+    first, second = body.text_1 or body.queries, body.text_2 or body.documents
     if first is None or second is None:
         raise InvalidRequest(
             "give text_1 and text_2, or query and items with label_token_ids", param="text_1"
@@ -161,33 +161,33 @@ def score(service: Service, body: bytes) -> Answer:
             f"text_1 has {len(queries)} texts and text_2 has {len(documents)}; give one, or as many",
             param="text_1",
         )
-    prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(wish))
-    id = new_id("score", wish)
+    prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(body))
+    id = new_id("score", body)
 
-    def tell(outputs: list[Output]) -> Scores:
+    def write(outputs: list[Output]) -> Scores:
         data = [Score(i, one) for i, one in enumerate(scores(outputs))]
         return Scores(id, int(time.time()), service.card.name, data, usage(outputs))
 
     return answer(
         service,
         prompts,
-        tell,
-        common=wish,
+        write,
+        common=body,
         id=id,
         names={"truncate": "truncate_prompt_tokens", "prompt": "text_2"},
     )
 
 
-def classify(service: Service, body: bytes) -> Answer:
+def classify(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    form = decode(body, _form)
+    form = decode(content, _form)
     if form.text is not None or form.input_ids is not None:
         pooling_of(service, "classify")
-        return encode(service, body)
-    wish = decode(body, _classify)
-    pooling, id, is_plain = pooling_of(service, "classify"), new_id("classify", wish), _is_plain(wish)
+        return encode(service, content)
+    body = decode(content, _classify)
+    pooling, id, is_plain = pooling_of(service, "classify"), new_id("classify", body), _is_plain(body)
 
-    def tell(outputs: list[Output]) -> Classes:
+    def write(outputs: list[Output]) -> Classes:
         data = []
         for i, output in enumerate(outputs):
             numbers = raw(output) if is_plain else activated(output, pooling)
@@ -195,12 +195,12 @@ def classify(service: Service, body: bytes) -> Answer:
             data.append(Class(i, label, numbers.tolist(), len(numbers)))
         return Classes(id, int(time.time()), service.card.name, data, usage(outputs))
 
-    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
-    return answer(service, prompts, tell, common=wish, id=id)
+    prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
+    return answer(service, prompts, write, common=body, id=id)
 
 
-def _is_plain(wish: RerankBody | ScoreBody | ClassifyBody) -> bool:
-    return wish.use_activation is False or wish.activation is False
+def _is_plain(body: RerankBody | ScoreBody | ClassifyBody) -> bool:
+    return body.use_activation is False or body.activation is False
 
 
 def _pairs(
@@ -227,35 +227,35 @@ def _cosines(outputs: list[Output], num_queries: int) -> list[float]:
     return np.sum(vectors[:num_queries] * vectors[num_queries:], axis=1).tolist()
 
 
-def _label_scores(service: Service, wish: ScoreBody) -> Answer:
+def _label_scores(service: Service, body: ScoreBody) -> Answer:
     """How likely each of some tokens comes next after query and item, for every item. Raises
     InvalidRequest."""
     if service.card.pooling is not None:
         raise InvalidRequest(
             "query and items need a model that generates; this one takes text_1 and text_2", param="query"
         )
-    if wish.query is None or wish.items is None or wish.label_token_ids is None:
+    if body.query is None or body.items is None or body.label_token_ids is None:
         raise InvalidRequest("query, items and label_token_ids go together", param="label_token_ids")
-    labels, applies = wish.label_token_ids, bool(wish.apply_softmax)
+    labels, applies = body.label_token_ids, bool(body.apply_softmax)
     params = SamplingParams(
         max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, logprob_ids=tuple(labels)
     )
 
-    def tell(outputs: list[Output]) -> LabelScores:
-        found = [
+    def write(outputs: list[Output]) -> LabelScores:
+        results = [
             np.array([logprob for _, logprob in output.logprobs[0].picked])
             if output.logprobs
             else raw(output)
             for output in outputs
         ]
-        scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in found]
+        scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in results]
         return LabelScores(scores, service.card.name, usage(outputs))
 
     prompts = _joined(
-        wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart
+        body.query, body.items, is_item_first=bool(body.item_first), is_apart=service.card.reads_items_apart
     )
     names = {"logprob_ids": "label_token_ids", "prompt": "items", "input_ids": "items"}
-    return answer(service, prompts, tell, common=wish, id=new_id("score", wish), params=params, names=names)
+    return answer(service, prompts, write, common=body, id=new_id("score", body), params=params, names=names)
 
 
 def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_apart: bool) -> list[Prompt]:
@@ -295,7 +295,7 @@ OPERATIONS = (
             body=RerankBody,
             example={"query": "A fruit", "documents": ["apple", "truck"]},
             answers=(Ranking,),
-            serve=partial(rerank, tells_documents=False) if prefix == "/v2" else rerank,
+            serve=partial(rerank, returns_documents=False) if prefix == "/v2" else rerank,
         )
         for prefix in ("", "/v1", "/v2")
     ],

@@ -51,6 +51,6 @@ def check_model(card: ModelCard, name: str | None) -> None:
         )
 
 
-def told_model(card: ModelCard, name: str | None) -> str:
+def response_model(card: ModelCard, name: str | None) -> str:
     """What answers call the model: an adapter as the client did. Raises ModelNotFound."""
     return name if name is not None and adapter_named(card, name) else card.name

@@ -77,58 +77,58 @@ class LogprobOptions(msgspec.Struct, frozen=True):
     ids: list[int] | None = None
 
 
-def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Answer:
+def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> Answer:
     """Raises RequestError. Stream events carry all text so far, or with `is_disjoint` what is new."""
     arrival_s = time.monotonic()
-    wish = decode(body, _decoder)
-    refuse_later(wish, LATER)
-    prompts, field, is_batch = prompts_of(wish)
+    body = decode(content, _decoder)
+    refuse_later(body, LATER)
+    prompts, field, is_batch = prompts_of(body)
     count = len(prompts)
-    if wish.session_params is not None and count > 1:
+    if body.session_params is not None and count > 1:
         raise InvalidRequest("a session takes one prompt at a time", param="session_params")
-    sampling = _each(wish.sampling_params, SamplingBody(), count, "sampling_params")
+    sampling = _each(body.sampling_params, SamplingBody(), count, "sampling_params")
     logprobs = [
         LogprobOptions(*one)
         for one in zip(
-            _each(wish.return_logprob, False, count, "return_logprob"),
-            _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
-            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"),
-            _picks(wish.token_ids_logprob, count),
+            _each(body.return_logprob, False, count, "return_logprob"),
+            _each(body.logprob_start_len, -1, count, "logprob_start_len"),
+            _each(body.top_logprobs_num, 0, count, "top_logprobs_num"),
+            _token_id_lists(body.token_ids_logprob, count),
             strict=True,
         )
     ]
-    shown: Sequence[HiddenOptions] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
+    shown: Sequence[HiddenOptions] = _each(body.return_hidden_states, False, count, "return_hidden_states")
     params = [
-        _params(*wishes, service.card.preferred, wish.custom_logit_processor)
-        for wishes in zip(sampling, logprobs, shown, strict=True)
+        _params(*options, service.card.preferred, body.custom_logit_processor)
+        for options in zip(sampling, logprobs, shown, strict=True)
     ]
     silent = [one.max_new_tokens == 0 for one in sampling]
-    if wish.session_params is not None and silent[0]:
+    if body.session_params is not None and silent[0]:
         raise InvalidRequest(
             "a session goes on from answers, so max_new_tokens must be 1 at least",
             param="sampling_params.max_new_tokens",
         )
-    wheres = constraint_of(sampling[0], "sampling_params.")[1]
-    ids = [uuid4().hex for _ in range(count)] if wish.rid is None else request_ids(wish.rid, count)
+    constraint_names = constraint_of(sampling[0], "sampling_params.")[1]
+    ids = [uuid4().hex for _ in range(count)] if body.rid is None else request_ids(body.rid, count)
     requests = [
         GenerateRequest(
             id=id,
             prompt=prompt,
             params=one,
             arrival_s=arrival_s,
-            priority=wish.priority,
+            priority=body.priority,
             cache_salt=salt,
             adapter=adapter,
-            session=wish.session_params,
-            timeout_s=wish.timeout,
-            queue_timeout_s=wish.queue_timeout,
+            session=body.session_params,
+            timeout_s=body.timeout,
+            queue_timeout_s=body.queue_timeout,
         )
         for id, prompt, one, salt, adapter in zip(
             ids,
             prompts,
             params,
-            salts(wish, count),
-            adapters_of(service.card, None, wish.lora_path, count),
+            salts(body, count),
+            adapters_of(service.card, None, body.lora_path, count),
             strict=True,
         )
     ]
@@ -138,11 +138,16 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         logprobs,
         silent,
         is_batch=is_batch,
-        with_texts=bool(wish.return_text_in_logprobs),
+        with_texts=bool(body.return_text_in_logprobs),
         is_disjoint=is_disjoint,
     )
-    names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
-    return Answer(service, requests, answer_format, is_stream=bool(wish.stream), names=names)
+    names = (
+        _NAMES
+        | constraint_names
+        | {"prompt": field}
+        | ({} if field == "input_embeds" else {"input_ids": field})
+    )
+    return Answer(service, requests, answer_format, is_stream=bool(body.stream), names=names)
 
 
 def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
@@ -154,7 +159,7 @@ def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequ
     return value
 
 
-def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int] | None]:
+def _token_id_lists(value: list[int | list[int]] | None, count: int) -> Sequence[list[int] | None]:
     """One list of tokens for all prompts, or one for each."""
     if value is None or all(isinstance(one, int) for one in value):
         return [value] * count  # type: ignore[list-item]
@@ -175,31 +180,31 @@ def _params(
 ) -> SamplingParams:
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
-    wished = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    wished.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    values = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    values.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     if body.max_new_tokens == 0:  # prompts alone; one token is computed, and not told
-        wished["max_new_tokens"] = 1
+        values["max_new_tokens"] = 1
     for name in ("stop", "stop_regex"):
         if isinstance(one := getattr(body, name), str):
-            wished[name] = [one] if one else []
+            values[name] = [one] if one else []
     if body.sampling_seed is not None:
-        wished["seed"] = body.sampling_seed
+        values["seed"] = body.sampling_seed
     if body.no_stop_trim is not None:
-        wished["include_stop"] = body.no_stop_trim
+        values["include_stop"] = body.no_stop_trim
     if logprobs.is_on:
-        wished |= {"logprobs": True, "top_logprobs": logprobs.num_top}
+        values |= {"logprobs": True, "top_logprobs": logprobs.num_top}
         if logprobs.start >= 0:
-            wished["prompt_logprobs"] = logprobs.num_top
+            values["prompt_logprobs"] = logprobs.num_top
         if logprobs.ids:
-            wished["logprob_ids"] = logprobs.ids
+            values["logprob_ids"] = logprobs.ids
     if shown:
-        wished["hidden_states"] = "last" if shown == "last" else "all"
+        values["hidden_states"] = "last" if shown == "last" else "all"
     if processor is not None:
-        wished["processor"] = processor_of(processor, body.custom_params)
+        values["processor"] = processor_of(processor, body.custom_params)
     rule, where = constraint_of(body, "sampling_params.")
     if rule is not None:
-        wished["constraint"] = rule
-    return convert(wished, SamplingParams, _NAMES | where)
+        values["constraint"] = rule
+    return convert(values, SamplingParams, _NAMES | where)
 
 
 class GenerateAnswerFormat:
@@ -225,15 +230,15 @@ class GenerateAnswerFormat:
         self.is_disjoint = is_disjoint
         # request and log probability options of each choice
         self.choices = [
-            wishes
-            for wishes in zip(requests, logprobs, silent, strict=True)
-            for _ in range(wishes[0].params.n)
+            options
+            for options in zip(requests, logprobs, silent, strict=True)
+            for _ in range(options[0].params.n)
         ]
         self.is_list = is_batch or len(self.choices) > 1
         self.outputs = [Output() for _ in self.choices]  # of a stream, so far
 
     def events(self, choice: int, delta: Delta) -> bytes:
-        delta = self.told(choice, delta)
+        delta = self.visible(choice, delta)
         self.outputs[choice].add(delta)
         answer = self._answer(choice, self.outputs[choice])
         if self.is_disjoint:
@@ -244,7 +249,7 @@ class GenerateAnswerFormat:
                 )
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
-    def told(self, choice: int, delta: Delta) -> Delta:
+    def visible(self, choice: int, delta: Delta) -> Delta:
         return silenced(delta) if self.choices[choice][2] else delta
 
     def tail(self) -> bytes:
@@ -291,14 +296,14 @@ class GenerateAnswerFormat:
             else None
         )
 
-    def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobOptions) -> dict[str, Any]:
+    def _logprobs(self, prefix: str, tokens: list[TokenLogprob], options: LogprobOptions) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]
+            f"{prefix}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]
         }
-        if wish.num_top:
-            fields[f"{side}_top_logprobs"] = [self._triples(token.top) for token in tokens]
-        if wish.ids:
-            fields[f"{side}_token_ids_logprobs"] = [self._triples(token.picked) for token in tokens]
+        if options.num_top:
+            fields[f"{prefix}_top_logprobs"] = [self._triples(token.top) for token in tokens]
+        if options.ids:
+            fields[f"{prefix}_token_ids_logprobs"] = [self._triples(token.picked) for token in tokens]
         return fields
 
     def _triples(self, pairs: list[tuple[int, float]]) -> list[tuple[float | None, int, str | None]] | None:

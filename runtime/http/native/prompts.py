@@ -12,18 +12,18 @@ Ids = list[int | list[int]] | None
 _rows = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def prompts_of(wish: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
+def prompts_of(body: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
     """The prompts, the field that has them, and whether the answer is a list. Raises InvalidRequest."""
-    if wish.input_embeds is not None:
-        if wish.text is not None:
+    if body.input_embeds is not None:
+        if body.text is not None:
             raise InvalidRequest("give either text or input_embeds", param="text")
-        return _embeds(wish.input_embeds, wish.input_ids)
-    if (wish.text is None) == (wish.input_ids is None):
+        return _embeds(body.input_embeds, body.input_ids)
+    if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("give either text, input_ids or input_embeds", param="text")
-    if wish.text is not None:
-        texts = wish.text if isinstance(wish.text, list) else [wish.text]
-        return [Text(text) for text in texts], "text", isinstance(wish.text, list)
-    lists, is_batch = _id_lists(wish.input_ids)
+    if body.text is not None:
+        texts = body.text if isinstance(body.text, list) else [body.text]
+        return [Text(text) for text in texts], "text", isinstance(body.text, list)
+    lists, is_batch = _id_lists(body.input_ids)
     return [Tokens(ids) for ids in lists], "input_ids", is_batch
 
 
@@ -38,12 +38,12 @@ def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
     return ids, True  # type: ignore[return-value]
 
 
-def _embeds(given: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str, bool]:
+def _embeds(rows: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str, bool]:
     """Rows stay JSON for now: they are read where they hold nobody up."""
     try:
-        first = _rows.decode(given[0])
+        first = _rows.decode(rows[0])
         is_batch = bool(first) and bytes(first[0]).startswith(b"[")
-        prompts = [_rows.decode(part) for part in given] if is_batch else [given]
+        prompts = [_rows.decode(part) for part in rows] if is_batch else [rows]
     except msgspec.DecodeError:
         raise InvalidRequest(
             "input_embeds must be a list of rows of numbers, or a list of such lists", param="input_embeds"
@@ -52,16 +52,16 @@ def _embeds(given: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str
         raise InvalidRequest(
             f"input_embeds has {len(prompts)} prompts; the most is {MAX_PROMPTS}", param="input_embeds"
         )
-    beside: list[list[int] | None] = [None] * len(prompts)
+    token_lists: list[list[int] | None] = [None] * len(prompts)
     if ids is not None:
         lists, is_list = _id_lists(ids)
         if is_list != is_batch or len(lists) != len(prompts):
             raise InvalidRequest(
                 "input_ids beside input_embeds must have a token for each row", param="input_ids"
             )
-        beside = [*lists]
+        token_lists = [*lists]
     return (
-        [Embeds(rows, tokens) for rows, tokens in zip(prompts, beside, strict=True)],
+        [Embeds(rows, tokens) for rows, tokens in zip(prompts, token_lists, strict=True)],
         "input_embeds",
         is_batch,
     )

@@ -43,44 +43,44 @@ _embed = msgspec.json.Decoder(EmbedBody)
 _embeddings = msgspec.json.Decoder(EmbeddingsBody)
 
 
-def embed(service: Service, body: bytes) -> Answer:
+def embed(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    begin = time.monotonic_ns()
-    wish = decode(body, _embed)
+    begin_ns = time.monotonic_ns()
+    body = decode(content, _embed)
 
-    def tell(vectors: list[list[float]], num_tokens: int) -> Embeddings:
+    def write(vectors: list[list[float]], num_tokens: int) -> Embeddings:
         return Embeddings(
-            wish.model,
+            body.model,
             vectors,
-            total_duration=time.monotonic_ns() - begin,
+            total_duration=time.monotonic_ns() - begin_ns,
             load_duration=0,
             prompt_eval_count=num_tokens,
         )
 
-    return _answer(service, wish.model, wish.input, wish.dimensions, wish.truncate is not False, tell)
+    return _answer(service, body.model, body.input, body.dimensions, body.truncate is not False, write)
 
 
-def embeddings(service: Service, body: bytes) -> Answer:
+def embeddings(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _embeddings)
-    return _answer(service, wish.model, wish.prompt, None, True, lambda vectors, _: Embedding(vectors[0]))
+    body = decode(content, _embeddings)
+    return _answer(service, body.model, body.prompt, None, True, lambda vectors, _: Embedding(vectors[0]))
 
 
 def _answer(
-    service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, tell: Any
+    service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, write: Any
 ) -> Answer:
     check_name(service.card, model)
     pooling = pooling_of(service, "embed")
     size = size_of(dimensions, pooling.size)
 
-    def tell_outputs(outputs: list[Output]) -> Any:
+    def write_outputs(outputs: list[Output]) -> Any:
         vectors = [embedding(output, size, is_normalised=True).tolist() for output in outputs]
-        return tell(
+        return write(
             vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
         )
 
     common = Common(truncate_prompt_tokens=-1 if cuts else None)
-    return answer(service, prompts_of(texts), tell_outputs, common=common, id=new_id("embed", common))
+    return answer(service, prompts_of(texts), write_outputs, common=common, id=new_id("embed", common))
 
 
 OPERATIONS = (

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import LikelyToken
+from runtime.http.openai.completion_response import ChatTokenLogprob
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -24,7 +24,7 @@ class Call(Struct, forbid_unknown_fields=True):
     function: CalledFunction
 
 
-class Said(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     """A message of the assistant, or more of it."""
 
     role: Literal["assistant"]
@@ -47,13 +47,13 @@ class Line(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-    logprobs: list[LikelyToken] | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
 
 
 class ChatLine(Line, kw_only=True, forbid_unknown_fields=True):
     """The answer of /api/chat, or a line of it."""
 
-    message: Said
+    message: ResponseMessage
 
 
 class GenerateLine(Line, kw_only=True, forbid_unknown_fields=True):

@@ -52,56 +52,56 @@ _chat = msgspec.json.Decoder(ChatBody)
 _generate = msgspec.json.Decoder(GenerateBody)
 
 
-def chat(service: Service, body: bytes) -> Answer | Response:
+def chat(service: Service, content: bytes) -> Answer | Response:
     """Raises RequestError."""
-    begin = time.monotonic_ns()
-    wish = decode(body, _chat)
-    check_name(service.card, wish.model)
-    writer = Writer(wish.model, begin, is_chat=True)
-    if not wish.messages:
-        return _load(wish, writer)
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(wish.messages)]
+    begin_ns = time.monotonic_ns()
+    body = decode(content, _chat)
+    check_name(service.card, body.model)
+    writer = Writer(body.model, begin_ns, is_chat=True)
+    if not body.messages:
+        return _load(body, writer)
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
     names = NAMES | {"prompt": "messages"}
-    return _answer(service, wish, writer, names, *_prepared(service, wish, messages, names, tools=wish.tools))
+    return _answer(service, body, writer, names, *_prepare(service, body, messages, names, tools=body.tools))
 
 
-def generate(service: Service, body: bytes) -> Answer | Response:
+def generate(service: Service, content: bytes) -> Answer | Response:
     """Raises RequestError."""
-    begin = time.monotonic_ns()
-    wish = decode(body, _generate)
-    check_name(service.card, wish.model)
-    _refuse(wish)
-    writer = Writer(wish.model, begin, is_chat=False)
-    if not wish.prompt and not wish.suffix:
-        return _load(wish, writer)
-    if not wish.raw and not wish.suffix:
-        system = [types.Message(role="system", content=wish.system)] if wish.system else []
+    begin_ns = time.monotonic_ns()
+    body = decode(content, _generate)
+    check_name(service.card, body.model)
+    _refuse(body)
+    writer = Writer(body.model, begin_ns, is_chat=False)
+    if not body.prompt and not body.suffix:
+        return _load(body, writer)
+    if not body.raw and not body.suffix:
+        system = [types.Message(role="system", content=body.system)] if body.system else []
         return _answer(
             service,
-            wish,
+            body,
             writer,
             NAMES,
-            *_prepared(service, wish, [*system, types.Message(role="user", content=wish.prompt)], NAMES),
+            *_prepare(service, body, [*system, types.Message(role="user", content=body.prompt)], NAMES),
         )
-    prompt = wish.prompt or ""
-    plain = types.CompletionBody(prompt=prompt, **_fields(wish))
+    prompt = body.prompt or ""
+    plain = types.CompletionBody(prompt=prompt, **_fields(body))
     rule, where = constraint_of(plain)
     params = sampling_params(
         plain,
         service.card.sampling_defaults,
         NAMES,
         constraint=rule,
-        logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
     )
     request = GenerateRequest(
         id=_new_id(),
-        prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt),
+        prompt=Infill(prompt, body.suffix) if body.suffix else Text(prompt),
         params=params,
         arrival_s=time.monotonic(),
-        adapter=check_name(service.card, wish.model),
+        adapter=check_name(service.card, body.model),
     )
-    return _answer(service, wish, writer, NAMES, request, None, where)
+    return _answer(service, body, writer, NAMES, request, None, where)
 
 
 def check_name(card: ModelCard, name: str) -> str:
@@ -117,26 +117,26 @@ def check_name(card: ModelCard, name: str) -> str:
     return ""
 
 
-def _prepared(
+def _prepare(
     service: Service,
-    wish: Shared,
+    body: Shared,
     messages: list[types.Message],
     names: dict[str, str],
     tools: list[dict[str, Any]] | None = None,
 ) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
     args: dict[str, Any] = {}
-    if wish.think is not None:
-        args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
-    effort = wish.think if isinstance(wish.think, str) else None
+    if body.think is not None:
+        args = {"enable_thinking": bool(body.think), "thinking": bool(body.think)}
+    effort = body.think if isinstance(body.think, str) else None
     body = types.ChatBody(
         messages=messages,
         tools=tools,
-        logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
         reasoning_effort=effort,
         chat_template_kwargs=args,
-        lora_path=check_name(service.card, wish.model),
-        **_fields(wish),
+        lora_path=check_name(service.card, body.model),
+        **_fields(body),
     )
     try:
         return openai.prepare(service, body, _new_id())
@@ -146,14 +146,14 @@ def _prepared(
 
 def _answer(
     service: Service,
-    wish: Shared,
+    body: Shared,
     writer: "Writer",
     names: dict[str, str],
     request: GenerateRequest,
     reading: Reading | None,
     more: dict[str, str],
 ) -> Answer:
-    is_stream = wish.stream is not False
+    is_stream = body.stream is not False
     return Answer(
         service,
         [request],
@@ -165,9 +165,9 @@ def _answer(
     )
 
 
-def _fields(wish: Shared) -> dict[str, Any]:
+def _fields(body: Shared) -> dict[str, Any]:
     """The fields that chats and completions of OpenAI's API have, too."""
-    options = wish.options or Options()
+    options = body.options or Options()
     for name, neutral in NEUTRAL.items():
         if getattr(options, name) not in (None, neutral):
             raise InvalidRequest(f"options.{name} is not served here; leave it out", param=f"options.{name}")
@@ -176,14 +176,14 @@ def _fields(wish: Shared) -> dict[str, Any]:
         fields["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
-    if isinstance(wish.format, dict):
+    if isinstance(body.format, dict):
         fields["response_format"] = {
             "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": wish.format},
+            "json_schema": {"name": "answer", "schema": body.format},
         }
-    elif wish.format == "json":
+    elif body.format == "json":
         fields["response_format"] = {"type": "json_object"}
-    elif wish.format:
+    elif body.format:
         raise InvalidRequest("format must be json or a JSON schema", param="format")
     return fields
 
@@ -205,8 +205,8 @@ def _message(message: Message, place: str) -> types.Message:
     )
 
 
-def _refuse(wish: GenerateBody) -> None:
-    if wish.raw and wish.system:
+def _refuse(body: GenerateBody) -> None:
+    if body.raw and body.system:
         raise InvalidRequest("raw sends the prompt as it is, so there is no place for system", param="system")
     for name, remedy in (
         ("template", "start the server with --chat-template"),
@@ -216,11 +216,11 @@ def _refuse(wish: GenerateBody) -> None:
         ("height", "only text is"),
         ("steps", "only text is"),
     ):
-        if getattr(wish, name):
+        if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; {remedy}", param=name)
 
 
-def _load(wish: Shared, writer: "Writer") -> Response:
+def _load(body: Shared, writer: "Writer") -> Response:
     """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
     return json_response(
         convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine)
@@ -234,10 +234,10 @@ def _new_id() -> str:
 class Writer:
     """The lines of one answer, of a chat or a generation."""
 
-    def __init__(self, model: str, begin: int, *, is_chat: bool) -> None:
+    def __init__(self, model: str, begin_ns: int, *, is_chat: bool) -> None:
         """`begin` is when the request came, in nanoseconds."""
         self.model = model
-        self.begin = begin
+        self.begin_ns = begin_ns
         self.first = 0  # when the first output came
         self.is_chat = is_chat
 
@@ -251,22 +251,26 @@ class Writer:
         **more: Any,
     ) -> Payload:
         line: Payload = {"model": self.model, "created_at": datetime.now(UTC)}
-        said: Payload = {"role": "assistant", "content": content} if self.is_chat else {"response": content}
+        message_fields: Payload = (
+            {"role": "assistant", "content": content} if self.is_chat else {"response": content}
+        )
         if thinking:
-            said["thinking"] = thinking
+            message_fields["thinking"] = thinking
         if calls:
-            said["tool_calls"] = calls
-        return line | ({"message": said} if self.is_chat else said) | {"done": done} | more
+            message_fields["tool_calls"] = calls
+        return (
+            line | ({"message": message_fields} if self.is_chat else message_fields) | {"done": done} | more
+        )
 
     def ending(self, finish: Finish) -> Payload:
         now = time.monotonic_ns()
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
         return {
             "done_reason": reason,
-            "total_duration": now - self.begin,
+            "total_duration": now - self.begin_ns,
             "load_duration": 0,
             "prompt_eval_count": finish.prompt_tokens,
-            "prompt_eval_duration": self.first - self.begin,
+            "prompt_eval_duration": self.first - self.begin_ns,
             "eval_count": finish.completion_tokens,
             "eval_duration": now - self.first,
         }

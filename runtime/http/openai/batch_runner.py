@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.errors import error_object
-from runtime.http.openai.batches import OVER, Batches, Line, LineError, Record
-from runtime.http.openai.files import aside, new_id
+from runtime.http.openai.batches import ENDED, Batches, Line, LineError, Record
+from runtime.http.openai.files import in_thread, new_id
 from runtime.service import Service
 
 MAX_OPEN = 64  # lines in the runtime at once
@@ -40,39 +40,39 @@ class BatchRunner:
     def __init__(self, service: Service, batches: Batches, max_open: int = MAX_OPEN) -> None:
         self.service = service
         self.batches = batches
-        self._places = anyio.CapacityLimiter(max_open)
+        self._slots = anyio.CapacityLimiter(max_open)
         self._writer = anyio.CapacityLimiter(1)  # answers are written one after the other
         self._scopes: dict[str, anyio.CancelScope] = {}  # of the batches that run
-        self._new: list[Record] = []
-        self._news = anyio.Event()
+        self._added: list[Record] = []
+        self._wakeup = anyio.Event()
 
     async def run(self) -> None:
         """Until cancelled. Batches that a killed server left unfinished go on."""
-        self._new = [r for r in self.batches.known.values() if r.batch.status not in OVER] + self._new
+        self._added = [r for r in self.batches.known.values() if r.batch.status not in ENDED] + self._added
         async with anyio.create_task_group() as tasks:
             while True:
-                for record in self._new:
+                for record in self._added:
                     tasks.start_soon(self._run, record)
-                self._new, self._news = [], anyio.Event()
-                await self._news.wait()
+                self._added, self._wakeup = [], anyio.Event()
+                await self._wakeup.wait()
 
     def add(self, record: Record) -> None:
         """A batch was created."""
-        self._new.append(record)
-        self._news.set()
+        self._added.append(record)
+        self._wakeup.set()
 
     async def cancel(self, record: Record) -> None:
         """Raises InvalidRequest for a batch that is over."""
-        if record.batch.status in OVER:
+        if record.batch.status in ENDED:
             raise InvalidRequest(f"the batch is {record.batch.status} already", param="batch_id")
-        await aside(self.batches.advance, record, "cancelling")
+        await in_thread(self.batches.advance, record, "cancelling")
         if (scope := self._scopes.get(record.batch.id)) is not None:
             scope.cancel()
 
     async def _run(self, record: Record) -> None:
         """One batch to its end. What goes wrong with it is its own."""
         try:
-            await self._live(record)
+            await self._process(record)
         except OSError as error:
             log.get("batches").error(
                 "a batch failed for want of its files", batch=record.batch.id, error=str(error)
@@ -86,14 +86,14 @@ class BatchRunner:
                 ],
             )
 
-    async def _live(self, record: Record) -> None:
+    async def _process(self, record: Record) -> None:
         batches = self.batches
         if record.batch.status == "validating":
-            if errors := await aside(batches.check, record):
+            if errors := await in_thread(batches.check, record):
                 return await self._fail(record, errors)
             if record.batch.status == "validating":  # it may have been cancelled meanwhile
-                await aside(batches.advance, record, "in_progress")
-        await aside(batches.recover, record)
+                await in_thread(batches.advance, record, "in_progress")
+        await in_thread(batches.recover, record)
         end = "completed"
         if record.batch.status == "in_progress":
             with anyio.move_on_after(record.batch.expires_at - time.time()) as limit:
@@ -105,15 +105,15 @@ class BatchRunner:
         if record.batch.status == "cancelling":
             end = "cancelled"
         if end in CUT_OFF:
-            await aside(self._cut_off, record, *CUT_OFF[end])
+            await in_thread(self._cut_off, record, *CUT_OFF[end])
         else:
-            await aside(batches.advance, record, "finalizing")
-        fields = await aside(batches.publish, record)
-        await aside(batches.advance, record, end, **fields)
+            await in_thread(batches.advance, record, "finalizing")
+        fields = await in_thread(batches.publish, record)
+        await in_thread(batches.advance, record, end, **fields)
         log.get("batches").info(end, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
 
     async def _fail(self, record: Record, errors: list[LineError]) -> None:
-        await aside(
+        await in_thread(
             self.batches.advance,
             record,
             "failed",
@@ -121,19 +121,19 @@ class BatchRunner:
         )
 
     async def _answer_all(self, record: Record) -> None:
-        lines: Generator[Line] = self.batches.left(record)
+        lines: Generator[Line] = self.batches.unanswered(record)
         with closing(lines):
             async with anyio.create_task_group() as tasks:
-                while (line := await aside(next, lines, None)) is not None:
+                while (line := await in_thread(next, lines, None)) is not None:
                     borrower = object()
-                    await self._places.acquire_on_behalf_of(borrower)
+                    await self._slots.acquire_on_behalf_of(borrower)
                     tasks.start_soon(self._answer, record, line, borrower)
 
     async def _answer(self, record: Record, line: Line, borrower: object) -> None:
         try:
-            status, body = await self._ask(line)
+            status, body = await self._serve(line)
         finally:
-            self._places.release_on_behalf_of(borrower)
+            self._slots.release_on_behalf_of(borrower)
         response = {"status_code": status, "request_id": new_id("req"), "body": body}
         output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
         # what is answered is written, also when the batch is cancelled meanwhile
@@ -141,7 +141,7 @@ class BatchRunner:
             append = partial(self.batches.append, record, output, is_error=status != 200)
             await anyio.to_thread.run_sync(append, limiter=self._writer)
 
-    async def _ask(self, line: Line) -> tuple[int, Any]:
+    async def _serve(self, line: Line) -> tuple[int, Any]:
         """What an HTTP request with this body would be answered: status and body. Waits where a client would
         try again."""
         while True:
@@ -165,7 +165,7 @@ class BatchRunner:
 
     def _cut_off(self, record: Record, code: str, message: str) -> None:
         """The lines that are left get an error each."""
-        for line in list(self.batches.left(record)):
+        for line in list(self.batches.unanswered(record)):
             output = {
                 "id": new_id("batch_req"),
                 "custom_id": line.custom_id,

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct, structs
 
 from runtime import log
 from runtime.errors import InvalidRequest, NotFound
-from runtime.http.openai.files import Files, new_id, write_whole
+from runtime.http.openai.files import Files, new_id, write_atomically
 from runtime.http.streaming.exchange import Answer
 from runtime.service import Service
 
@@ -34,7 +34,7 @@ WINDOW_S = 24 * 3600
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
-OVER = ("failed", "completed", "expired", "cancelled")
+ENDED = ("failed", "completed", "expired", "cancelled")
 Serve = Callable[[Service, bytes], Answer]
 
 
@@ -170,14 +170,14 @@ class Batches:
         self.save(record)
 
     def save(self, record: Record) -> None:
-        write_whole(self.folder / f"{record.batch.id}.json", msgspec.json.encode(record))
+        write_atomically(self.folder / f"{record.batch.id}.json", msgspec.json.encode(record))
 
     def unfinished_files(self) -> list[str]:
         """Ids of files that batches read or write now."""
         return [
             name
             for r in self.known.values()
-            if r.batch.status not in OVER
+            if r.batch.status not in ENDED
             for name in (r.batch.input_file_id, r.output_id, r.error_id)
         ]
 
@@ -188,7 +188,7 @@ class Batches:
         total = 0
         for number, raw in _lines(self.files.path(record.batch.input_file_id)):
             total += 1
-            if (error := self._wrong(number, raw, record.batch.endpoint, seen)) is not None:
+            if (error := self._line_error(number, raw, record.batch.endpoint, seen)) is not None:
                 errors.append(error)
             if len(errors) == MAX_ERRORS or total > MAX_LINES:
                 break
@@ -201,7 +201,7 @@ class Batches:
         record.batch = structs.replace(record.batch, request_counts=Counts(total))
         return errors
 
-    def _wrong(self, number: int, raw: bytes, endpoint: str, seen: set[str]) -> LineError | None:
+    def _line_error(self, number: int, raw: bytes, endpoint: str, seen: set[str]) -> LineError | None:
         try:
             line = _line.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -231,7 +231,7 @@ class Batches:
         )
         return record.batch.request_counts
 
-    def left(self, record: Record) -> Generator[Line]:
+    def unanswered(self, record: Record) -> Generator[Line]:
         """Blocking. Lines without an answer, in order."""
         done = {
             name for id in (record.output_id, record.error_id) for name in _answered_in(self.files.path(id))

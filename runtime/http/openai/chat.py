@@ -12,7 +12,7 @@ from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
-from runtime.http.fields.model import adapters_of, told_model
+from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
@@ -21,7 +21,13 @@ from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.tools import demanded, demands, narrowed, strict, tools_of
+from runtime.http.openai.tools import (
+    required_calls,
+    requires_call,
+    strict_calls,
+    tools_of,
+    with_allowed_tools,
+)
 from runtime.http.operation import HELLO, Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_reader import Reading, events_of
@@ -53,69 +59,69 @@ OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id":
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def chat(service: Service, body: bytes) -> Answer:
+def chat(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
-    wish = decode(body, _decoder)
-    (rid,) = request_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
-    name = told_model(service.card, wish.model)
+    body = decode(content, _decoder)
+    (rid,) = request_ids(body.rid, 1) if body.rid is not None else (body.request_id,)
+    name = response_model(service.card, body.model)
     envelope = Envelope(
-        "chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report
+        "chatcmpl", "chat.completion", name, 1, body.stream_options, rid, service.card.cache_report
     )
-    request, reading, names = prepare(service, wish, envelope.id)
+    request, reading, names = prepare(service, body, envelope.id)
     envelope.meter.n = request.params.n
-    answer_format = ChatAnswerFormat(service, envelope, wish, is_text=reading is None)
+    answer_format = ChatAnswerFormat(service, envelope, body, is_text=reading is None)
     answer = Answer(
-        service, [request], answer_format, is_stream=bool(wish.stream), names=names, reading=reading
+        service, [request], answer_format, is_stream=bool(body.stream), names=names, reading=reading
     )
-    answer.interval = wish.stream_interval or 1
+    answer.interval = body.stream_interval or 1
     return answer
 
 
 def prepare(
-    service: Service, wish: ChatBody, id: str
+    service: Service, body: ChatBody, id: str
 ) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
     """-> what to ask, how to read the answer where it may be more than text, and the client's names of our
     fields. Raises RequestError."""
     arrival_s = time.monotonic()
-    refuse(wish)
-    wish = narrowed(wish)
-    (adapter,) = adapters_of(service.card, wish.model, wish.lora_path, 1)
-    if wish.top_logprobs is not None and not wish.logprobs:
+    refuse(body)
+    body = with_allowed_tools(body)
+    (adapter,) = adapters_of(service.card, body.model, body.lora_path, 1)
+    if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    formats, tools = service.card.formats, tools_of(wish)
-    rule, where = _rule(wish, tools, service.card)
-    reading = _reading(service, wish, tools)
-    names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
+    formats, tools = service.card.formats, tools_of(body)
+    rule, where = _rule(body, tools, service.card)
+    reading = _reading(service, body, tools)
+    names = NAMES | where | {name: given for name, given in OR.items() if getattr(body, given) is not None}
     params = sampling_params(
-        wish,
+        body,
         service.card.sampling_defaults,
         names,
         constraint=rule,
-        max_new_tokens=wish.max_completion_tokens,
-        logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs,
-        prompt_logprobs=wish.prompt_logprobs,
-        **_behind_reasoning(formats, rule, is_demanded=demands(wish)),
+        max_new_tokens=body.max_completion_tokens,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        **_constraint_after(formats, rule, is_demanded=requires_call(body)),
     )
-    prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
+    prompt = chat_prompt(body) if body.input_ids is None else Tokens(body.input_ids)
     request = GenerateRequest(
         id=id,
         prompt=prompt,
         params=params,
         arrival_s=arrival_s,
-        priority=wish.priority,
-        cache_salt=salts(wish, 1)[0],
+        priority=body.priority,
+        cache_salt=salts(body, 1)[0],
         adapter=adapter,
         marks=marks_of(formats.tools if tools else None, formats.thinking),
     )
     return request, reading, names
 
 
-def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
-    rule, where = constraint_of(wish)
-    calls = demanded(wish, tools)
-    if calls is None and rule is None and card.has_tags and not wish.ignore_eos:
-        return strict(wish, tools, card.formats.calls), {"constraint": "tools"}
+def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
+    rule, where = constraint_of(body)
+    calls = required_calls(body, tools)
+    if calls is None and rule is None and card.has_tags and not body.ignore_eos:
+        return strict_calls(body, tools, card.formats.calls), {"constraint": "tools"}
     if calls is None:
         return rule, where
     if rule is not None:
@@ -126,25 +132,25 @@ def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
     return calls, {"constraint": "tool_choice"}
 
 
-def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
+def _reading(service: Service, body: ChatBody, tools: Tools) -> Reading | None:
     formats = service.card.formats
-    if wish.separate_reasoning is False:
+    if body.separate_reasoning is False:
         formats = structs.replace(formats, thinking=None)
-    if formats.thinking is None and not demands(wish) and not (tools and formats.tools):
+    if formats.thinking is None and not requires_call(body) and not (tools and formats.tools):
         return None
     return Reading(
         service=service,
         formats=formats,
         tools=tools,
-        one_call=wish.parallel_tool_calls is False,
-        is_continued=bool(wish.continue_final_message),
-        is_demanded=demands(wish),
-        shows_reasoning=wish.include_reasoning is not False,
-        streams_reasoning=wish.stream_reasoning is not False,
+        one_call=body.parallel_tool_calls is False,
+        is_continued=bool(body.continue_final_message),
+        is_demanded=requires_call(body),
+        shows_reasoning=body.include_reasoning is not False,
+        streams_reasoning=body.stream_reasoning is not False,
     )
 
 
-def _behind_reasoning(
+def _constraint_after(
     formats: Formats, rule: Rule | None, *, is_demanded: bool
 ) -> dict[str, tuple[Free, ...]]:
     """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or
@@ -165,12 +171,14 @@ class ChatAnswerFormat:
 
     gives = ChatCompletion
 
-    def __init__(self, service: Service, envelope: Envelope, wish: ChatBody, *, is_text: bool = True) -> None:
+    def __init__(
+        self, service: Service, envelope: Envelope, request: ChatBody, *, is_text: bool = True
+    ) -> None:
         """`is_text`: answers are nothing but text."""
         self.service = service
         self.envelope = envelope
-        self.wish = wish
-        self.is_plain = not (envelope.is_continuous or wish.logprobs or wish.return_token_ids)
+        self.request = request
+        self.is_plain = not (envelope.is_continuous or request.logprobs or request.return_token_ids)
         self.is_text = is_text
         self.begun: set[int] = set()  # choices
         self.callers: set[int] = set()  # choices that call tools
@@ -202,7 +210,7 @@ class ChatAnswerFormat:
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
-        first, wish = outputs[0], self.wish
+        first, request = outputs[0], self.request
         choices = [
             {
                 "index": i,
@@ -215,10 +223,10 @@ class ChatAnswerFormat:
             | ({"hidden_states": last(output.hidden)} if output.hidden else {})
             for i, output in enumerate(outputs)
         ]
-        more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if wish.return_token_ids else {}
-        if wish.prompt_logprobs is not None:
+        more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if request.return_token_ids else {}
+        if request.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(
-                first.prompt_logprobs, self.service.token_bytes, wish.prompt_logprobs
+                first.prompt_logprobs, self.service.token_bytes, request.prompt_logprobs
             )
         return (
             self.envelope.head()
@@ -230,7 +238,7 @@ class ChatAnswerFormat:
         self.begun.add(choice)
         fields = _choice(choice, {"role": "assistant", "content": ""}) | self._prompt_ids(delta.prompt_ids)
         return self.envelope.chunk(
-            fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.wish.return_token_ids else None
+            fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.request.return_token_ids else None
         )
 
     def _event(self, choice: int, event: Event) -> bytes:
@@ -294,13 +302,13 @@ class ChatAnswerFormat:
         )
 
     def _ids(self, token_ids: list[int]) -> dict[str, list[int]]:
-        return {"token_ids": token_ids} if self.wish.return_token_ids else {}
+        return {"token_ids": token_ids} if self.request.return_token_ids else {}
 
     def _prompt_ids(self, prompt_ids: list[int] | None) -> dict[str, Any]:
-        return {"prompt_token_ids": prompt_ids} if self.wish.return_prompt_token_ids else {}
+        return {"prompt_token_ids": prompt_ids} if self.request.return_prompt_token_ids else {}
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
-        by_id = bool(self.wish.return_tokens_as_token_ids)
+        by_id = bool(self.request.return_tokens_as_token_ids)
         return None if tokens is None else chat_logprobs(tokens, self.service.token_bytes, by_id=by_id)
 
 

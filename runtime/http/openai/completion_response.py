@@ -48,7 +48,7 @@ class Usage(Struct, forbid_unknown_fields=True):
     completion_tokens_details: ReasoningTokens | UnsetType = UNSET  # of what generates
 
 
-class Likely(Struct, forbid_unknown_fields=True):
+class TopLogprob(Struct, forbid_unknown_fields=True):
     """A token that could have stood there."""
 
     token: str
@@ -56,16 +56,16 @@ class Likely(Struct, forbid_unknown_fields=True):
     logprob: float | None
 
 
-class LikelyToken(Likely, forbid_unknown_fields=True):
+class ChatTokenLogprob(TopLogprob, forbid_unknown_fields=True):
     """A token, and those that could have stood in its place."""
 
-    top_logprobs: list[Likely]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct, forbid_unknown_fields=True):
     """Log probabilities of a message's tokens."""
 
-    content: list[LikelyToken]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 
@@ -124,36 +124,36 @@ class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: list[Json | None] | UnsetType = UNSET
 
 
-class FunctionPiece(Struct, forbid_unknown_fields=True):
+class FunctionDelta(Struct, forbid_unknown_fields=True):
     """More of a call's function."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
-class CallPiece(Struct, forbid_unknown_fields=True):
+class ToolCallDelta(Struct, forbid_unknown_fields=True):
     """More of call number `index`."""
 
     index: int
-    function: FunctionPiece
+    function: FunctionDelta
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
 
 
-class MessagePiece(Struct, forbid_unknown_fields=True):
+class MessageDelta(Struct, forbid_unknown_fields=True):
     """More of the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[CallPiece] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     hidden_states: Any = UNSET
 
 
-class ChatPiece(Choice, kw_only=True, forbid_unknown_fields=True):
+class ChunkChoice(Choice, kw_only=True, forbid_unknown_fields=True):
     """More of one of `n` answers."""
 
-    delta: MessagePiece
+    delta: MessageDelta
     logprobs: ChatLogprobs | None
 
 
@@ -164,7 +164,7 @@ class ChatChunk(Struct, kw_only=True, forbid_unknown_fields=True):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
-    choices: list[ChatPiece]
+    choices: list[ChunkChoice]
     usage: Usage | None | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
 

@@ -12,7 +12,7 @@ from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
-from runtime.http.fields.model import adapters_of, told_model
+from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
 from runtime.http.openai.completion_response import Completion
@@ -45,34 +45,34 @@ OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def completions(service: Service, body: bytes) -> Answer:
+def completions(service: Service, content: bytes) -> Answer:
     """Raises RequestError."""
     arrival_s = time.monotonic()
-    wish = decode(body, _decoder)
-    refuse(wish)
-    prompts = _prompts(wish)
-    adapters = adapters_of(service.card, wish.model, wish.lora_path, len(prompts))
-    rule, where = constraint_of(wish)
-    told = _told(wish, service.card.sampling_defaults.get("n", 1))
-    names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
+    body = decode(content, _decoder)
+    refuse(body)
+    prompts = _prompts(body)
+    adapters = adapters_of(service.card, body.model, body.lora_path, len(prompts))
+    rule, where = constraint_of(body)
+    options = _output_options(body, service.card.sampling_defaults.get("n", 1))
+    names = NAMES | where | {name: given for name, given in OR.items() if getattr(body, given) is not None}
     params = sampling_params(
-        wish,
+        body,
         service.card.sampling_defaults,
         names,
-        n=told.num_drawn,
-        max_new_tokens=_longest(wish, service, told),
+        n=options.num_sampled,
+        max_new_tokens=_max_new_tokens(body, service, options),
         constraint=rule,
-        logprobs=told.has_logprobs or told.is_choosing,
-        top_logprobs=wish.logprobs,
-        prompt_logprobs=_prompt_width(wish),
+        logprobs=options.has_logprobs or options.is_best_of,
+        top_logprobs=body.logprobs,
+        prompt_logprobs=_prompt_width(body),
     )
-    rid = wish.rid or wish.request_id
+    rid = body.rid or body.request_id
     envelope = Envelope(
         "cmpl",
         "text_completion",
-        told_model(service.card, wish.model),
+        response_model(service.card, body.model),
         params.n,
-        wish.stream_options,
+        body.stream_options,
         rid if isinstance(rid, str) else None,
         service.card.cache_report,
     )
@@ -82,35 +82,35 @@ def completions(service: Service, body: bytes) -> Answer:
             prompt=prompt,
             params=params,
             arrival_s=arrival_s,
-            priority=wish.priority,
+            priority=body.priority,
             cache_salt=salt,
             adapter=adapter,
         )
         for id, prompt, salt, adapter in zip(
             request_ids(rid or envelope.id, len(prompts)),
             prompts,
-            salts(wish, len(prompts)),
+            salts(body, len(prompts)),
             adapters,
             strict=True,
         )
     ]
-    echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
+    echoes = [_text(service, prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
     answer = Answer(
         service,
         requests,
-        CompletionAnswerFormat(service, envelope, told, echoes),
-        is_stream=bool(wish.stream),
+        CompletionAnswerFormat(service, envelope, options, echoes),
+        is_stream=bool(body.stream),
         names=names,
     )
-    answer.interval = wish.stream_interval or 1
+    answer.interval = body.stream_interval or 1
     return answer
 
 
-class Told(Struct, frozen=True):
+class OutputOptions(Struct, frozen=True):
     """What the answer tells beside the text, and of how many."""
 
     n: int
-    num_drawn: int  # choices computed for each prompt
+    num_sampled: int  # choices computed for each prompt
     has_logprobs: bool
     width: int  # alternatives
     prompt_width: int | None
@@ -120,8 +120,8 @@ class Told(Struct, frozen=True):
     is_prompt_only: bool
 
     @property
-    def is_choosing(self) -> bool:
-        return self.num_drawn > self.n
+    def is_best_of(self) -> bool:
+        return self.num_sampled > self.n
 
     @property
     def is_plain(self) -> bool:
@@ -129,53 +129,53 @@ class Told(Struct, frozen=True):
         return not (self.has_logprobs or self.has_ids or self.is_prompt_only)
 
 
-def _told(wish: CompletionBody, preferred_n: int) -> Told:
-    n = preferred_n if wish.n is None else wish.n
-    num_drawn = n if wish.best_of is None else wish.best_of
-    if num_drawn < n:
-        raise InvalidRequest(f"best_of is {num_drawn}, less than n, which is {n}", param="best_of")
-    if num_drawn > n and wish.stream:
+def _output_options(body: CompletionBody, preferred_n: int) -> OutputOptions:
+    n = preferred_n if body.n is None else body.n
+    num_sampled = n if body.best_of is None else body.best_of
+    if num_sampled < n:
+        raise InvalidRequest(f"best_of is {num_sampled}, less than n, which is {n}", param="best_of")
+    if num_sampled > n and body.stream:
         raise InvalidRequest(
             "best_of above n can't be streamed: which are the best is known at the end", param="best_of"
         )
-    return Told(
+    return OutputOptions(
         n=n,
-        num_drawn=num_drawn,
-        has_logprobs=wish.logprobs is not None,
-        width=wish.logprobs or 0,
-        prompt_width=wish.prompt_logprobs,
-        has_ids=bool(wish.return_token_ids),
-        by_id=bool(wish.return_tokens_as_token_ids),
-        has_echo=bool(wish.echo),
-        is_prompt_only=bool(wish.echo) and wish.max_tokens == 0,
+        num_sampled=num_sampled,
+        has_logprobs=body.logprobs is not None,
+        width=body.logprobs or 0,
+        prompt_width=body.prompt_logprobs,
+        has_ids=bool(body.return_token_ids),
+        by_id=bool(body.return_tokens_as_token_ids),
+        has_echo=bool(body.echo),
+        is_prompt_only=bool(body.echo) and body.max_tokens == 0,
     )
 
 
-def _longest(wish: CompletionBody, service: Service, told: Told) -> int | None:
-    if told.is_prompt_only:
+def _max_new_tokens(body: CompletionBody, service: Service, options: OutputOptions) -> int | None:
+    if options.is_prompt_only:
         return 1  # the least that the runtime computes
     return (
         DEFAULT_MAX_TOKENS
-        if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred
+        if body.max_tokens is None and "max_new_tokens" not in service.card.preferred
         else None
     )
 
 
-def _prompt_width(wish: CompletionBody) -> int | None:
+def _prompt_width(body: CompletionBody) -> int | None:
     """Alternatives of the prompt's tokens; None: nothing of them is told."""
     widths = [
-        width for width in (wish.logprobs if wish.echo else None, wish.prompt_logprobs) if width is not None
+        width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None
     ]
     return max(widths, default=None)
 
 
-def _prompts(wish: CompletionBody) -> list[Text | Tokens | Infill]:
-    prompts = _plain_prompts(wish.prompt)
-    if wish.add_special_tokens is False:
+def _prompts(body: CompletionBody) -> list[Text | Tokens | Infill]:
+    prompts = _plain_prompts(body.prompt)
+    if body.add_special_tokens is False:
         prompts = [
             Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt for prompt in prompts
         ]
-    return [_infill(prompt, wish.suffix) for prompt in prompts] if wish.suffix else prompts
+    return [_infill(prompt, body.suffix) for prompt in prompts] if body.suffix else prompts
 
 
 def _plain_prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
@@ -217,27 +217,29 @@ class CompletionAnswerFormat:
 
     gives = Completion
 
-    def __init__(self, service: Service, envelope: Envelope, told: Told, echoes: list[str]) -> None:
+    def __init__(
+        self, service: Service, envelope: Envelope, options: OutputOptions, echoes: list[str]
+    ) -> None:
         self.service = service
         self.envelope = envelope
-        self.told = told
+        self.options = options
         self.echoes = echoes
-        self.is_plain = told.is_plain and not envelope.is_continuous
+        self.is_plain = options.is_plain and not envelope.is_continuous
         self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
         self.logprobs = [
-            TextLogprobs(service.token_bytes, told.width, by_id=told.by_id)
-            for _ in range(told.num_drawn * len(echoes))
+            TextLogprobs(service.token_bytes, options.width, by_id=options.by_id)
+            for _ in range(options.num_sampled * len(echoes))
         ]
 
     def events(self, choice: int, delta: Delta) -> bytes:
-        if self.told.is_prompt_only:
+        if self.options.is_prompt_only:
             delta = structs.replace(silenced(delta), logprobs=None)
         self.envelope.meter.add(choice, delta)
         around = self.around.get(choice)
         text = delta.text
         if around is None:
             self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, text))
-            text = self.echoes[choice // self.told.num_drawn] + text
+            text = self.echoes[choice // self.options.num_sampled] + text
         if delta.finish is None and self.is_plain:
             return around[0] + sse.encode(text) + around[1] if text else b""
         logprobs = self._logprobs(choice, delta.prompt_logprobs, delta.logprobs)
@@ -254,39 +256,41 @@ class CompletionAnswerFormat:
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
-        drawn = self.told.num_drawn
-        if self.told.is_prompt_only:
+        num_sampled = self.options.num_sampled
+        if self.options.is_prompt_only:
             for output in outputs:
                 output.silence()
                 output.logprobs = []
-        told = [choice for first in range(0, len(outputs), drawn) for choice in self._best(first, outputs)]
-        choices = [self._whole(index, choice, outputs) for index, choice in enumerate(told)]
+        best = [
+            choice for first in range(0, len(outputs), num_sampled) for choice in self._best(first, outputs)
+        ]
+        choices = [self._choice_of(index, choice, outputs) for index, choice in enumerate(best)]
         return self.envelope.head() | {
             "choices": choices,
-            "usage": usage_of(outputs, drawn, self.envelope.meter.report),
+            "usage": usage_of(outputs, num_sampled, self.envelope.meter.report),
         }
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
         """The choices to tell of a prompt: all, or the likeliest."""
-        choices = list(range(first, first + self.told.num_drawn))
-        if self.told.is_choosing:
+        choices = list(range(first, first + self.options.num_sampled))
+        if self.options.is_best_of:
             choices.sort(key=lambda choice: mean_logprob(outputs[choice]), reverse=True)
-        return choices[: self.told.n]
+        return choices[: self.options.n]
 
-    def _whole(self, index: int, choice: int, outputs: list[Output]) -> dict[str, Any]:
+    def _choice_of(self, index: int, choice: int, outputs: list[Output]) -> dict[str, Any]:
         output = outputs[choice]
-        fields = _choice(index, self.echoes[choice // self.told.num_drawn] + output.text)
+        fields = _choice(index, self.echoes[choice // self.options.num_sampled] + output.text)
         fields["logprobs"] = self._logprobs(choice, output.prompt_logprobs, output.logprobs)
         if output.hidden:
             fields["hidden_states"] = last(output.hidden)
-        if self.told.prompt_width is not None:
+        if self.options.prompt_width is not None:
             fields["prompt_logprobs"] = prompt_logprobs(
-                output.prompt_logprobs, self.service.token_bytes, self.told.prompt_width
+                output.prompt_logprobs, self.service.token_bytes, self.options.prompt_width
             )
         return fields | self._ids(output.token_ids, output.prompt_ids) | finish_fields(output.finish)
 
     def _ids(self, token_ids: list[int], prompt_ids: list[int] | None) -> dict[str, list[int]]:
-        if not self.told.has_ids:
+        if not self.options.has_ids:
             return {}
         return {"token_ids": token_ids} | ({"prompt_token_ids": prompt_ids} if prompt_ids else {})
 
@@ -294,9 +298,9 @@ class CompletionAnswerFormat:
         self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None
     ) -> dict[str, Any] | None:
         """`prompt` counts where the text begins with it."""
-        if not self.told.has_logprobs:
+        if not self.options.has_logprobs:
             return None
-        return self.logprobs[choice].add([*((prompt or ()) if self.told.has_echo else ()), *(own or ())])
+        return self.logprobs[choice].add([*((prompt or ()) if self.options.has_echo else ()), *(own or ())])
 
 
 def mean_logprob(output: Output) -> float:

@@ -50,7 +50,7 @@ def new_id(kind: str) -> str:
     return f"{kind}{'-' if kind == 'file' else '_'}{uuid4().hex}"
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Replaces `path` in one piece: readers and crashes see the old content or the new one."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
@@ -133,7 +133,7 @@ class Files:
         file = File(
             id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose
         )
-        write_whole(self.folder / f"{file_id}.json", msgspec.json.encode(file))
+        write_atomically(self.folder / f"{file_id}.json", msgspec.json.encode(file))
         self.known[file_id] = file
         return file
 
@@ -193,6 +193,6 @@ def _read(path: Path) -> File | None:
     )
 
 
-async def aside(call: Any, *args: Any, **kwargs: Any) -> Any:
+async def in_thread(call: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs something that blocks in a worker thread."""
     return await anyio.to_thread.run_sync(lambda: call(*args, **kwargs))

@@ -80,15 +80,15 @@ def prompt_logprobs(
     def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": name(token_id)}
 
-    told: list[dict[str, Any] | None] = []
+    result: list[dict[str, Any] | None] = []
     for token in tokens:
         if token.logprob is None:
-            told.append(None)
+            result.append(None)
             continue
         entries = {
             str(token_id): entry(token_id, logprob, rank)
             for rank, (token_id, logprob) in enumerate(token.top[:width], 1)
         }
         entries.setdefault(str(token.token_id), entry(token.token_id, token.logprob, None))
-        told.append(entries)
-    return told
+        result.append(entries)
+    return result

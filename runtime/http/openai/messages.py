@@ -9,7 +9,7 @@ from runtime.http.openai.completion_request import ChatBody, Message, Part, Reas
 from runtime.messages.requests import Chat
 
 # variables of the rendering itself: a client that could set them would write the prompt's frame
-THINKS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi
+THINKING_FLAGS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi
 RESERVED = frozenset(
     {"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
 )
@@ -45,13 +45,13 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
     args = dict(body.chat_template_kwargs or {})
     for name in sorted(RESERVED.intersection(args)):
         raise InvalidRequest(f"{name} cannot be set for the template", param=f"chat_template_kwargs.{name}")
-    wish = body.reasoning or Reasoning()
-    effort = body.reasoning_effort if wish.effort is None else wish.effort
+    reasoning_options = body.reasoning or Reasoning()
+    effort = body.reasoning_effort if reasoning_options.effort is None else reasoning_options.effort
     if effort is not None:
         args.setdefault("reasoning_effort", effort)
-    thinks = effort != "none" if effort is not None else wish.enabled
-    if thinks is not None and args.keys().isdisjoint(THINKS):
-        args.update(dict.fromkeys(THINKS, thinks))
+    is_thinking = effort != "none" if effort is not None else reasoning_options.enabled
+    if is_thinking is not None and args.keys().isdisjoint(THINKING_FLAGS):
+        args.update(dict.fromkeys(THINKING_FLAGS, is_thinking))
     if body.documents is not None:
         args.setdefault("documents", body.documents)
     if body.add_generation_prompt is False:
@@ -59,9 +59,9 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
     return args
 
 
-def _message(message: Message, place: str) -> dict[str, Any]:
+def _message(message: Message, path: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role  # templates know the older name
-    result: dict[str, Any] = {"role": role, "content": _content(message, place)}
+    result: dict[str, Any] = {"role": role, "content": _content(message, path)}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     for name, value in (
         ("name", message.name),
@@ -73,49 +73,49 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     if message.tool_calls:
         if role != "assistant":
             raise InvalidRequest(
-                f"{place}.tool_calls belongs to the role assistant", param=f"{place}.tool_calls"
+                f"{path}.tool_calls belongs to the role assistant", param=f"{path}.tool_calls"
             )
         result["tool_calls"] = [
-            _tool_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
         ]
     return result
 
 
-def _content(message: Message, place: str) -> str:
+def _content(message: Message, path: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
         if message.role == "assistant":  # one that only calls tools
             return ""
-        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
-    return "\n".join([_text(part, f"{place}.content[{i}]") for i, part in enumerate(message.content)])
+        raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
+    return "\n".join([_text(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
 
 
-def _text(part: Part, place: str) -> str:
+def _text(part: Part, path: str) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type != "text":
         raise InvalidRequest(
-            f"{place}: parts of type {part.type} are not served by this version yet; only text is",
-            param=f"{place}.type",
+            f"{path}: parts of type {part.type} are not served by this version yet; only text is",
+            param=f"{path}.type",
         )
     if part.text is None:
-        raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
+        raise InvalidRequest(f"{path}.text is missing", param=f"{path}.text")
     return part.text
 
 
-def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
+def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
     """Clients send arguments as a string of JSON, some as an object; templates want that, to write it in the
     model's own form."""
-    place += ".function.arguments"
+    path += ".function.arguments"
     arguments: Any = call.function.arguments or {}
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{place} is not JSON: {error}", param=place) from None
+            raise InvalidRequest(f"{path} is not JSON: {error}", param=path) from None
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{place} is not a JSON object", param=place)
+        raise InvalidRequest(f"{path} is not a JSON object", param=path)
     return {
         "id": call.id,
         "type": call.type,

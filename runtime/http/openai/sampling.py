@@ -39,20 +39,20 @@ def sampling_params(
 ) -> SamplingParams:
     """`defaults` are fields of SamplingParams for what the client leaves open, `more` those that the route
     derives itself. `names` maps those fields to the client's names."""
-    wished = dict(defaults)
+    values = dict(defaults)
     for field, name in FIELDS.items():
         if (value := getattr(body, field)) is not None:
-            wished[name] = value
+            values[name] = value
     for name in ("stop", "stop_regex"):
         if isinstance(one := getattr(body, name), str):
-            wished[name] = [one]
+            values[name] = [one]
     if body.return_hidden_states:
-        wished["hidden_states"] = "last"
-    wished.update({name: value for name, value in more.items() if value is not None})
-    if body.logprob_token_ids and not wished.get("logprobs"):
+        values["hidden_states"] = "last"
+    values.update({name: value for name, value in more.items() if value is not None})
+    if body.logprob_token_ids and not values.get("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-    return convert(wished, SamplingParams, names)
+    return convert(values, SamplingParams, names)

@@ -22,7 +22,7 @@ from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completion_response import BatchPage, Deleted, FilePage
 from runtime.http.openai.completions import completions
-from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, aside, page_of
+from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, in_thread, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.operation import Operation, json_response
@@ -69,7 +69,7 @@ OPERATIONS = (
 NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLDER"
 
 
-class Kept:
+class StoredObjects:
     """Responses, and the folder where they outlive the server, with files and batches. `run` must run beside
     the routes."""
 
@@ -146,7 +146,7 @@ class Storage:
                     raise InvalidRequest(
                         "purpose is missing: send multipart/form-data with file and purpose", param="purpose"
                     )
-                file: File = await aside(self.files.save, upload.file, upload.filename or "file", purpose)
+                file: File = await in_thread(self.files.save, upload.file, upload.filename or "file", purpose)
         except MultiPartException as error:
             raise InvalidRequest(f"the form can't be read: {error.message}", param="file") from None
         return json_response(file)
@@ -160,7 +160,7 @@ class Storage:
             raise InvalidRequest(
                 "a batch that is not over needs this file; cancel the batch first", param="file_id"
             )
-        await aside(self.files.delete, file_id)
+        await in_thread(self.files.delete, file_id)
         return json_response(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ class Storage:
         )
 
     async def _create(self, body: BatchBody) -> Batch:
-        record = await aside(self.batches.create, body)
+        record = await in_thread(self.batches.create, body)
         self._runner.add(record)
         return record.batch
 
@@ -190,9 +190,9 @@ class Storage:
         return json_response(record.batch)
 
 
-def open_kept(service: Service, plan: Plan) -> Kept:
+def open_stored_objects(service: Service, plan: Plan) -> StoredObjects:
     """Raises StartError when the folder that the options name can't be used."""
-    return Kept(
+    return StoredObjects(
         service,
         None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path),
         plan.api.file_storage_bytes,

@@ -44,15 +44,15 @@ def tools_of(body: ChatBody) -> Tools:
     return {} if body.tool_choice == "none" else tools
 
 
-def schemas_of(given: list[dict[str, Any]]) -> Tools:
+def schemas_of(tool_list: list[dict[str, Any]]) -> Tools:
     """The same of any list of tools. Raises InvalidRequest."""
     tools: dict[str, Mapping[str, Any]] = {}
-    for i, tool in enumerate(given):
-        place = f"tools[{i}]"
+    for i, tool in enumerate(tool_list):
+        path = f"tools[{i}]"
         if tool.get("type", "function") != "function":
             raise InvalidRequest(
-                f"{place}: tools of type {tool['type']} are not served here; functions are",
-                param=f"{place}.type",
+                f"{path}: tools of type {tool['type']} are not served here; functions are",
+                param=f"{path}.type",
             )
         function = tool.get("function")
         if (
@@ -60,46 +60,46 @@ def schemas_of(given: list[dict[str, Any]]) -> Tools:
             or not isinstance(function.get("name"), str)
             or not function["name"]
         ):
-            raise InvalidRequest(f"{place}.function.name is missing", param=f"{place}.function.name")
+            raise InvalidRequest(f"{path}.function.name is missing", param=f"{path}.function.name")
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, dict):
             raise InvalidRequest(
-                f"{place}.function.parameters must be a JSON schema", param=f"{place}.function.parameters"
+                f"{path}.function.parameters must be a JSON schema", param=f"{path}.function.parameters"
             )
         tools[function["name"]] = parameters
     return tools
 
 
-def narrowed(body: ChatBody) -> ChatBody:
+def with_allowed_tools(body: ChatBody) -> ChatBody:
     """With a choice of `allowed_tools` the same request with no other tools than these: a tool that the model
     does not see, it cannot call. Raises InvalidRequest."""
     choice = body.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return body
     try:
-        wish = convert(choice.get("allowed_tools"), AllowedTools, {})
+        allowed = convert(choice.get("allowed_tools"), AllowedTools, {})
     except InvalidRequest as error:
         raise InvalidRequest(f"tool_choice.allowed_tools: {error.message}", param="tool_choice") from None
-    names = {tool.function.name for tool in wish.tools}
+    names = {tool.function.name for tool in allowed.tools}
     if missing := sorted(names.difference(schemas_of(body.tools or []))):
         raise InvalidRequest(
             f"tool_choice allows {missing[0]}, which is none of the tools", param="tool_choice"
         )
     tools = [tool for tool in body.tools or () if tool["function"]["name"] in names]
-    return structs.replace(body, tools=tools, tool_choice=wish.mode)
+    return structs.replace(body, tools=tools, tool_choice=allowed.mode)
 
 
-def demands(body: ChatBody) -> bool:
+def requires_call(body: ChatBody) -> bool:
     """Whether the answer has to call a tool."""
     return body.tool_choice == "required" or isinstance(body.tool_choice, dict)
 
 
-def demanded(body: ChatBody, tools: Tools) -> Rule | None:
+def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
     """The rule of an answer that is a list of calls, where a call is demanded. Raises InvalidRequest."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
-    if not demands(body):
+    if not requires_call(body):
         raise InvalidRequest(
             f"tool_choice {choice} is unknown; use auto, none, required, a function or allowed_tools",
             param="tool_choice",
@@ -123,7 +123,7 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
     return JsonSchema(msgspec.json.encode(schema).decode())
 
 
-def strict(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
+def strict_calls(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
     """Free text, in which calls in the model's own format keep to the schemas of those tools that are
     `strict`; None: nothing is."""
     names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
@@ -142,13 +142,13 @@ def strict(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
         }
         for name, parameters in tools.items()
     ]
-    wish = {
+    tag_format = {
         "type": "triggered_tags",
         "triggers": [form.sections[0].begin],
         "tags": tags,
         "stop_after_first": body.parallel_tool_calls is False,
     }
-    return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": wish}).decode())
+    return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": tag_format}).decode())
 
 
 def calls_schema(tools: Tools) -> dict[str, Any]:

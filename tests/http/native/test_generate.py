@@ -153,7 +153,7 @@ async def test_prompt_logprobs_from_a_position_on() -> None:
 
 async def test_no_new_tokens_score_the_prompt() -> None:
     """As SGLang has it: nothing is told but log probabilities, those of what would come first too."""
-    wish: dict[str, Any] = {
+    body: dict[str, Any] = {
         "text": "hi",
         "return_logprob": True,
         "logprob_start_len": 0,
@@ -161,20 +161,20 @@ async def test_no_new_tokens_score_the_prompt() -> None:
         "sampling_params": {"max_new_tokens": 0},
     }
     service = FakeService()
-    whole = (await ask(service, **wish)).json()
-    (event,) = stream_events(await ask(service, **wish, stream=True))
+    whole = (await ask(service, **body)).json()
+    (event,) = stream_events(await ask(service, **body, stream=True))
     assert [one.params.max_new_tokens for one in service.requests] == [1, 1]
     for answer in (whole, event):
         meta = answer["meta_info"]
         assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)
         assert meta["finish_reason"] == {"type": "length", "length": 0}
         assert len(meta["input_token_logprobs"]) == 2 and len(meta["output_token_ids_logprobs"]) == 1
-    pieces = stream_events(await ask(FakeService(), **wish | {"text": ["a", "b"]}, stream=True))
+    pieces = stream_events(await ask(FakeService(), **body | {"text": ["a", "b"]}, stream=True))
     assert all(piece["text"] == "" and piece["output_ids"] == [] for piece in pieces) and len(pieces) == 2
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
     ) as http:
-        refused = await http.post("/generate", json=wish | {"session_params": {"id": "s"}})
+        refused = await http.post("/generate", json=body | {"session_params": {"id": "s"}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (
             400,
             "sampling_params.max_new_tokens",

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from runtime.http.app import http_app
-from runtime.http.openai.stored_objects import Kept
+from runtime.http.openai.stored_objects import StoredObjects
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -41,8 +41,8 @@ async def one_round(client: openai.AsyncOpenAI, number: int) -> None:
 @pytest.mark.parametrize("is_on_disk", [False, True])
 async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
     service = FakeService()
-    kept = Kept(service, tmp_path, 2**20) if is_on_disk else Kept(service)
-    store, resumable_streams = kept.responses.store, kept.responses.resumable_streams
+    stored_objects = StoredObjects(service, tmp_path, 2**20) if is_on_disk else StoredObjects(service)
+    store, resumable_streams = stored_objects.responses.store, stored_objects.responses.resumable_streams
     store.max_bytes, resumable_streams.max_bytes = MAX_BYTES, TRAIL_BYTES
 
     def size() -> int:
@@ -54,9 +54,9 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
 
     seen = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kept.run)
+        tasks.start_soon(stored_objects.run)
         async with (
-            serving(http_app(service, kept=kept)) as (host, port),
+            serving(http_app(service, stored_objects=stored_objects)) as (host, port),
             openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
         ):
             tracemalloc.start()

@@ -16,7 +16,7 @@ from runtime.http.openai.responses import store
 from runtime.http.openai.responses.items import items_of, messages_of
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.responses.writer import Writer
-from runtime.http.openai.stored_objects import Kept
+from runtime.http.openai.stored_objects import StoredObjects
 from runtime.messages.requests import Chat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from tests.http.fake import FakeService
@@ -32,11 +32,11 @@ async def client_of(
     service: FakeService | None = None, folder: Path | None = None
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     service = service or FakeService()
-    kept = Kept(service, folder, 2**20)
+    stored_objects = StoredObjects(service, folder, 2**20)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kept.run)
+        tasks.start_soon(stored_objects.run)
         async with (
-            serving(http_app(service, kept=kept)) as (host, port),
+            serving(http_app(service, stored_objects=stored_objects)) as (host, port),
             openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
         ):
             yield client
@@ -320,19 +320,19 @@ def test_the_items_of_an_answer_are_its_events_joined() -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    def record(name: str, size: int = 10) -> store.Kept:
-        return store.Kept({"id": name, "status": "completed", "output": ["x" * size]}, [], [])  # type: ignore[list-item]
+    def record(name: str, size: int = 10) -> store.StoredResponse:
+        return store.StoredResponse({"id": name, "status": "completed", "output": ["x" * size]}, [], [])  # type: ignore[list-item]
 
-    kept = ResponseStore(None, max_responses=3, max_bytes=10_000)
+    responses = ResponseStore(None, max_responses=3, max_bytes=10_000)
     for name in "abcd":
-        kept.put(record(name))
+        responses.put(record(name))
     with pytest.raises(Exception, match="no response a"):
-        kept.find("a")
-    kept.put(record("b", 9_800))  # grows, and pushes out what is older than the newest ones
+        responses.find("a")
+    responses.put(record("b", 9_800))  # grows, and pushes out what is older than the newest ones
     with pytest.raises(Exception, match="no response b"):
-        kept.find("b")
-    assert kept.find("d").response["id"] == "d"
-    kept.put(record("big", 20_000))
+        responses.find("b")
+    assert responses.find("d").response["id"] == "d"
+    responses.put(record("big", 20_000))
     with pytest.raises(Exception, match="no response big"):
-        kept.find("big")
-    kept.close()
+        responses.find("big")
+    responses.close()

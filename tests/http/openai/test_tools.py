@@ -14,8 +14,8 @@ import pytest
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.openai.completion_request import ChatBody, Message
-from runtime.http.openai.stored_objects import Kept
-from runtime.http.openai.tools import demanded, tools_of
+from runtime.http.openai.stored_objects import StoredObjects
+from runtime.http.openai.tools import required_calls, tools_of
 from runtime.messages.constraint import JsonObject, JsonSchema, StructuralTag
 from runtime.messages.sampling import Free
 from runtime.parsing.detect import Formats
@@ -59,11 +59,11 @@ THOUGHTS = 3  # tokens: the marker, and what was thought
 
 @asynccontextmanager
 async def client_of(service: FakeService) -> AsyncIterator[openai.AsyncOpenAI]:
-    kept = Kept(service)
+    stored_objects = StoredObjects(service)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kept.run)
+        tasks.start_soon(stored_objects.run)
         async with (
-            serving(http_app(service, kept=kept)) as (host, port),
+            serving(http_app(service, stored_objects=stored_objects)) as (host, port),
             openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
         ):
             yield client
@@ -176,8 +176,8 @@ async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
     both = [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]
     jsonschema.validate(both, required)
     jsonschema.validate(both[:1], named)
-    for wish in both:
-        jsonschema.validate([wish], one)
+    for call in both:
+        jsonschema.validate([call], one)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(both, one)
     for wrong in ([], [{"name": "sub", "arguments": {}}], [{"name": "add", "arguments": {"a": "x"}}]):
@@ -286,7 +286,7 @@ async def test_responses_and_messages_say_the_same() -> None:
 def test_refusals(fields: dict[str, Any], param: str) -> None:
     body = ChatBody(messages=[Message("user", "hi")], **{"tools": [ADD]} | fields)
     with pytest.raises(InvalidRequest) as error:
-        demanded(body, tools_of(body))
+        required_calls(body, tools_of(body))
     assert error.value.param == param
 
 
@@ -334,7 +334,7 @@ def test_definitions_move_to_the_root() -> None:
         tools=[{"function": {"name": "f", "parameters": parameters}}],
         tool_choice="required",
     )
-    rule = demanded(body, tools_of(body))
+    rule = required_calls(body, tools_of(body))
     assert isinstance(rule, JsonSchema)
     schema = json.loads(rule.schema)
     jsonschema.validate([{"name": "f", "arguments": {"p": {"x": 1}}}], schema)

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from runtime.http.app import _routes, http_app
 from runtime.http.auth import Keys
-from runtime.http.openai.stored_objects import Kept
+from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.schema.openapi import document
 from runtime.http.schema.operations import OPERATIONS, Operation
 from runtime.http.settings import DEFAULT, HttpSettings
@@ -27,17 +27,17 @@ TOLD: dict[str, Any] = msgspec.json.decode(document())
 
 
 def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
-    kept = Kept(FakeService(), tmp_path, 1000)
-    assert kept.storage is not None
+    stored_objects = StoredObjects(FakeService(), tmp_path, 1000)
+    assert stored_objects.storage is not None
     there = set()
-    for route in [*_routes(FakeService(), DEFAULT), *kept.routes(DEFAULT)]:
+    for route in [*_routes(FakeService(), DEFAULT), *stored_objects.routes(DEFAULT)]:
         if isinstance(route, Route):
             there |= {
                 (method, re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path))
                 for method in (route.methods or set()) - {"HEAD"}
             }
-    kept.responses.store.close()
-    kept.storage._lock.close()
+    stored_objects.responses.store.close()
+    stored_objects.storage._lock.close()
     told = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
     assert len(set(told)) == len(told)
     assert set(told) == there, "each route is made from a row of runtime/http/schema/operations.py"

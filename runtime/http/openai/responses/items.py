@@ -6,7 +6,7 @@ from typing import Any
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import Function, Message, Part, ToolCall
 from runtime.http.openai.files import new_id
-from runtime.http.openai.responses.tools import arguments_of, shown
+from runtime.http.openai.responses.tools import arguments_of, model_name
 
 Item = dict[str, Any]
 PREFIXES = {
@@ -20,19 +20,19 @@ PREFIXES = {
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text")
 
 
-def items_of(given: str | list[Item]) -> list[Item]:
+def items_of(value: str | list[Item]) -> list[Item]:
     """The input with everything said that may be left out. Raises InvalidRequest."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    return [_item(item, f"input[{i}]") for i, item in enumerate(given)]
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return [_item(item, f"input[{i}]") for i, item in enumerate(value)]
 
 
-def _item(item: Item, place: str) -> Item:
+def _item(item: Item, path: str) -> Item:
     kind = item.get("type", "message")
     if kind not in PREFIXES:
         raise InvalidRequest(
-            f"{place}: items of type {kind} are not served here; {', '.join(PREFIXES)} are",
-            param=f"{place}.type",
+            f"{path}: items of type {kind} are not served here; {', '.join(PREFIXES)} are",
+            param=f"{path}.type",
         )
     item = (
         {"id": new_id(PREFIXES[kind])}
@@ -50,38 +50,38 @@ def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
     InvalidRequest."""
     messages = [] if instructions is None else [Message(role="system", content=instructions)]
     for i, item in enumerate(items):
-        place = f"input[{i}]"
+        path = f"input[{i}]"
         match item["type"]:
             case "message" if item.get("role") == "assistant":
-                mine = _assistant(messages)
-                mine.content = (mine.content or "") + _text(item.get("content"), f"{place}.content")  # type: ignore[operator]
+                message = _assistant(messages)
+                message.content = (message.content or "") + _text(item.get("content"), f"{path}.content")  # type: ignore[operator]
             case "message":
-                messages.append(_other(item, place))
+                messages.append(_other(item, path))
             case "reasoning":
-                mine = _assistant(messages)
-                mine.reasoning_content = (mine.reasoning_content or "") + _text(
-                    item.get("content") or [], f"{place}.content"
+                message = _assistant(messages)
+                message.reasoning_content = (message.reasoning_content or "") + _text(
+                    item.get("content") or [], f"{path}.content"
                 )
             case "function_call" | "custom_tool_call" as kind:
-                mine = _assistant(messages)
-                name = shown(_string(item, "name", place), item.get("namespace"))
+                message = _assistant(messages)
+                name = model_name(_string(item, "name", path), item.get("namespace"))
                 is_custom = kind == "custom_tool_call"
                 arguments = (
-                    arguments_of(_string(item, "input", place))
+                    arguments_of(_string(item, "input", path))
                     if is_custom
-                    else _string(item, "arguments", place)
+                    else _string(item, "arguments", path)
                 )
                 function = Function(name, arguments)
-                mine.tool_calls = [
-                    *(mine.tool_calls or ()),
-                    ToolCall(function, _string(item, "call_id", place)),
+                message.tool_calls = [
+                    *(message.tool_calls or ()),
+                    ToolCall(function, _string(item, "call_id", path)),
                 ]
             case "function_call_output" | "custom_tool_call_output":
                 messages.append(
                     Message(
                         role="tool",
-                        tool_call_id=_string(item, "call_id", place),
-                        content=_text(item.get("output"), f"{place}.output"),
+                        tool_call_id=_string(item, "call_id", path),
+                        content=_text(item.get("output"), f"{path}.output"),
                     )
                 )
     return messages
@@ -93,43 +93,43 @@ def _assistant(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _other(item: Item, place: str) -> Message:
+def _other(item: Item, path: str) -> Message:
     role = item.get("role")
     if role not in ("user", "system", "developer"):
         raise InvalidRequest(
-            f"{place}.role must be user, assistant, system or developer", param=f"{place}.role"
+            f"{path}.role must be user, assistant, system or developer", param=f"{path}.role"
         )
     return Message(
-        role=role, content=[Part("text", _text([part], f"{place}.content")) for part in _parts(item, place)]
+        role=role, content=[Part("text", _text([part], f"{path}.content")) for part in _parts(item, path)]
     )
 
 
-def _parts(item: Item, place: str) -> list[Any]:
+def _parts(item: Item, path: str) -> list[Any]:
     content = item.get("content")
     if not isinstance(content, list) or not content:
-        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
+        raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
     return content
 
 
-def _text(parts: Any, place: str) -> str:
+def _text(parts: Any, path: str) -> str:
     if isinstance(parts, str):
         return parts
     if not isinstance(parts, list):
-        raise InvalidRequest(f"{place} must be a text, or a list of parts", param=place)
+        raise InvalidRequest(f"{path} must be a text, or a list of parts", param=path)
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in TEXTS:
-            raise InvalidRequest(f"{place}: parts of type {kind} are not served here; texts are", param=place)
+            raise InvalidRequest(f"{path}: parts of type {kind} are not served here; texts are", param=path)
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
-            raise InvalidRequest(f"{place}: a part of type {kind} has no text", param=place)
+            raise InvalidRequest(f"{path}: a part of type {kind} has no text", param=path)
         texts.append(text)
     return "".join(texts)
 
 
-def _string(item: Item, name: str, place: str) -> str:
+def _string(item: Item, name: str, path: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise InvalidRequest(f"{place}.{name} is missing, or no string", param=f"{place}.{name}")
+        raise InvalidRequest(f"{path}.{name} is missing, or no string", param=f"{path}.{name}")
     return value

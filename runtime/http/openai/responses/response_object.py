@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import CachedTokens, LikelyToken, ReasoningTokens
+from runtime.http.openai.completion_response import CachedTokens, ChatTokenLogprob, ReasoningTokens
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ class OutputPart(Struct, forbid_unknown_fields=True):
     type: Literal["output_text", "reasoning_text"]
     text: str
     annotations: list[Json] | UnsetType = UNSET
-    logprobs: list[LikelyToken] | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
 
 
 class OutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ class ResponseEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
-    logprobs: list[LikelyToken] | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
 
 
 class InputTokens(Struct, forbid_unknown_fields=True):

@@ -18,13 +18,13 @@ class ResumableStream:
         self.first = 0
         self.size = 0
         self.is_over = False
-        self.news = anyio.Event()
+        self.wakeup = anyio.Event()
 
     @property
     def end(self) -> int:
         return self.first + len(self.events)
 
-    def say(self, data: bytes) -> None:
+    def append(self, data: bytes) -> None:
         """`data`: whole events."""
         for event in data.split(b"\n\n")[:-1]:
             self.events.append(event + b"\n\n")
@@ -35,7 +35,7 @@ class ResumableStream:
         self.is_over = True
         self._wake()
 
-    def forget_first(self) -> None:
+    def drop_first(self) -> None:
         self.size -= len(self.events.popleft()) - 2 + EVENT_BYTES
         self.first += 1
 
@@ -49,11 +49,11 @@ class ResumableStream:
             elif self.is_over:
                 return
             else:
-                await self.news.wait()
+                await self.wakeup.wait()
 
     def _wake(self) -> None:
-        news, self.news = self.news, anyio.Event()
-        news.set()
+        wakeup, self.wakeup = self.wakeup, anyio.Event()
+        wakeup.set()
 
 
 class ResumableStreams:
@@ -63,31 +63,31 @@ class ResumableStreams:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.size = 0
-        self._trails: dict[str, ResumableStream] = {}
+        self._streams: dict[str, ResumableStream] = {}
 
     def open(self, response_id: str) -> ResumableStream:
-        trail = self._trails[response_id] = ResumableStream()
-        return trail
+        stream = self._streams[response_id] = ResumableStream()
+        return stream
 
     def find(self, response_id: str) -> ResumableStream | None:
-        return self._trails.get(response_id)
+        return self._streams.get(response_id)
 
-    def say(self, trail: ResumableStream, data: bytes) -> None:
-        self.size -= trail.size
-        trail.say(data)
-        self.size += trail.size
+    def append(self, stream: ResumableStream, data: bytes) -> None:
+        self.size -= stream.size
+        stream.append(data)
+        self.size += stream.size
         while self.size > self.max_bytes:
-            over = next((response_id for response_id, one in self._trails.items() if one.is_over), None)
+            over = next((response_id for response_id, one in self._streams.items() if one.is_over), None)
             if over is not None:
-                self.forget(over)
+                self.drop(over)
                 continue
-            longest = max(self._trails.values(), key=lambda one: one.size)
+            longest = max(self._streams.values(), key=lambda one: one.size)
             self.size -= longest.size
-            longest.forget_first()
+            longest.drop_first()
             self.size += longest.size
 
-    def forget(self, response_id: str) -> None:
-        trail = self._trails.pop(response_id, None)
-        if trail is not None:
-            self.size -= trail.size
-            trail.finish()
+    def drop(self, response_id: str) -> None:
+        stream = self._streams.pop(response_id, None)
+        if stream is not None:
+            self.size -= stream.size
+            stream.finish()

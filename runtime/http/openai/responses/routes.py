@@ -22,8 +22,8 @@ from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
-from runtime.http.openai.responses.serve import ResponseAnswerFormat, Wish, answer
-from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
+from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer
+from runtime.http.openai.responses.store import OPEN, ResponseStore, StoredResponse
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
@@ -106,137 +106,143 @@ class Responses:
 
     def _creating(self, settings: HttpSettings) -> Any:
         async def create(request: Request) -> ASGIApp:
-            wish = Wish(
+            prepared = PreparedResponse(
                 self.service,
                 self.store,
                 await read_body(request.scope, request.receive, settings.max_body_bytes),
             )
-            serving = answer(self.service, wish, self.store.put)
+            serving = answer(self.service, prepared, self.store.put)
             serving.exchange.come_from(origin(request.headers, settings.tenant_is))
             serving.interval = settings.stream_interval
-            if not wish.body.background:
+            if not prepared.body.background:
                 return serving
             if self._tasks is None or len(self._scopes) >= MAX_BACKGROUND:
                 raise Overloaded(
                     f"{len(self._scopes)} answers are computed in the background already; try again later"
                 )
-            wish.response["status"] = "queued"
-            kept = wish.kept()
-            self.store.put(kept)
-            trail = self.resumable_streams.open(kept.id) if serving.is_stream else None
-            queued: Response = json_response(convert(wish.response, responses.Response))
-            if trail is not None:
+            prepared.response["status"] = "queued"
+            record = prepared.record()
+            self.store.put(record)
+            stream = self.resumable_streams.open(record.id) if serving.is_stream else None
+            queued: Response = json_response(convert(prepared.response, responses.Response))
+            if stream is not None:
                 assert isinstance(serving.answer_format, ResponseAnswerFormat)
-                self.resumable_streams.say(trail, serving.answer_format.queued())
-                queued = _following(trail, 0)
-            self._tasks.start_soon(self._complete, kept, serving, trail)
+                self.resumable_streams.append(stream, serving.answer_format.queued())
+                queued = _follow(stream, 0)
+            self._tasks.start_soon(self._complete, record, serving, stream)
             return queued
 
         return create
 
     def _counting(self, settings: HttpSettings) -> Any:
         async def count(request: Request) -> Response:
-            wish = Wish(
+            prepared = PreparedResponse(
                 self.service,
                 self.store,
                 await read_body(request.scope, request.receive, settings.max_body_bytes),
             )
-            ids = await self.service.control.tokenize(chat_prompt(wish.chat))
+            ids = await self.service.control.tokenize(chat_prompt(prepared.chat))
             return json_response(responses.InputTokens("response.input_tokens", len(ids)))
 
         return count
 
-    async def _complete(self, kept: Kept, serving: Answer, trail: ResumableStream | None) -> None:
+    async def _complete(
+        self, record: StoredResponse, serving: Answer, stream: ResumableStream | None
+    ) -> None:
         """One answer in the background. It ends in the store and in its trail, whatever happens."""
-        response = kept.response
+        response = record.response
         response["status"] = "in_progress"
-        self.store.put(kept)
+        self.store.put(record)
         try:
             with anyio.CancelScope() as scope:
-                self._scopes[kept.id] = scope
-                await (serving.complete() if trail is None else serving.tell(self._saying(trail)))
-            if scope.cancelled_caught and kept.id in self._scopes:
+                self._scopes[record.id] = scope
+                await (serving.complete() if stream is None else serving.tell(self._appending(stream)))
+            if scope.cancelled_caught and record.id in self._scopes:
                 response["status"] = "cancelled"
-                self.store.put(kept)
+                self.store.put(record)
         except RequestError as error:
-            self._fail(kept, serving.answer_format, trail, error)
+            self._fail(record, serving.answer_format, stream, error)
         except Exception:
             log.get("responses").exception(
-                "an answer in the background failed", response=kept.id, exc_info=True
+                "an answer in the background failed", response=record.id, exc_info=True
             )
             self._fail(
-                kept,
+                record,
                 serving.answer_format,
-                trail,
+                stream,
                 InternalFault("something went wrong in the server; its log has the details"),
             )
         finally:
-            self._scopes.pop(kept.id, None)
-            if trail is not None:
-                trail.finish()
+            self._scopes.pop(record.id, None)
+            if stream is not None:
+                stream.finish()
 
-    def _saying(self, trail: ResumableStream) -> Callable[[bytes], Awaitable[None]]:
-        async def say(events: bytes) -> None:
-            self.resumable_streams.say(trail, events)
+    def _appending(self, stream: ResumableStream) -> Callable[[bytes], Awaitable[None]]:
+        async def append(events: bytes) -> None:
+            self.resumable_streams.append(stream, events)
 
-        return say
+        return append
 
     def _fail(
-        self, kept: Kept, answer_format: AnswerFormat, trail: ResumableStream | None, error: RequestError
+        self,
+        record: StoredResponse,
+        answer_format: AnswerFormat,
+        stream: ResumableStream | None,
+        error: RequestError,
     ) -> None:
         events = answer_format.failure(error)
-        if trail is not None:
-            self.resumable_streams.say(trail, events)
+        if stream is not None:
+            self.resumable_streams.append(stream, events)
         code = "rate_limit_exceeded" if isinstance(error, (Overloaded, Unavailable)) else "server_error"
-        kept.response.update(status="failed", error={"code": code, "message": error.message})
-        self.store.put(kept)
+        record.response.update(status="failed", error={"code": code, "message": error.message})
+        self.store.put(record)
 
     async def _get(self, request: Request) -> Response:
-        kept = self.store.find(request.path_params["id"])
+        record = self.store.find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
-            return json_response(convert(kept.response, responses.Response))
+            return json_response(convert(record.response, responses.Response))
         after = request.query_params.get("starting_after")
         if after is not None and not after.isdecimal():
             raise InvalidRequest(
                 "starting_after must be the sequence_number of an event", param="starting_after"
             )
-        trail = self.resumable_streams.find(kept.id)
+        stream = self.resumable_streams.find(record.id)
         begin = 0 if after is None else int(after) + 1
-        if trail is None or begin < trail.first:
+        if stream is None or begin < stream.first:
             raise InvalidRequest(
                 "the events of this response are not kept (any more): only those with background and stream are, for a "
                 "while; leave stream out",
                 param="stream",
             )
-        return _following(trail, begin)
+        return _follow(stream, begin)
 
     def _delete(self, request: Request) -> Any:
         response_id = request.path_params["id"]
-        self.resumable_streams.forget(response_id)
+        self.resumable_streams.drop(response_id)
         if (scope := self._scopes.pop(response_id, None)) is not None:
             scope.cancel()
         self.store.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     def _cancel(self, request: Request) -> Any:
-        kept = self.store.find(request.path_params["id"])
-        if not kept.response["background"]:
+        record = self.store.find(request.path_params["id"])
+        if not record.response["background"]:
             raise InvalidRequest(
                 "only answers in the background can be cancelled; close the connection of others",
                 param="response_id",
             )
-        if (scope := self._scopes.get(kept.id)) is not None and kept.response["status"] in OPEN:
+        if (scope := self._scopes.get(record.id)) is not None and record.response["status"] in OPEN:
             scope.cancel()
-            kept.response["status"] = "cancelled"
-        return kept.response
+            record.response["status"] = "cancelled"
+        return record.response
 
     def _input_items(self, request: Request) -> Any:
-        kept = self.store.find(request.path_params["id"])
+        record = self.store.find(request.path_params["id"])
         limit = request.query_params.get("limit", "20")
         if not limit.isdigit() or not 1 <= int(limit) <= 100:
             raise InvalidRequest("limit must be a number from 1 to 100", param="limit")
         return page_of(
-            [*kept.context, *kept.input],
+            [*record.context, *record.input],
             after=request.query_params.get("after"),
             limit=int(limit),
             order=request.query_params.get("order", "desc"),
@@ -244,8 +250,8 @@ class Responses:
         )
 
 
-def _following(trail: ResumableStream, begin: int) -> Response:
+def _follow(stream: ResumableStream, begin: int) -> Response:
     """The events of an answer in the background from `begin` on. A client that leaves ends nothing but
     this."""
     headers = {name.decode(): value.decode() for name, value in HEADERS}
-    return StreamingResponse(trail.follow(begin), headers=headers)
+    return StreamingResponse(stream.follow(begin), headers=headers)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.errors import decode, renamed
-from runtime.http.fields.model import adapter_named, told_model
+from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.openai import chat
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.envelope import Meter
@@ -19,7 +19,7 @@ from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
-from runtime.http.openai.responses.store import Kept, ResponseStore
+from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
@@ -53,7 +53,7 @@ NAMES = {"max_new_tokens": "max_output_tokens", "prompt": "input", "input_ids": 
 _decoder = msgspec.json.Decoder(ResponseBody)
 
 
-class Wish:
+class PreparedResponse:
     """A checked request: the chat that it amounts to, and the response object before anything is said."""
 
     def __init__(self, service: Service, store: ResponseStore, body: bytes) -> None:
@@ -66,14 +66,14 @@ class Wish:
         self.input = items_of(self.body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
-        self.response = response_object(self.body, told_model(service.card, self.body.model))
+        self.response = response_object(self.body, response_model(service.card, self.body.model))
 
     @property
-    def is_kept(self) -> bool:
+    def is_stored(self) -> bool:
         return self.body.store is not False
 
-    def kept(self) -> Kept:
-        return Kept(self.response, self.context, self.input)
+    def record(self) -> StoredResponse:
+        return StoredResponse(self.response, self.context, self.input)
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
@@ -89,8 +89,8 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
         fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    if (wish := (body.text or TextOptions()).format) is not None and wish.type != "text":
-        fields["response_format"] = _chat_format(msgspec.to_builtins(wish))
+    if (text_format := (body.text or TextOptions()).format) is not None and text_format.type != "text":
+        fields["response_format"] = _chat_format(msgspec.to_builtins(text_format))
     if LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return ChatBody(**fields)
@@ -121,16 +121,16 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
 def _named(choice: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "function",
-        "function": {"name": tools.shown(choice.get("name"), choice.get("namespace"))},
+        "function": {"name": tools.model_name(choice.get("name"), choice.get("namespace"))},
     }
 
 
-def _chat_format(wish: dict[str, Any]) -> dict[str, Any]:
-    kind = wish.pop("type")
+def _chat_format(text_format: dict[str, Any]) -> dict[str, Any]:
+    kind = text_format.pop("type")
     return (
         {"type": kind}
         if kind != "json_schema"
-        else {"type": kind, kind: {k: v for k, v in wish.items() if v is not None}}
+        else {"type": kind, kind: {k: v for k, v in text_format.items() if v is not None}}
     )
 
 
@@ -170,18 +170,18 @@ def response_object(body: ResponseBody, model: str) -> Payload:
     }
 
 
-def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer:
+def answer(service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]) -> Answer:
     """Raises RequestError. `keep` gets the answer when it is complete."""
     try:
-        request, reading, names = chat.prepare(service, wish.chat, wish.response["id"])
+        request, reading, names = chat.prepare(service, prepared.chat, prepared.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
-    answer_format = ResponseAnswerFormat(service, wish, keep)
+    answer_format = ResponseAnswerFormat(service, prepared, store)
     return Answer(
         service,
         [request],
         answer_format,
-        is_stream=bool(wish.body.stream),
+        is_stream=bool(prepared.body.stream),
         names=names | NAMES,
         reading=reading,
     )
@@ -192,11 +192,13 @@ class ResponseAnswerFormat:
 
     gives = Response
 
-    def __init__(self, service: Service, wish: Wish, keep: Callable[[Kept], None]) -> None:
+    def __init__(
+        self, service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]
+    ) -> None:
         self.service = service
-        self.wish = wish
-        self.keep = keep
-        self.writer = Writer(wish.response, tools.by_shown_name(wish.body.tools))
+        self.prepared = prepared
+        self.store = store
+        self.writer = Writer(prepared.response, tools.by_model_name(prepared.body.tools))
         self.meter = Meter(1, service.card.cache_report)
         self.finish: Finish | None = None
         self.has_begun = False
@@ -215,7 +217,7 @@ class ResponseAnswerFormat:
 
     def failure(self, error: RequestError) -> bytes:
         payloads = self.writer.fail("server_error", error.message)
-        self._keep()
+        self._store()
         return _sse(payloads)
 
     def body(self, outputs: list[Output]) -> Payload:
@@ -233,7 +235,7 @@ class ResponseAnswerFormat:
             )
         )
         self._end()
-        return self.wish.response
+        return self.prepared.response
 
     def _add(self, delta: Delta) -> list[Payload]:
         self.meter.add(0, delta)
@@ -253,12 +255,12 @@ class ResponseAnswerFormat:
                 "total_tokens": usage["total_tokens"],
             },
         )
-        self._keep()
+        self._store()
         return payloads
 
-    def _keep(self) -> None:
-        if self.wish.is_kept:
-            self.keep(self.wish.kept())
+    def _store(self) -> None:
+        if self.prepared.is_stored:
+            self.store(self.prepared.record())
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
         return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"]

@@ -16,7 +16,7 @@ OPEN = ("queued", "in_progress")
 INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
 
 
-class Kept(Struct, frozen=True):
+class StoredResponse(Struct, frozen=True):
     """One answer and the conversation that led to it."""
 
     response: dict[str, object]
@@ -69,7 +69,7 @@ class ResponseStore:
         if "_db" in self.__dict__:
             self._db.close()
 
-    def put(self, record: Kept) -> None:
+    def put(self, record: StoredResponse) -> None:
         """Keeps an answer, or its new state."""
         data = msgspec.json.encode(record)
         if len(data) > self.max_bytes:
@@ -94,12 +94,12 @@ class ResponseStore:
         while self._count > self.max_responses or self._bytes > self.max_bytes:
             self._drop_oldest()
 
-    def find(self, response_id: str, param: str = "response_id") -> Kept:
+    def find(self, response_id: str, param: str = "response_id") -> StoredResponse:
         """Raises NotFound."""
         row = self._db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
         if row is None:
             raise NotFound(f"there is no response {response_id[:80]} (any more)", param=param)
-        return msgspec.json.decode(row[0], type=Kept)
+        return msgspec.json.decode(row[0], type=StoredResponse)
 
     def delete(self, response_id: str) -> None:
         """Raises NotFound."""
@@ -119,7 +119,7 @@ class ResponseStore:
 
 def _end_interrupted(db: sqlite3.Connection) -> None:
     for n, data in db.execute("SELECT n, record FROM responses WHERE NOT is_over").fetchall():
-        record = msgspec.json.decode(data, type=Kept)
+        record = msgspec.json.decode(data, type=StoredResponse)
         record.response.update(status="failed", error=INTERRUPTED)
         db.execute(
             "UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (msgspec.json.encode(record), n)

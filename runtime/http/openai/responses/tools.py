@@ -17,7 +17,7 @@ from runtime.errors import InvalidRequest
 Json = dict[str, Any]
 
 # how the types of tools begin that run in OpenAI's servers; clients list them unasked
-HOSTED = (
+SERVER_TOOLS = (
     "web_search",
     "file_search",
     "image_generation",
@@ -38,7 +38,7 @@ class Tool(Struct, frozen=True):
 
 def served(tools: list[Json] | None) -> list[Json]:
     """Those that there are here."""
-    return [tool for tool in tools or () if not _is_hosted(tool)]
+    return [tool for tool in tools or () if not _runs_on_server(tool)]
 
 
 def check(tools: list[Json] | None) -> None:
@@ -50,19 +50,19 @@ def check(tools: list[Json] | None) -> None:
 def functions(tools: list[Json] | None) -> list[Json]:
     """The tools of the chat."""
     return [
-        {"type": "function", "function": _function(tool, shown(tool["name"], namespace))}
+        {"type": "function", "function": _function(tool, model_name(tool["name"], namespace))}
         for namespace, tool in _flat(tools)
     ]
 
 
-def by_shown_name(tools: list[Json] | None) -> dict[str, Tool]:
+def by_model_name(tools: list[Json] | None) -> dict[str, Tool]:
     return {
-        shown(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom")
+        model_name(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom")
         for namespace, tool in _flat(tools)
     }
 
 
-def shown(name: str, namespace: Any = None) -> str:
+def model_name(name: str, namespace: Any = None) -> str:
     """What the model calls it."""
     if not isinstance(namespace, str) or not namespace:
         return name
@@ -83,26 +83,26 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _is_hosted(tool: Json) -> bool:
-    return str(tool.get("type")).startswith(HOSTED)
+def _runs_on_server(tool: Json) -> bool:
+    return str(tool.get("type")).startswith(SERVER_TOOLS)
 
 
-def _check(tool: Json, place: str, *, is_inner: bool = False) -> None:
+def _check(tool: Json, path: str, *, is_inner: bool = False) -> None:
     kind = tool.get("type")
-    if _is_hosted(tool):
+    if _runs_on_server(tool):
         return
     if kind not in ("function", "custom") and (is_inner or kind != "namespace"):
         raise InvalidRequest(
-            f"{place}: tools of type {kind} are not served here; use functions", param=f"{place}.type"
+            f"{path}: tools of type {kind} are not served here; use functions", param=f"{path}.type"
         )
     if not isinstance(tool.get("name"), str):
-        raise InvalidRequest(f"{place}.name is missing", param=f"{place}.name")
+        raise InvalidRequest(f"{path}.name is missing", param=f"{path}.name")
     if kind == "namespace":
         inner = tool.get("tools")
         if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
-            raise InvalidRequest(f"{place}.tools must be a list of tools", param=f"{place}.tools")
+            raise InvalidRequest(f"{path}.tools must be a list of tools", param=f"{path}.tools")
         for i, one in enumerate(inner):
-            _check(one, f"{place}.tools[{i}]", is_inner=True)
+            _check(one, f"{path}.tools[{i}]", is_inner=True)
 
 
 def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
@@ -119,8 +119,8 @@ def _function(tool: Json, name: str) -> Json:
         return {key: value for key, value in tool.items() if key != "type" and value is not None} | {
             "name": name
         }
-    wish = tool.get("format")
-    grammar = wish.get("definition") if isinstance(wish, dict) else None
+    text_format = tool.get("format")
+    grammar = text_format.get("definition") if isinstance(text_format, dict) else None
     text: Json = {"type": "string"} | (
         {"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {}
     )

@@ -59,7 +59,7 @@ class Writer:
                     payloads += self._close("completed")
                     payloads += self._call(self.tools.get(name, Tool(name)), call_id or new_id("call"))
                 case Arguments(text=text):
-                    payloads += self._argue(text)
+                    payloads += self._add_arguments(text)
                 case CallEnd():
                     payloads += self._close("completed")
         return payloads
@@ -93,7 +93,9 @@ class Writer:
             assert self._open is not None
             self._open["content"].append(part)
             payloads.append(
-                self._event("response.content_part.added", part=dict(part), content_index=0, **self._place())
+                self._event(
+                    "response.content_part.added", part=dict(part), content_index=0, **self._position()
+                )
             )
         assert self._open is not None
         part = self._open["content"][0]
@@ -104,7 +106,7 @@ class Writer:
             extras = {"logprobs": logprobs}
         return [
             *payloads,
-            self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._place()),
+            self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._position()),
         ]
 
     def _call(self, tool: Tool, call_id: str) -> list[Payload]:
@@ -116,13 +118,13 @@ class Writer:
             return self._begin("custom_tool_call", input="", **fields)
         return self._begin("function_call", arguments="", **fields)
 
-    def _argue(self, text: str) -> list[Payload]:
+    def _add_arguments(self, text: str) -> list[Payload]:
         assert self._open is not None
         if self._open["type"] == "custom_tool_call":  # its input is known at the end
             self._arguments += text
             return []
         self._open["arguments"] += text
-        return [self._event("response.function_call_arguments.delta", delta=text, **self._place())]
+        return [self._event("response.function_call_arguments.delta", delta=text, **self._position())]
 
     def _begin(self, kind: str, **fields: Any) -> list[Payload]:
         self._open = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
@@ -135,28 +137,28 @@ class Writer:
         if item is None:
             return []
         item["status"] = status
-        place = self._place()
+        position = self._position()
         if item["type"] == "function_call":
             payloads = [
                 self._event(
                     "response.function_call_arguments.done",
                     name=item["name"],
                     arguments=item["arguments"],
-                    **place,
+                    **position,
                 )
             ]
         elif item["type"] == "custom_tool_call":
             item["input"] = input_of(self._arguments)
             payloads = [
-                self._event("response.custom_tool_call_input.delta", delta=item["input"], **place),
-                self._event("response.custom_tool_call_input.done", input=item["input"], **place),
+                self._event("response.custom_tool_call_input.delta", delta=item["input"], **position),
+                self._event("response.custom_tool_call_input.done", input=item["input"], **position),
             ]
         else:
             part, (_, name) = item["content"][0], PARTS[item["type"]]
             extras = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             payloads = [
-                self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **place),
-                self._event("response.content_part.done", part=part, content_index=0, **place),
+                self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **position),
+                self._event("response.content_part.done", part=part, content_index=0, **position),
             ]
         self._open = None
         return [
@@ -164,7 +166,7 @@ class Writer:
             self._event("response.output_item.done", item=item, output_index=len(self.output) - 1),
         ]
 
-    def _place(self) -> Payload:
+    def _position(self) -> Payload:
         assert self._open is not None
         return {"item_id": self._open["id"], "output_index": len(self.output) - 1}
 

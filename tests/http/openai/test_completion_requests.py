@@ -241,12 +241,12 @@ def joined(path: str, events: list[Any]) -> tuple[list[Any], Any]:
             so_far["finish_reason"] = choice["finish_reason"]
             so_far["matched_stop"] = choice.get("matched_stop")
             if (logprobs := choice["logprobs"]) is not None:
-                kept = so_far["logprobs"]
+                before = so_far["logprobs"]
                 so_far["logprobs"] = (
                     logprobs
-                    if kept is None
+                    if before is None
                     else {
-                        name: one if (one := kept[name]) is None else one + logprobs[name]
+                        name: one if (one := before[name]) is None else one + logprobs[name]
                         for name in logprobs
                     }
                 )
@@ -285,7 +285,7 @@ pacing = st.fixed_dictionaries(
         ),
     },
 )
-wishes = {
+BODIES = {
     TEXT: st.fixed_dictionaries(
         {},
         optional=shared
@@ -309,11 +309,11 @@ wishes = {
 }
 
 
-@pytest.mark.parametrize("path", wishes)
+@pytest.mark.parametrize("path", BODIES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_stream_says_what_the_whole_says(path: str, data: st.DataObject) -> None:
-    fields, pace = data.draw(wishes[path]), data.draw(pacing)
+    fields, pace = data.draw(BODIES[path]), data.draw(pacing)
     if "top_logprobs" in fields:
         fields["logprobs"] = True
     if fields.get("max_tokens") == 0:

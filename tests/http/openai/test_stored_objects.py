@@ -16,8 +16,8 @@ from runtime.errors import Overloaded, StartError
 from runtime.http.app import http_app
 from runtime.http.openai import batch_runner
 from runtime.http.openai.batches import Batch, Record
-from runtime.http.openai.files import write_whole
-from runtime.http.openai.stored_objects import Kept
+from runtime.http.openai.files import write_atomically
+from runtime.http.openai.stored_objects import StoredObjects
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -28,19 +28,19 @@ Pair = tuple[openai.AsyncOpenAI, Any]
 
 
 @asynccontextmanager
-async def keeping(
+async def storing(
     folder: Path, service: FakeService | None = None, max_bytes: int = 2**20
 ) -> AsyncIterator[Pair]:
     """A client of a server that keeps files in `folder`."""
     service = service or FakeService()
-    kept = Kept(service, folder, max_bytes)
+    stored_objects = StoredObjects(service, folder, max_bytes)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kept.run)
+        tasks.start_soon(stored_objects.run)
         async with (
-            serving(http_app(service, kept=kept)) as (host, port),
+            serving(http_app(service, stored_objects=stored_objects)) as (host, port),
             openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
         ):
-            yield client, kept
+            yield client, stored_objects
         tasks.cancel_scope.cancel()
 
 
@@ -86,7 +86,7 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str,
 
 async def test_files_come_back_as_they_went(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         file = await client.files.create(file=("näme.bin", data), purpose="user_data")
         other = await client.files.create(file=("b", b"{}"), purpose="batch")
         assert (file.bytes, file.filename, file.purpose, file.status) == (
@@ -99,7 +99,7 @@ async def test_files_come_back_as_they_went(tmp_path: Path) -> None:
         assert [f.id async for f in client.files.list()] == [other.id, file.id]
         assert [f.id async for f in client.files.list(order="asc", limit=1)] == [file.id, other.id]
         assert [f.id async for f in client.files.list(purpose="batch")] == [other.id]
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         assert await client.files.retrieve(file.id) == file
         assert (await client.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
@@ -123,12 +123,12 @@ async def test_uploads_that_are_refused(
     data: Any, files: Any, status: int, param: str | None, tmp_path: Path
 ) -> None:
     async with (
-        keeping(tmp_path, max_bytes=1000) as (client, kept),
+        storing(tmp_path, max_bytes=1000) as (client, stored_objects),
         httpx.AsyncClient(base_url=str(client.base_url)) as http,
     ):
         answer = await http.post("files", data=data, files=files)
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-        assert not kept.storage.files.known
+        assert not stored_objects.storage.files.known
         assert (
             await http.post("files", content=b"x", headers={"content-type": "multipart/form-data"})
         ).status_code == 400
@@ -138,7 +138,7 @@ async def test_uploads_that_are_refused(
 
 async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
     service = FakeService()
-    async with keeping(tmp_path, service) as (client, kept):
+    async with storing(tmp_path, service) as (client, stored_objects):
         data = jsonl(
             *(line(f"l{i}", content=f"say {i}", max_tokens=3 + i % 5) for i in range(150)),
             line("bad", temperature=-1),
@@ -173,7 +173,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         } == {"bad": (400, "temperature"), "lost": (404, "model"), "stream": (400, "stream")}
         assert all(request.is_idle for request in service.requests[:-1]) and not service.requests[-1].is_idle
         assert [b.id async for b in client.batches.list()] == [batch.id]
-        assert not kept.storage.batches.unfinished_files()
+        assert not stored_objects.storage.batches.unfinished_files()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
     ],
 )
 async def test_an_input_that_is_wrong_fails_whole(data: bytes, codes: list[str], tmp_path: Path) -> None:
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         batch = await until_over(client, (await start(client, data)).id)
         assert batch.status == "failed" and [error.code for error in batch.errors.data] == codes
         with pytest.raises(openai.BadRequestError):
@@ -199,7 +199,7 @@ async def test_an_input_that_is_wrong_fails_whole(data: bytes, codes: list[str],
 
 
 async def test_what_can_be_no_batch(tmp_path: Path) -> None:
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         other = await client.files.create(file=("x", b"{}"), purpose="user_data")
         for ask, param in (
             ({"input_file_id": other.id, "endpoint": CHAT}, "input_file_id"),
@@ -213,7 +213,7 @@ async def test_what_can_be_no_batch(tmp_path: Path) -> None:
 
 async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
     service = FakeService(hold=True)
-    async with keeping(tmp_path, service) as (client, kept):
+    async with storing(tmp_path, service) as (client, stored_objects):
         batch = await start(client, jsonl(*(line(f"l{i}", max_tokens=2) for i in range(100))))
         with anyio.fail_after(30):
             while not service.running:
@@ -221,7 +221,7 @@ async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
         service.step()
         service.step()
         with anyio.fail_after(30):
-            while not kept.storage.batches.find(batch.id).batch.request_counts.completed:
+            while not stored_objects.storage.batches.find(batch.id).batch.request_counts.completed:
                 await anyio.sleep(0.01)
         with pytest.raises(openai.BadRequestError):
             await client.files.delete(batch.input_file_id)
@@ -239,7 +239,7 @@ async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
 async def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_runner, "PAUSE_S", 0.01)
     service = FakeService(refuse=Overloaded("full"))
-    async with keeping(tmp_path, service) as (client, _):
+    async with storing(tmp_path, service) as (client, _):
         batch = await start(client, jsonl(line("a"), line("b")))
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
@@ -250,19 +250,21 @@ async def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
     """The folder as a kill -9 leaves it: some lines are answered, one is torn, others are in no file."""
-    async with keeping(tmp_path, FakeService(hold=True)) as (client, kept):
+    async with storing(tmp_path, FakeService(hold=True)) as (client, stored_objects):
         batch = await start(client, jsonl(*(line(f"l{i}") for i in range(20))))
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = kept.storage.batches.find(batch.id)
+        record = stored_objects.storage.batches.find(batch.id)
     answered = [
         {"custom_id": f"l{i}", "response": {"status_code": 200, "body": "from before"}, "error": None}
         for i in range(5)
     ]
-    kept.storage.files.path(record.output_id).write_bytes(jsonl(*answered) + b'{"custom_id": "l5", "resp')
+    stored_objects.storage.files.path(record.output_id).write_bytes(
+        jsonl(*answered) + b'{"custom_id": "l5", "resp'
+    )
     (tmp_path / "file-stray").write_bytes(b"half an upload")
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         batch = await until_over(client, batch.id)
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
             "completed",
@@ -277,19 +279,19 @@ async def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 async def test_a_batch_expires(tmp_path: Path) -> None:
-    async with keeping(tmp_path, FakeService(hold=True)) as (client, kept):
+    async with storing(tmp_path, FakeService(hold=True)) as (client, stored_objects):
         batch = await start(client, jsonl(line("a"), line("b")))
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = kept.storage.batches.find(batch.id)
+        record = stored_objects.storage.batches.find(batch.id)
     late = Record(
         batch=Batch(**{f: getattr(record.batch, f) for f in Batch.__struct_fields__} | {"expires_at": 1}),
         output_id=record.output_id,
         error_id=record.error_id,
     )
-    kept.storage.batches.save(late)
-    async with keeping(tmp_path) as (client, _):
+    stored_objects.storage.batches.save(late)
+    async with storing(tmp_path) as (client, _):
         batch = await until_over(client, batch.id)
         errors = await lines_of(client, batch.error_file_id)
         assert (
@@ -300,17 +302,17 @@ async def test_a_batch_expires(tmp_path: Path) -> None:
 
 
 async def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
-    async with keeping(tmp_path):
+    async with storing(tmp_path):
         with pytest.raises(StartError, match="in use by another server"):
-            Kept(FakeService(), tmp_path, 1000)
+            StoredObjects(FakeService(), tmp_path, 1000)
     (tmp_path / "file").write_text("x")
     with pytest.raises(StartError, match="can't be used"):
-        Kept(FakeService(), tmp_path / "file", 1000)
+        StoredObjects(FakeService(), tmp_path / "file", 1000)
 
 
 async def test_a_record_that_is_damaged_is_no_file(tmp_path: Path) -> None:
-    write_whole(tmp_path / "file-1.json", b"{")
-    async with keeping(tmp_path) as (client, _):
+    write_atomically(tmp_path / "file-1.json", b"{")
+    async with storing(tmp_path) as (client, _):
         assert [f.id async for f in client.files.list()] == []
 
 
@@ -328,7 +330,7 @@ async def test_a_full_disk_keeps_no_half_a_file(tmp_path: Path, monkeypatch: pyt
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async with keeping(tmp_path) as (client, _):
+    async with storing(tmp_path) as (client, _):
         before = set(tmp_path.rglob("*"))
         monkeypatch.setattr("runtime.http.openai.files.os.fsync", full)
         with pytest.raises(openai.APIStatusError, match="the disk of --file-storage-path is full") as refused:

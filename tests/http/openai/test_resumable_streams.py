@@ -13,7 +13,7 @@ from tests.http.openai.test_responses import ASK, client_of
 pytestmark = pytest.mark.anyio
 
 
-async def said(stream: Any) -> list[Any]:
+async def read(stream: Any) -> list[Any]:
     return [event async for event in stream]
 
 
@@ -32,32 +32,32 @@ async def test_a_stream_in_the_background_goes_on_without_its_client() -> None:
         second = [await anext(behind) for _ in range(4)]
         assert second == first[2:]
         service.run()
-        second += await said(behind)
-        again = await said(await client.responses.retrieve(response_id, stream=True))
+        second += await read(behind)
+        again = await read(await client.responses.retrieve(response_id, stream=True))
         assert again == first[:2] + second
         assert [event.sequence_number for event in again] == list(range(len(again)))
         assert (
-            await said(
+            await read(
                 await client.responses.retrieve(
                     response_id, stream=True, starting_after=again[-1].sequence_number
                 )
             )
             == []
         )
-        kept = await client.responses.retrieve(response_id)
-    assert again[2].type == "response.in_progress" and again[-1].response == kept
+        stored = await client.responses.retrieve(response_id)
+    assert again[2].type == "response.in_progress" and again[-1].response == stored
     assert (
         "".join(event.delta for event in again if event.type == "response.output_text.delta")
-        == kept.output_text
+        == stored.output_text
         != ""
     )
-    assert kept.usage.output_tokens == 12 and service.aborted == []
+    assert stored.usage.output_tokens == 12 and service.aborted == []
 
 
 async def test_failures_and_cancellations_end_the_events() -> None:
     for fail_after in (0, 2):
         async with client_of(FakeService(fail_after=fail_after)) as client:
-            events = await said(await client.responses.create(**ASK, background=True, stream=True))
+            events = await read(await client.responses.create(**ASK, background=True, stream=True))
             assert events[-1].type == "response.failed" and events[-1].response.error.message
             assert (await client.responses.retrieve(events[0].response.id)).status == "failed"
     service = FakeService(hold=True)
@@ -67,7 +67,7 @@ async def test_failures_and_cancellations_end_the_events() -> None:
         while not service.running:
             await anyio.lowlevel.checkpoint()
         assert (await client.responses.cancel(response_id)).status == "cancelled"
-        await said(stream)
+        await read(stream)
         assert len(service.aborted) == 1
         await client.responses.delete(response_id)
         with pytest.raises(openai.NotFoundError):
@@ -80,7 +80,7 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
             response = await client.responses.create(**ASK, **fields)
             with pytest.raises(openai.BadRequestError, match="not kept"):
                 await client.responses.retrieve(response.id, stream=True)
-        events = await said(await client.responses.create(**ASK, background=True, stream=True))
+        events = await read(await client.responses.create(**ASK, background=True, stream=True))
         for wrong in ("-1", "x"):
             with pytest.raises(openai.BadRequestError, match="starting_after"):
                 await client.responses.retrieve(
@@ -92,7 +92,7 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
 async def test_usage_tells_what_was_cached(has_report: bool) -> None:
     async with client_of(FakeService(has_cache_report=has_report, storage="file")) as client:
         whole = await client.responses.create(**ASK)
-        final = (await said(await client.responses.create(**ASK, stream=True)))[-1].response
+        final = (await read(await client.responses.create(**ASK, stream=True)))[-1].response
     details = {"device": 3, "host": 0, "storage": 0, "storage_backend": "file"}
     for response in (whole, final):
         told = response.usage.input_tokens_details
@@ -105,15 +105,15 @@ async def test_what_is_kept_is_bounded() -> None:
     event = b"data: x\n\n"  # 7 bytes before its end
     resumable_streams.max_bytes = 10 * (EVENT_BYTES + 7)
     old, older = resumable_streams.open("old"), resumable_streams.open("older")
-    for trail in (old, older):
-        resumable_streams.say(trail, event * 3)
-        trail.finish()
+    for stream in (old, older):
+        resumable_streams.append(stream, event * 3)
+        stream.finish()
     one, other = resumable_streams.open("one"), resumable_streams.open("other")
-    resumable_streams.say(one, event * 6)
+    resumable_streams.append(one, event * 6)
     assert resumable_streams.find("old") is None and resumable_streams.find("older") is older
-    resumable_streams.say(other, event * 3)
+    resumable_streams.append(other, event * 3)
     assert resumable_streams.find("older") is None and (one.first, one.end, other.first) == (0, 6, 0)
-    resumable_streams.say(other, event * 2)
+    resumable_streams.append(other, event * 2)
     assert (one.first, one.end, other.end) == (
         1,
         6,
@@ -121,9 +121,9 @@ async def test_what_is_kept_is_bounded() -> None:
     ) and resumable_streams.size == resumable_streams.max_bytes
     follower = one.follow(2)
     assert await anext(follower) == event * 4
-    resumable_streams.say(one, event * 20)
+    resumable_streams.append(one, event * 20)
     assert one.end == 26 and one.first > 6
     assert [data async for data in follower] == []  # too slow: what it wants is gone
     for response_id in ("one", "other"):
-        resumable_streams.forget(response_id)
+        resumable_streams.drop(response_id)
     assert resumable_streams.size == 0 and one.is_over
