@@ -383,7 +383,9 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         ):
             whole = (await http.post("/v1/messages", json=body | {"thinking": thinking})).json()
             assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
-            stream = (await http.post("/v1/messages", json=body | {"thinking": thinking, "stream": True})).text
+            stream = (
+                await http.post("/v1/messages", json=body | {"thinking": thinking, "stream": True})
+            ).text
             assert "thinking_delta" not in stream and "text_delta" in stream
         count = {name: body[name] for name in ("model", "messages", "tools", "thinking", "user_profile_id")}
         counted = await http.post("/v1/messages/count_tokens", json=count)

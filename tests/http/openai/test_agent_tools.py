@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from runtime.http.openai.responses.tools import by_shown_name, check, functions, input_of, shown
+from runtime.http.openai.responses.tools import by_model_name, check, functions, input_of, model_name
 from runtime.parsing.detect import Formats
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import client_of
@@ -124,9 +124,9 @@ def test_tools_become_functions() -> None:
     )
     assert "start: LINE" in second["parameters"]["properties"]["input"]["description"]
     assert (
-        set(by_shown_name(TOOLS)) == {"files__list", "patch"}
-        and shown("f", "ns") == "ns__f"
-        and shown("f") == "f"
+        set(by_model_name(TOOLS)) == {"files__list", "patch"}
+        and model_name("f", "ns") == "ns__f"
+        and model_name("f") == "f"
     )
     assert (
         functions(None) == [] and functions([{"type": "custom", "name": "c"}])[0]["function"]["name"] == "c"
