@@ -1,9 +1,9 @@
-"""What text costs the event loop: a streamed token through the detokenizer, a prompt through the tokenizer, a
-vocabulary at start.
+"""CPU time of text on the event loop: a streamed token through the detokenizer, a prompt through the
+tokenizer, and a vocabulary at start.
 
     python -m bench.detokenize
 
-`us_per_token` of the actor has everything of a step but the sink's own work: lookup, text, stop strings,
+`us_per_token` of the actor covers a step without the sink's own work: lookup, text, stop strings,
 Delta, the call of push. The vocabulary is trained on this package's source, so that the text is real and no
 file is needed.
 """
@@ -36,23 +36,27 @@ FOREIGN = "Die Größe der Bäume überraschte alle. 天気がいいから散歩
 
 
 class CountingSink:
-    """The least a sink can do."""
+    """A sink that counts deltas and nothing else."""
 
     def __init__(self) -> None:
         self.num_deltas = 0
 
     def push(self, delta: Delta) -> None:
+        """Counts a delta."""
         self.num_deltas += 1
 
     def fail(self, error: RequestError) -> None:
+        """Raises the error: no request may fail."""
         raise error
 
 
 def source() -> list[str]:
+    """Texts of the Python files of this package."""
     return [path.read_text(encoding="utf-8") for path in sorted(Path(runtime.__file__).parent.rglob("*.py"))]
 
 
 def train() -> Tokenizer:
+    """A byte-level BPE tokenizer, trained on this package."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,10 +79,13 @@ def best_s(work: Callable[[], Any]) -> float:
 
 
 def figure(value: float) -> float:
+    """A figure with three digits."""
     return round(value, 3)
 
 
 def stream_us(vocabulary: Vocabulary, ids: Sequence[int]) -> float:
+    """Microseconds a token of a text stream."""
+
     def work() -> None:
         add = vocabulary.stream([1]).add
         for i in ids:
@@ -88,7 +95,8 @@ def stream_us(vocabulary: Vocabulary, ids: Sequence[int]) -> float:
 
 
 def actor_us(vocabulary: Vocabulary, ids: Sequence[int], params: SamplingParams) -> float:
-    """A token of one of 64 streams, from StepTokens to the return of push; opening and ending included."""
+    """Microseconds a token of one of 64 streams, from StepTokens to the return of push, with opening and
+    ending."""
     steps = list(islice(cycle(ids), STEPS))
     sequence_ids = list(range(STREAMS))
     sinks = [CountingSink() for _ in sequence_ids]
@@ -130,6 +138,7 @@ def large_vocabulary_ms() -> float:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     vocabulary = Vocabulary(train(), TokenizerFiles())
     text = "".join(source())[:65536]
     plain, foreign = vocabulary.encode(text), vocabulary.encode(FOREIGN)

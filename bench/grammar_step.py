@@ -1,11 +1,11 @@
-"""What a constrained step costs the rank, and how much of it is the grammar library's: 32 decoding rows of
-pocket, one thread, its own CPU.
+"""CPU time of a constrained step on the rank, and the grammar library's part of it: 32 decoding rows of
+pocket, one thread.
 
     python -m bench.grammar_step [--rows 32] [--rounds 9]
 
-`free` steps have no grammar. `anything` steps have one whose library does nothing (it lets every token
-follow): what is dearer in them is ours. The rest, with `xgrammar` and `llguidance`, is what these take to
-accept a token of each row and to fill its next mask.
+`free` steps have no grammar. `anything` steps have one whose library allows every token: their additional
+time is the runtime's. With `xgrammar` and `llguidance` the rest is the time of these libraries to accept a
+token of each row and to fill its next mask.
 """
 
 import argparse
@@ -41,27 +41,34 @@ class Anything:
         self.byte_ids = find_byte_ids(terms)
 
     def compile(self, grammar: Grammar) -> "Anything":
+        """Itself: it is its own compiled grammar."""
         return self
 
     def matcher(self) -> "Anything":
+        """Itself: it is its own matcher."""
         return self
 
     def accept(self, token: int) -> bool:
+        """Accepts every token."""
         return True
 
     def fill(self, matchers: "list[Anything]", bits: np.ndarray) -> list[int]:
+        """Allows every token in all rows."""
         bits.fill(-1)
         return []
 
     def forced(self) -> list[int]:
+        """No token is forced."""
         return []
 
 
 def open_terms(terms: Terms) -> Anything:
+    """The opener of the backend, as runtime/grammar/backend.py calls it."""
     return Anything(terms)
 
 
 def start(rows: int, backend: str) -> TorchExecutor:
+    """A rank of the cpu device with pocket and a grammar backend."""
     runner = TorchExecutor(0, open_device, FACTS)
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
     runner.start(
@@ -88,6 +95,7 @@ def start(rows: int, backend: str) -> TorchExecutor:
 
 
 def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:
+    """Admits a request to a slot."""
     sampling = SlotSampling(
         temperature=1.0,
         top_p=1.0,
@@ -114,9 +122,9 @@ def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:
 
 
 def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> StepPlan:
-    """All rows at position `step`; the first one admits them."""
+    """A step of all rows at position `step`; the first step admits them."""
     slots, empty, page = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step // PAGE
-    takers = empty if step % PAGE else slots  # of a page
+    takers = empty if step % PAGE else slots  # slots that get a new page
     return StepPlan(
         step,
         rows if step else 0,
@@ -134,38 +142,39 @@ def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> 
 
 
 def measure(rows: int, kinds: dict[str, str | None]) -> dict[str, list[float]]:
-    """CPU of each step, µs. A step of each kind in turn: the machine's speed drifts more in a second than the
-    kinds differ."""
+    """CPU microseconds of each step by kind. Steps of all kinds alternate, as the machine's speed drifts more
+    in a second than the kinds differ."""
     runners = {name: start(rows, backend or "anything") for name, backend in kinds.items()}
     grammar_masks = {
         name: None if backend is None else GrammarConstraint(grammar_of(ENDLESS), (), (EOS,))
         for name, backend in kinds.items()
     }
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     for step in range(STEPS):
         for name, runner in runners.items():
             begin = thread_time()
             runner.launch(plan(step, rows, grammar_masks[name])).result()
             if step >= SKIPPED:
-                found[name].append((thread_time() - begin) * 1e6)
+                times[name].append((thread_time() - begin) * 1e6)
     for runner in runners.values():
         runner.close()
-    return found
+    return times
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     kinds = {"free": None, "anything": "anything", "xgrammar": "xgrammar", "llguidance": "llguidance"}
-    rounds = [measure(given.rows, kinds) for _ in range(given.rounds)]
-    results: dict[str, Any] = {"rows": given.rows, "step_cpu_us": {}, "dearer_percent": {}}
+    rounds = [measure(arguments.rows, kinds) for _ in range(arguments.rounds)]
+    results: dict[str, Any] = {"rows": arguments.rows, "step_cpu_us": {}, "dearer_percent": {}}
     for name in kinds:
         results["step_cpu_us"][name] = round(
             statistics.median(time for times in rounds for time in times[name])
         )
-        if name != "free":  # of each round: pairs of steps that followed one another
+        if name != "free":  # by round, from pairs of consecutive steps
             results["dearer_percent"][name] = sorted(
                 round(
                     100

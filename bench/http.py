@@ -36,6 +36,7 @@ def bodies(count: int, base: int) -> list[tuple[str, dict[str, object]]]:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 128])
     parser.add_argument("--rounds", type=int, default=8, help="requests per stream in each run")

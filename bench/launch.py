@@ -3,9 +3,9 @@ to no arithmetic.
 
     python -m bench.launch [--rows 1 64 256]
 
-`launch` is all that the rank's host does for a step on the cpu, the model's own time included, which a device
-would spend beside it; `inputs` is what is left of it where the step is a graph: choosing the graph, packing
-the inputs, handing them over.
+`launch` is all that the rank's host does for a step on the cpu, with the model's own time, which a device
+would spend in parallel; `inputs` is the host's part where the step is a graph: choosing the graph, packing
+and handing over its inputs.
 """
 
 import argparse
@@ -26,8 +26,9 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.torch_executor import TorchExecutor
 
-CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16,
-"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16,
+"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+"max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"""
 GREEDY = SlotSampling(
     temperature=0.0,
@@ -53,13 +54,17 @@ class Nothing:
     """Graphs whose replay takes no time: what is left is the host's own part."""
 
     def capture(self, body: Any) -> None:
+        """Captures nothing."""
         return None
 
     def replay(self, graph: Any, lengths: Any) -> None:
+        """Replays nothing."""
         return None
 
 
 def start(folder: Path, rows: int) -> TorchExecutor:
+    """A rank of the cpu device with the small model."""
+
     def opened(message: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return open_device(message, rank, dtype)
 
@@ -109,6 +114,7 @@ def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPla
 
 
 def measure(folder: Path, rows: int) -> dict[str, float]:
+    """Median microseconds of a whole launch, and of the inputs of a graph."""
     runner = start(folder, rows)
     runner.launch(plan(0, rows, 0, is_first=True)).result()
     plans = [plan(step, rows, step) for step in range(1, STEPS)]
@@ -137,12 +143,14 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
 
 
 def seconds(runner: TorchExecutor, step: StepPlan) -> float:
+    """Seconds from the launch of a step to its result."""
     begin = time.perf_counter()
     runner.launch(step).result()
     return time.perf_counter() - begin
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256])
     arguments = parser.parse_args()

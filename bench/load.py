@@ -1,5 +1,5 @@
-"""A closed-loop streaming client for benches: keeps `streams` requests in flight, stamps every event, decodes
-nothing while it times.
+"""A closed-loop streaming client for benches: keeps `streams` requests in flight, stamps every event, and
+decodes nothing while it measures.
 
 Raw sockets on purpose: the client shares two cores with what it measures.
 """
@@ -17,7 +17,7 @@ HZ = os.sysconf("SC_CLK_TCK")
 
 
 class Run(Struct):
-    """What one run of the client saw."""
+    """Figures of one run of the client."""
 
     streams: int
     requests: int
@@ -30,6 +30,7 @@ class Run(Struct):
 
     @property
     def figures(self) -> dict[str, object]:
+        """The figures for bench/results."""
         return {
             "streams": self.streams,
             "requests": self.requests,
@@ -43,7 +44,7 @@ class Run(Struct):
 
 
 class Reads:
-    """What came back for one request: when, how many events at a time."""
+    """The reads of one answer: the time and number of events of each."""
 
     def __init__(self, begin: float) -> None:
         self.begin = begin
@@ -58,9 +59,11 @@ class Client(asyncio.Protocol):
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport."""
         self.transport = transport
 
     def ask(self, request: bytes) -> "asyncio.Future[Reads]":
+        """Sends a request; the future has its reads when the answer is complete."""
         self.reads = Reads(time.perf_counter())
         self.tail = b""
         self.done = asyncio.get_running_loop().create_future()
@@ -68,12 +71,14 @@ class Client(asyncio.Protocol):
         return self.done
 
     def data_received(self, data: bytes) -> None:
+        """Stamps the events of a read, and completes the request at the last chunk."""
         self.reads.at.append((time.perf_counter(), data.count(b"data: ")))
         self.tail = (self.tail + data)[-32:]
         if self.tail.endswith(b"\r\n0\r\n\r\n") and self.done is not None:
             self.done.set_result(self.reads)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Fails the open request, if there is one."""
         if self.done is not None and not self.done.done():
             self.done.set_exception(ConnectionError(f"stream ended early: ... {self.tail!r}"))
 
@@ -112,6 +117,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def request_bytes(port: int, path: str, body: dict[str, object]) -> bytes:
+    """An HTTP/1.1 POST of JSON, as bytes."""
     payload = json.dumps(body).encode()
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"

@@ -1,11 +1,11 @@
-"""What reading thoughts and tool calls out of an answer costs the event loop, for each format.
+"""What parsing reasoning and tool calls of an answer costs the event loop, for each format.
 
     python -m bench.parsers
 
-Answers think, say something, and call a function with a long text, a list and a number, written as the format
-has it; tokens are pieces of four characters. `us_per_token` has everything of
-http/streaming/answer_reader.py: the parser, what is told, the count of thoughts. The worst text is one in
-which nearly every token might begin a call and none does.
+Answers have reasoning, text, and calls of a function with a long text, a list and a number, in the notation
+of the format; tokens have four characters. `us_per_token` covers http/streaming/answer_reader.py: the parser,
+its events and the count of reasoning tokens. In the worst text nearly every token might begin a call, and
+none does.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from tests.parsing.render import render
 SIZE = 4  # characters of a token
 REPEATS = 7
 PROSE = (
-    "It is a long established fact that whoever reads a page looks at its layout, and at its letters (some, at least). "
-    * 12
+    "It is a long established fact that a reader of a page looks at its layout, and at its letters "
+    "(some, at least). " * 12
 )
 CALLS = [("write", {"path": "/tmp/a b.txt", "text": PROSE, "lines": [1, 2, 3], "mode": 420})] * 2
 TOOLS = {
@@ -41,7 +41,7 @@ END = Finish(FinishReason.STOP, None, 1, 1, 0)
 
 
 def answers(name: str) -> dict[str, str]:
-    """Texts by what they are full of."""
+    """Texts of a format, by kind."""
     if name == "muse":
         frame = " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eom|>"
         return {
@@ -67,25 +67,27 @@ def answers(name: str) -> dict[str, str]:
 
 def cost(formats: Formats, text: str) -> float:
     """Microseconds a token, the best of some runs."""
-    pieces = [text[i : i + SIZE] for i in range(0, len(text), SIZE)]
+    chunks = [text[i : i + SIZE] for i in range(0, len(text), SIZE)]
     reading = Reading(service=FakeService(), formats=formats, tools=TOOLS)
 
     def run() -> float:
-        reader, deltas = Reader(reading), [Delta(0, piece, [1]) for piece in pieces]
+        reader, deltas = Reader(reading), [Delta(0, chunk, [1]) for chunk in chunks]
         deltas[-1].finish = END
         begin = thread_time()
         for delta in deltas:
             reader.read(delta)
-        return (thread_time() - begin) / len(pieces) * 1e6
+        return (thread_time() - begin) / len(chunks) * 1e6
 
     return best(run)
 
 
 def best(run: Callable[[], float]) -> float:
+    """The quickest of several runs, in microseconds."""
     return round(min(run() for _ in range(REPEATS)), 2)
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     results = {}
     for name in [*FORMATS, *FRAMINGS]:
         formats = Formats(name, name if name in FRAMINGS else "qwen3")

@@ -1,4 +1,4 @@
-"""Figures against their limits as a bar chart in SVG, which a README can show."""
+"""Figures against their limits as a bar chart in SVG, for the README."""
 
 from pathlib import Path
 
@@ -6,11 +6,14 @@ WIDTH, LABEL, BAR, GAP = 760, 300, 18, 8
 
 
 def draw(title: str, bars: list[tuple[str, float, float | None]], path: Path) -> Path:
-    """`bars`: name, part of the limit, and the part that is wanted, if any. 1 is the whole width."""
+    """Writes the chart and returns its path. `bars`: name, share of the limit, and the wanted share, if
+    any."""
     height, scale = 40 + len(bars) * (BAR + GAP), WIDTH - LABEL - 60
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/><text x="8" y="20" font-size="14">{_safe(title)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/><text x="8" y="20" '
+        f'font-size="14">{_safe(title)}</text>',
     ]
     for at, (name, part, wanted) in enumerate(bars):
         y, length = 32 + at * (BAR + GAP), max(0.0, min(part, 1.0)) * scale
@@ -24,7 +27,8 @@ def draw(title: str, bars: list[tuple[str, float, float | None]], path: Path) ->
         if wanted is not None:
             x = LABEL + wanted * scale
             lines.append(
-                f'<line x1="{x:.1f}" y1="{y - 2}" x2="{x:.1f}" y2="{y + BAR + 2}" stroke="black" stroke-width="2"/>'
+                f'<line x1="{x:.1f}" y1="{y - 2}" x2="{x:.1f}" y2="{y + BAR + 2}" stroke="black" '
+                'stroke-width="2"/>'
             )
     path.write_text("\n".join([*lines, "</svg>", ""]))
     return path

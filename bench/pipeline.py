@@ -33,6 +33,7 @@ class CountingSink:
         self.tokens = 0
 
     def push(self, delta: Delta) -> None:
+        """Counts the tokens of a delta."""
         self.tokens += len(delta.token_ids)
         if delta.finish is not None:
             self.left[0] -= 1
@@ -40,10 +41,12 @@ class CountingSink:
                 self.done.set()
 
     def fail(self, error: RequestError) -> None:
+        """Raises the error: no request may fail."""
         raise error
 
 
 async def measure(core: Core, sequences: int, round: int) -> dict[str, float]:
+    """CPU and wall microseconds a step, with `sequences` decoding together."""
     done = anyio.Event()
     left = [sequences]
     sinks = [CountingSink(done, left) for _ in range(sequences)]
@@ -66,6 +69,7 @@ async def measure(core: Core, sequences: int, round: int) -> dict[str, float]:
 
 
 async def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on and a reader must know to compare it."""
+    """Facts of the machine that figures depend on."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "architecture": platform.machine(),

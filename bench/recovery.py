@@ -2,9 +2,9 @@
 
     python -m bench.recovery [--streams 8] [--kills 5]
 
-Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token
-ends the bench. In float32: in bfloat16 a token that was decoded once and is computed again as part of a
-prompt differs by rounding, which may turn a later choice, as any change of a batch may.
+Every stream is read to its end and compared with its undisturbed answer; a lost, repeated or different token
+ends the bench. The dtype is float32: in bfloat16 a decoded token that is computed again as part of a prompt
+differs by rounding, which may change a later token, as any change of a batch may.
 """
 
 import argparse
@@ -29,13 +29,14 @@ WANTED_S = 3.0
 
 
 class Stream:
-    """What one client has got, and when it came."""
+    """The text that one client has received, and when each part arrived."""
 
     def __init__(self) -> None:
         self.text = ""
         self.reads: list[float] = []
 
     async def read(self, port: int, body: dict[str, object]) -> None:
+        """Reads one answer to its end. Raises ConnectionError if it ends early."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_bytes(port, "/v1/completions", body))
         while not (line := await reader.readline()).startswith(b"data: [DONE]"):
@@ -48,6 +49,7 @@ class Stream:
 
 
 def body(i: int) -> dict[str, object]:
+    """The request of stream `i`: greedy or seeded, so that its answer is known."""
     return {
         "model": "pocket",
         "prompt": [i + 1, *range(20, 52)],
@@ -60,11 +62,12 @@ def body(i: int) -> dict[str, object]:
 
 
 def rank_pids(pid: int) -> list[int]:
+    """Process ids of the children of the server."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def run(port: int, pid: int, streams: int, is_disturbed: bool) -> tuple[list[str], float]:
-    """-> what the streams said, and the seconds from the kill to the end of the silence that follows it"""
+    """Texts of all streams, and seconds from the kill to the end of the silence that follows it."""
     clients = [Stream() for _ in range(streams)]
     killed = 0.0
     async with asyncio.TaskGroup() as tasks:
@@ -79,13 +82,14 @@ async def run(port: int, pid: int, streams: int, is_disturbed: bool) -> tuple[li
 
 
 def silence_end(clients: list[Stream], killed: float) -> float:
-    """When the longest silence of all streams together ends; what was on its way at the kill comes before
-    it."""
+    """The end of the longest silence of all streams together after the kill. Data in flight at the kill
+    arrives before it."""
     reads = [killed, *sorted(at for client in clients for at in client.reads if at > killed)]
     return max(zip(reads, reads[1:], strict=False), key=lambda pair: pair[1] - pair[0])[1]
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--kills", type=int, default=5)
@@ -94,9 +98,9 @@ def main() -> None:
     with server("--log-level", "error", "--dtype", "float32") as (port, pid, ready_s):
         expected, _ = uvloop.run(run(port, pid, args.streams, False))
         for _ in range(args.kills):
-            texts, found = uvloop.run(run(port, pid, args.streams, True))
+            texts, pause = uvloop.run(run(port, pid, args.streams, True))
             assert texts == expected, "an answer changed"
-            pauses.append(found)
+            pauses.append(pause)
         restarts = re.search(rb"^runtime_rank_restarts_total (\S+)$", get(port, "/metrics")[1], re.MULTILINE)
     assert restarts is not None and float(restarts[1]) == args.kills
     results: dict[str, Any] = {

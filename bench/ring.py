@@ -1,11 +1,12 @@
 """How long a message takes from the event loop to another process and back: `python -m bench.ring`.
 
     echo     through Writer and Reader of runtime/ranks/ring.py, payloads of 0 bytes, 1 KB and 64 KB
-    step     through Ranks and a rank of the null device: a StepPlan of 64 decodes and its StepResult, with both encodings
+    step     through Ranks and a rank of the null device: a StepPlan of 64 decodes and its StepResult, with
+             encoding and decoding
 
 Both processes wait in the kernel, so the figures have two wake-ups in them. Where an idle core goes to sleep,
 above all in a virtual machine, waking it is most of the time: `floor` is the same ping-pong on bare eventfds,
-with nothing of ours in it. So all is measured twice: as the machine is, and with the cores kept awake by
+without a ring. So all is measured twice: as the machine is, and with the cores kept awake by
 processes that give way to everything (SCHED_IDLE).
 """
 
@@ -64,11 +65,13 @@ async def round_trips(
 
 
 def child(kind: str, *fds: str) -> subprocess.Popen[bytes]:
+    """Starts the other process of a ping-pong, which inherits `fds`."""
     numbers = [int(fd) for text in fds for fd in text.split(",")]
     return subprocess.Popen([sys.executable, "-m", "bench.ring", kind, *fds], pass_fds=numbers)
 
 
 async def floor(count: int) -> list[float]:
+    """Microseconds of round trips through bare eventfds."""
     there, back = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
     with child("--floor", str(there), str(back)) as process:
         times = await round_trips(
@@ -82,6 +85,7 @@ async def floor(count: int) -> list[float]:
 
 
 async def echo(payload: bytes, count: int) -> list[float]:
+    """Microseconds of round trips of `payload` through two rings."""
     there, back = ring.create(), ring.create()
     writer, reader = ring.Writer(there, 1), ring.Reader(back, 1)
     with child("--echo", str(there), str(back)) as process:
@@ -131,6 +135,7 @@ async def step(count: int) -> tuple[list[float], list[float]]:
 
 
 def decode_plan(number: int) -> StepPlan:
+    """A step in which all rows decode and four pages are added."""
     none = np.empty(0, np.int32)
     pages = np.arange(4, dtype=np.int32)
     rows = np.arange(ROWS, dtype=np.int32)
@@ -163,6 +168,7 @@ def encodings(count: int) -> dict[str, float]:
 
 
 def median_us(call: Callable[[], Any], count: int) -> float:
+    """Median microseconds of a call."""
     times = []
     for _ in range(count):
         begin_s = time.perf_counter()
@@ -172,6 +178,7 @@ def median_us(call: Callable[[], Any], count: int) -> float:
 
 
 async def measure(count: int) -> dict[str, Any]:
+    """p50, p90 and p99 of every kind of round trip."""
     results: dict[str, Any] = {"floor": percentiles(await floor(count))}
     for name, size in PAYLOADS.items():
         results[name] = percentiles(await echo(bytes(size), count))
@@ -183,8 +190,11 @@ async def measure(count: int) -> dict[str, Any]:
 
 @contextmanager
 def awake_cores() -> Iterator[None]:
-    """No core sleeps while this is open, and nothing else gets less of them."""
-    spin = f"import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile os.getppid() == {os.getpid()}: pass"
+    """Keeps all cores awake, with processes that yield to every other one."""
+    spin = (
+        "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+        f"while os.getppid() == {os.getpid()}: pass"
+    )
     spinners = [subprocess.Popen([sys.executable, "-c", spin]) for _ in os.sched_getaffinity(0)]
     try:
         yield
@@ -195,32 +205,35 @@ def awake_cores() -> Iterator[None]:
 
 
 def run_floor(there: int, back: int) -> None:
+    """The other process of `floor`: answers until the stop value arrives."""
     while os.eventfd_read(there) == 1:
         os.eventfd_write(back, 1)
 
 
 def run_echo(there: ring.RingFds, back: ring.RingFds) -> None:
+    """The other process of `echo`: sends every message back."""
     reader, writer = ring.Reader(there, 1), ring.Writer(back, 1)
     while (message := reader.read()) is not None:
         writer.publish(message)
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=10_000, help="round trips of each kind")
     parser.add_argument("--floor", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--echo", nargs=2, type=ring.RingFds.parse, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.floor:
-        return run_floor(*given.floor)
-    if given.echo:
-        return run_echo(*given.echo)
-    as_is = uvloop.run(measure(given.count))
+    arguments = parser.parse_args()
+    if arguments.floor:
+        return run_floor(*arguments.floor)
+    if arguments.echo:
+        return run_echo(*arguments.echo)
+    as_is = uvloop.run(measure(arguments.count))
     with awake_cores():
-        awake = uvloop.run(measure(given.count))
-        codec = encodings(given.count)
+        awake = uvloop.run(measure(arguments.count))
+        codec = encodings(arguments.count)
     for title, results in (("as the machine is", as_is), ("with the cores awake", awake)):
         print(f"{title + ', µs':32} {'p50':>8} {'p90':>8} {'p99':>8}")
         for name, figures in results.items():
@@ -229,7 +242,8 @@ def main() -> None:
         "encodings of 64 rows, µs", *(f"  {name:30} {figure:8}" for name, figure in codec.items()), sep="\n"
     )
     record(
-        "ring", {"unit": "µs", "round_trips": given.count, "as_is": as_is, "awake": awake, "encodings": codec}
+        "ring",
+        {"unit": "µs", "round_trips": arguments.count, "as_is": as_is, "awake": awake, "encodings": codec},
     )
 
 

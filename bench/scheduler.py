@@ -39,6 +39,7 @@ def scheduler(
     num_pages: int = 200_000,
     cache: CacheConfig | None = None,
 ) -> Scheduler:
+    """A scheduler of pages of 16 tokens."""
     return Scheduler(
         SchedulerConfig(
             max_running=max_running,
@@ -55,6 +56,7 @@ def scheduler(
 
 
 def add(into: Scheduler, count: int, *, name: str = "r", length: int = 32, **fields: Any) -> None:
+    """Queues `count` requests with prompts of `length` tokens."""
     for i in range(count):
         into.add(
             Request(
@@ -69,6 +71,7 @@ def add(into: Scheduler, count: int, *, name: str = "r", length: int = 32, **fie
 
 
 def result(plan: StepPlan) -> StepResult:
+    """The result of a step: token 5 for each sampled row."""
     return StepResult(
         plan.step,
         np.full(int(plan.samples.sum()), 5, dtype=np.int32),
@@ -101,6 +104,7 @@ def steps(
 
 
 def decoding(running: int, waiting: int) -> dict[str, Any]:
+    """Steps in which `running` sequences decode while `waiting` others wait."""
     it = scheduler(running)
     add(it, running + waiting)
     steps(it, 20)
@@ -109,7 +113,7 @@ def decoding(running: int, waiting: int) -> dict[str, Any]:
 
 
 def admitting(policy: str, *, fair: bool = False, has_priorities: bool = False) -> dict[str, Any]:
-    """63 decode, 10,000 wait, and in each step one ends and one is admitted."""
+    """Steps in which 63 sequences decode, 10,000 wait, one ends and one is admitted."""
     it = scheduler(64, OrderConfig(policy=policy, fair=fair, has_priorities=has_priorities))
     add(it, 10_000)
     steps(it, 20)
@@ -118,7 +122,7 @@ def admitting(policy: str, *, fair: bool = False, has_priorities: bool = False) 
 
 
 def arriving(policy: str) -> dict[str, Any]:
-    """Microseconds to queue one more where 10,000 wait."""
+    """Microseconds to queue one more request where 10,000 wait."""
     it = scheduler(1, OrderConfig(policy=policy))
     add(it, 10_000)
     begin = time.perf_counter()
@@ -127,7 +131,7 @@ def arriving(policy: str) -> dict[str, Any]:
 
 
 def prefixes() -> dict[str, Any]:
-    """A long prompt against a cache that has all of it, and steps beside 100,000 cached pages."""
+    """A long prompt against a cache that has all of it, and steps with 100,000 cached pages."""
     it = scheduler(64)
     prompt = [(i * 7919) % 30_000 for i in range(32_768)]
     it.add(
@@ -161,13 +165,13 @@ def prefixes() -> dict[str, Any]:
         "match_again_us": round(probe_us, 1),
         "lock_path_unlock_32k_us": round(take_us, 1),
         "cached_pages": full.cache.tree.num_evictable,
-        "plan_us_beside_them": plan_us,
+        "plan_us_with_them": plan_us,
     }
 
 
 def tiers(write_policy: str) -> dict[str, Any]:
-    """Decode steps beside 20,000 pages in host memory, a prompt of 16,000 tokens that comes back from there,
-    and an audit of it all."""
+    """Decode steps with 20,000 pages in host memory, a prompt of 16,000 tokens that is loaded from there, and
+    an audit of all pages."""
     host = HostConfig(num_pages=50_000, write_policy=write_policy)
     it = scheduler(64, num_pages=12_000, cache=CacheConfig(host=host))
     for i in range(20):
@@ -219,6 +223,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     results: dict[str, Any] = {"nice": os.nice(0)}
     results["decoding"] = [
         decoding(running, waiting) for running in (1, 8, 64, 256, 512) for waiting in (0, 10_000)

@@ -10,13 +10,14 @@ from socket import socket
 
 
 def free_port() -> int:
+    """A free TCP port on the loopback interface."""
     with socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
-    """One GET on a new connection; raises OSError while nobody listens."""
+    """One GET on a new connection; raises OSError while no server listens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", path)
@@ -28,7 +29,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 @contextmanager
 def server(*options: str) -> Iterator[tuple[int, int, float]]:
-    """-> port, process id and the seconds until it was ready"""
+    """Serves while the context is open: its port, process id and the seconds until it was ready."""
     port = free_port()
     begin = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "runtime", "serve", "--port", str(port), *options])

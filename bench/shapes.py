@@ -1,5 +1,4 @@
-"""config.json of published models, as far as shapes go: what benches and cost models compute with when no
-weights are at hand."""
+"""Shapes of published models, as in their config.json: for benches and cost models, which need no weights."""
 
 import json
 import tempfile
@@ -94,7 +93,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def shape(name: str) -> ModelConfig:
-    """Raises KeyError for a name that is not in SHAPES."""
+    """The config of a published model by name. Raises KeyError for a name that is not in SHAPES."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[name]))
         return read_config(folder)

@@ -1,9 +1,9 @@
-"""What the order of the waiting queue is worth: the same trace under every policy, on a model of a device.
+"""Schedule policies compared: the same trace under every policy, on a model of a device.
 
     python -m bench.simulation [--requests 2500]
 
 Requests come at random times and begin with one of many prefixes, whose popularity is Zipf's. The scheduler
-is the real one; the device is a formula: a step takes a constant, and something for each decode row, each
+is the real one; the device is a formula: a step takes a constant time, and more for each decode row, each
 prompt token and each position that is attended to. The figures compare policies with one another on one
 trace; they are no forecast for a machine. Writes docs/scheduling.svg.
 """
@@ -52,6 +52,7 @@ class Visit(Struct, frozen=True):
 
 
 def trace(count: int, seed: int = 1) -> list[Visit]:
+    """Requests at random times, each with one of many prefixes."""
     random = Random(seed)
     prefixes = [
         [random.randrange(10, 50_000) for _ in range(random.randrange(400, 2800))] for _ in range(PREFIXES)
@@ -89,6 +90,7 @@ def trace(count: int, seed: int = 1) -> list[Visit]:
 
 
 def seconds(plan: StepPlan) -> float:
+    """The time that the modelled device takes for a step."""
     starts, counts = plan.starts.astype(float), plan.counts.astype(float)
     extends = float(plan.counts[plan.num_decodes :].sum())
     return (
@@ -100,12 +102,13 @@ def seconds(plan: StepPlan) -> float:
 
 
 class Device:
-    """Knows how long each answer is to be, and says stop."""
+    """A device that ends each answer at the length of the trace."""
 
     def __init__(self, visits: Many[Visit]) -> None:
         self.left = {number: visit.output for number, visit in enumerate(visits)}  # by sequence id
 
     def run(self, plan: StepPlan, sampled: Many[int]) -> StepResult:
+        """The result of a step: one token for each sampled sequence."""
         tokens = []
         for sequence_id in sampled:
             self.left[sequence_id] -= 1
@@ -118,6 +121,7 @@ class Device:
 def simulate(
     visits: list[Visit], order: OrderConfig, *, conservativeness: float = 1.0, num_pages: int = NUM_PAGES
 ) -> dict[str, float]:
+    """Figures of one trace under one order of the queue."""
     scheduler = Scheduler(
         SchedulerConfig(
             max_running=MAX_RUNNING,
@@ -165,6 +169,7 @@ def simulate(
 
 
 def quantile(values: list[float], part: float) -> float:
+    """The value below which a part of the values lies."""
     return round(sorted(values)[int(len(values) * part)], 3)
 
 
@@ -201,6 +206,7 @@ def picture(rows: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2500)
     args = parser.parse_args()

@@ -1,15 +1,15 @@
-"""Does memory grow? 10,000 short requests, a third of them left half way, on the null device; bounded in
+"""Memory over time: 10,000 short requests, a third of them left half way, on the null device; bounded in
 count and time.
 
     python -m bench.soak [--requests 10000]
     python -m bench.soak --tiers [--device cpu] [--seconds 180] [--kills 6]
 
-Prints resident memory of all server processes every tenth of the way, and at the end what the server says is
-still in use.
+Prints resident memory of all server processes every tenth of the way, and at the end what the server
+reports as still in use.
 
-With --tiers: prompts that share prefixes, pools too small for them, host memory and files behind, clients
-that leave, ranks that die; for so many seconds. No page may leak, and a prompt that comes again gets the
-answer that it got (with --device cpu the embedded model's, in float32).
+With --tiers, for --seconds: prompts that share prefixes, pools that are too small for them, host memory and
+file tiers, clients that leave, ranks that are killed. No page may leak, and a repeated prompt must get the
+same answer (with --device cpu from the embedded model, in float32).
 """
 
 import argparse
@@ -36,7 +36,7 @@ LIMIT_S = 600
 
 
 async def one(port: int, request: bytes, leaves: bool) -> str:
-    """-> the texts of the answer, joined"""
+    """The text of the answer; empty for a client that leaves half way."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
@@ -57,6 +57,7 @@ async def one(port: int, request: bytes, leaves: bool) -> str:
 
 
 async def drive(port: int, count: int, base: int) -> None:
+    """Sends `count` requests over all streams; a third of them is left half way."""
     todo = iter(range(count))
 
     async def worker() -> None:
@@ -76,13 +77,13 @@ async def drive(port: int, count: int, base: int) -> None:
 
 
 class Tiers:
-    """What clients of the tiers ask for, and what they were told."""
+    """Clients of the tiers: their prompts, and the first answer to each."""
 
     def __init__(self, port: int, num_streams: int) -> None:
         self.port = port
         self.num_streams = num_streams
         self.random = random.Random(0)
-        self.told: dict[tuple[int, ...], str] = {}
+        self.answers: dict[tuple[int, ...], str] = {}
         self.counts = {"requests": 0, "left": 0, "repeated": 0, "changed": 0}
 
     def prompt(self) -> list[int]:
@@ -95,6 +96,8 @@ class Tiers:
         ]
 
     async def drive(self, until: float) -> None:
+        """Sends requests over all streams until a time."""
+
         async def worker() -> None:
             while time.perf_counter() < until:
                 prompt, leaves = self.prompt(), self.random.random() < 0.3
@@ -118,16 +121,17 @@ class Tiers:
                 tasks.create_task(worker())
 
     def note(self, prompt: tuple[int, ...], text: str, leaves: bool) -> None:
+        """Counts a request and compares its answer with the earlier one to the same prompt."""
         self.counts["requests"] += 1
         if leaves:
             self.counts["left"] += 1
-        elif prompt in self.told:
+        elif prompt in self.answers:
             self.counts["repeated"] += 1
-            if text != self.told[prompt]:
+            if text != self.answers[prompt]:
                 self.counts["changed"] += 1
-                print("another answer:", prompt, repr(self.told[prompt]), repr(text), flush=True)
+                print("another answer:", prompt, repr(self.answers[prompt]), repr(text), flush=True)
         else:
-            self.told[prompt] = text
+            self.answers[prompt] = text
 
 
 METRICS = (
@@ -142,13 +146,14 @@ METRICS = (
 
 
 def metrics(port: int) -> dict[str, int]:
+    """Counters of /metrics by name, those that the server has."""
     text = get(port, "/metrics")[1].decode()
-    found = dict(re.findall(r"^runtime_(\w+) (\S+)$", text, re.MULTILINE))
-    return {name: int(float(found[name])) for name in METRICS if name in found}
+    values = dict(re.findall(r"^runtime_(\w+) (\S+)$", text, re.MULTILINE))
+    return {name: int(float(values[name])) for name in METRICS if name in values}
 
 
 def resident(port: int) -> dict[str, float]:
-    """MiB of each server process, as /metrics tells."""
+    """MiB of each server process, from /metrics."""
     text = get(port, "/metrics")[1].decode()
     return {
         name: round(float(value) / 2**20, 1)
@@ -223,6 +228,7 @@ def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--tiers", action="store_true")
@@ -237,6 +243,7 @@ def main() -> None:
 
 
 def soak(requests: int) -> dict[str, Any]:
+    """Short requests on the null device, with resident memory at every tenth."""
     rows = []
     with server(
         "--device",

@@ -1,5 +1,5 @@
-"""From process start to the first answer, with the embedded model: /health, ready, first token; and what the
-process weighs.
+"""From process start to the first answer, with the embedded model: /health, ready, first token; and its
+resident memory.
 
 Before that the command line alone: `runtime --help`, and parsing flags against the full table of options in a
 fresh process.
@@ -49,19 +49,21 @@ def first_token(port: int) -> None:
 
 
 def resident_mib(pid: int) -> float:
+    """Resident memory of a process, in MiB."""
     with open(f"/proc/{pid}/status", encoding="ascii") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
 def idle_cpu(pid: int, seconds: float) -> float:
-    """Share of a core that the process tree uses while nothing is asked of it."""
-    time.sleep(1)  # what was asked for is through
+    """Share of a core that the process tree uses while it is idle."""
+    time.sleep(1)  # earlier requests are done
     before = tree_cpu_s(pid)
     time.sleep(seconds)
     return (tree_cpu_s(pid) - before) / seconds
 
 
 def one() -> dict[str, float]:
+    """Figures of one server, from its start to its end."""
     port = free_port()
     begin = time.perf_counter()
     process = subprocess.Popen(
@@ -111,6 +113,7 @@ def command_line() -> dict[str, float]:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     runs = [command_line() | one() for _ in range(parser.parse_args().runs)]

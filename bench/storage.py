@@ -1,11 +1,11 @@
-"""How fast do pages go to files and come back, as a share of plain file copies of the same bytes in the same
-run?
+"""How fast pages are written to files and read back, as a share of plain file copies of the same bytes in the
+same run.
 
     python -m bench.storage [--pages 256] [--page-kib 2048] [--dir DIR]
 
 A page of 2 MiB is that of an 8B model (32 layers, 8 key/value heads of 128, bfloat16) with 16 tokens. "plain"
 writes and reads files of that size with one system call each: no names by content, no checksum, no index.
-Files stay in the operating system's cache: it is the runtime's share that is measured, not the disk. Best of
+Files stay in the operating system's cache: the runtime is measured, not the disk. Best of
 three rounds, taken in turns.
 """
 
@@ -28,12 +28,13 @@ ROUNDS = 3
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pages", type=int, default=256)
     parser.add_argument("--page-kib", type=int, default=2048)
-    parser.add_argument("--dir", help="where; the default is the directory for temporary files")
+    parser.add_argument("--dir", help="folder of the files; the default is the directory for temporary files")
     arguments = parser.parse_args()
     results = [
         measure(arguments.pages, arguments.page_kib << 10, threads, arguments.dir) for threads in (1, 2)
@@ -69,8 +70,8 @@ def measure(num_pages: int, page_bytes: int, threads: int, folder: str | None) -
             )
 
         for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory(dir=folder) as torch_device:
-                path = Path(torch_device)
+            with tempfile.TemporaryDirectory(dir=folder) as directory:
+                path = Path(directory)
                 plain = [path / f"{number}" for number in range(num_pages)]
                 timed("plain_write", lambda number: put(plain[number], views[number]))
                 timed("plain_read", lambda number: get(plain[number], into[number % threads]))
@@ -93,18 +94,21 @@ def measure(num_pages: int, page_bytes: int, threads: int, folder: str | None) -
 
 
 def put(path: Path, page: memoryview) -> None:
+    """Writes a page to a new file with one call."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     os.write(file, page)
     os.close(file)
 
 
 def get(path: Path, into: np.ndarray) -> None:
+    """Reads a page from a file with one call."""
     file = os.open(path, os.O_RDONLY)
     os.readv(file, [memoryview(into)])  # type: ignore[list-item, arg-type]
     os.close(file)
 
 
 def check(store: Store, key: bytes, into: np.ndarray) -> None:
+    """Loads a page from the store."""
     assert store.load(key, [memoryview(into)])  # type: ignore[arg-type]
 
 

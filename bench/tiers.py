@@ -3,9 +3,9 @@
     python -m bench.tiers
 
 The layers of an 8B model (32, with 8 key/value heads of 128 numbers in bfloat16) and few enough pages to fit,
-in warm memory. Pages are scattered: each has a place that has nothing to do with its own; or in runs of 8
-that are neighbours on both sides. Two bounds: one large memcpy, and memcpy of as many bytes in the same
-pieces between the same places, a bare call a piece. Machines are never quiet, so all are measured in turn,
+in warm memory. Pages are scattered, each with a random host page, or in runs of 8 that are
+neighbours in both. Two bounds: one large memcpy, and one memcpy for each part of a page between the same
+addresses. Machines are never quiet, so all are measured in turn,
 and the best of each counts.
 """
 
@@ -27,6 +27,7 @@ LAYERS, HEADS, DIM, TOKENS, ROUNDS, RUN = 32, 8, 128, 4096, 15, 8
 
 
 def best_s(bodies: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of the quickest run of each body, run in turns."""
     best = dict.fromkeys(bodies, float("inf"))
     for _ in range(ROUNDS):
         for name, body in bodies.items():
@@ -36,13 +37,14 @@ def best_s(bodies: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return best
 
 
-def places(random: np.random.Generator, num_pages: int, run: int) -> np.ndarray:
-    """Half of all pages, in runs."""
+def random_pages(random: np.random.Generator, num_pages: int, run: int) -> np.ndarray:
+    """Half of all pages at random, in runs of neighbours."""
     begins = random.permutation(num_pages // run)[: num_pages // run // 2] * run
     return (begins[:, None] + np.arange(run)).ravel().astype(np.int32)
 
 
 def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
+    """GB/s of saves and loads, and their share of both bounds."""
     num_pages, memory = TOKENS // page_size, CpuMemory(1)
     kv = [
         (
@@ -58,18 +60,18 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     os.close(fd)
     copies = memory.open_page_copier(kv, host, page_size)
     random = np.random.default_rng(0)
-    pages, hosts = (places(random, num_pages, run) for _ in range(2))
+    pages, hosts = (random_pages(random, num_pages, run) for _ in range(2))
     every = np.arange(num_pages, dtype=np.int32)
     copies.save(every, every)  # touches all memory
     caches = [cache.view(num_pages, -1).view(torch.uint8).numpy() for pair in kv for cache in pair]
-    pieces = [
+    page_parts = [
         (cache[page].ctypes.data, host.part(i)[index].ctypes.data)
         for i, cache in enumerate(caches)
         for page, index in zip(pages, hosts, strict=True)
     ]
 
-    def move_pieces() -> None:
-        for page, index in pieces:
+    def copy_parts() -> None:
+        for page, index in page_parts:
             memmove(index, page, parts[0])
 
     def load() -> None:
@@ -81,7 +83,7 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     seconds = best_s(
         {
             "memcpy": lambda: np.copyto(target, source),
-            "pieces": move_pieces,
+            "parts": copy_parts,
             "save": lambda: copies.save(pages, hosts),
             "load": load,
         }
@@ -90,11 +92,12 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     return {f"{name}_gb_s": round(num_bytes / s / 1e9, 2) for name, s in seconds.items()} | {
         f"{name}_of_{bound}": round(seconds[bound] / seconds[name], 2)
         for name in ("save", "load")
-        for bound in ("memcpy", "pieces")
+        for bound in ("memcpy", "parts")
     }
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     torch.set_num_threads(1)
     load_before = os.getloadavg()[0]
     results = {

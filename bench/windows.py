@@ -1,5 +1,5 @@
-"""What a pool of their own for sliding-window layers is worth: how much fits into the same memory, on a trace
-of long prompts.
+"""The gain of separate pages for sliding-window layers: how much fits into the same memory, on a trace of
+long prompts.
 
     python -m bench.windows
 
@@ -28,7 +28,7 @@ MEMORY_TOKENS = 100_000  # of keys and values in all layers
 
 
 class Shape(Struct, frozen=True):
-    """Layers of a model."""
+    """Numbers of layers of a model, and the window of its sliding ones."""
 
     name: str
     full: int
@@ -65,6 +65,7 @@ def trace(count: int) -> list[Visit]:
 
 
 def pools(shape: Shape, ratio: float) -> Pools:
+    """Pages of both pools in the memory of MEMORY_TOKENS; ratio 0: one pool."""
     return share(
         Room(
             num_bytes=MEMORY_TOKENS * (shape.full + shape.sliding),
@@ -79,6 +80,7 @@ def pools(shape: Shape, ratio: float) -> Pools:
 
 
 def run(shape: Shape, ratio: float, visits: list[Visit]) -> dict[str, Any]:
+    """Figures of a trace with one shape and ratio."""
     sizes = pools(shape, ratio)
     window = WindowConfig(
         num_pages=sizes.window + 1 if sizes.window else 0, window=shape.window, step_tokens=CHUNK
@@ -104,7 +106,7 @@ def run(shape: Shape, ratio: float, visits: list[Visit]) -> dict[str, Any]:
         assert plan is not None
         now_s += seconds(plan)
         running.append(scheduler.roster.num_running)
-        scheduler.apply(device.run(plan, [sequence.id for sequence in scheduler._flights[0].sampled]))
+        scheduler.apply(device.run(plan, [sequence.id for sequence in scheduler.flights[0].sampled]))
     totals = scheduler.totals
     return {
         "shape": shape.name,
@@ -120,6 +122,7 @@ def run(shape: Shape, ratio: float, visits: list[Visit]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
     visits = trace(150)
     rows = [
         run(shape, ratio, visits)
