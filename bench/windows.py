@@ -16,7 +16,7 @@ from msgspec import Struct
 from bench.record import record
 from bench.simulation import Device, Visit, seconds
 from runtime.cache.kv import CacheConfig
-from runtime.cache.pool_sizes import Pools, Room, least_pages, share
+from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, least_pages
 from runtime.cache.window import WindowConfig
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
@@ -66,8 +66,8 @@ def trace(count: int) -> list[Visit]:
 
 def pools(shape: Shape, ratio: float) -> Pools:
     """Pages of both pools in the memory of MEMORY_TOKENS; ratio 0: one pool."""
-    return share(
-        Room(
+    return divide_memory(
+        MemoryBudget(
             num_bytes=MEMORY_TOKENS * (shape.full + shape.sliding),
             full_page_bytes=PAGE_SIZE * shape.full,
             window_page_bytes=PAGE_SIZE * shape.sliding,

@@ -257,7 +257,7 @@ class SchedulerActor(Generic[S]):
                     "the prefix cache was not as it should be and was emptied",
                     pages=sorted(result.pages),
                     host_pages=sorted(result.hosts),
-                    findings=result.words,
+                    findings=result.messages,
                 )
 
     async def lose_ranks(self) -> Lost:

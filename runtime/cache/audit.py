@@ -1,8 +1,7 @@
-"""Looks whether every page of the cache is where it should be: free, with one node, or with one sequence.
+"""Checks that every page of the cache is free, owned by one node, or owned by one sequence.
 
-It walks all of the cache in portions, for somebody who has nothing better to do. What it finds means
-something only if nothing has changed meanwhile: before anything is done about it, walk again in one go
-(`findings`).
+The audit walks the cache in portions, for use in idle time. Its findings are valid only if nothing changes
+meanwhile; before anything is done about them, audit again at once (`findings`).
 """
 
 from collections import Counter
@@ -19,35 +18,37 @@ from runtime.cache.prefix import DEVICE, HOST
 from runtime.scheduling.sequence import Sequence
 
 PORTION = 500  # nodes, about a millisecond
-MAX_TOLD = 10  # findings in words
+MAX_MESSAGES = 10
 
 
 class Findings(Struct):
-    """What is wrong: pages that nobody has or that two have, and everything in words."""
+    """Inconsistencies: pages without an owner or with several, and messages about all that is wrong."""
 
     pages: set[int]
     hosts: set[int]
-    busy: set[int]  # host pages that somebody outside reads or writes; nothing is wrong with that
-    words: list[str]
+    busy: set[int]  # host pages that a storage tier reads or writes, which is no inconsistency
+    messages: list[str]
 
     @property
     def is_clean(self) -> bool:
-        return not self.words
+        """Whether the cache is consistent."""
+        return not self.messages
 
-    def add(self, words: str) -> None:
-        if len(self.words) < MAX_TOLD:
-            self.words.append(words)
+    def add(self, message: str) -> None:
+        """Adds a message, unless there are MAX_MESSAGES already."""
+        if len(self.messages) < MAX_MESSAGES:
+            self.messages.append(message)
 
 
 def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None, None, Findings]:
-    """`sequences` are all that hold pages. Yields after each portion."""
+    """Audits the cache; `sequences` are all that hold pages. Yields after each portion."""
     tree = cache.tree
-    found = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
+    result = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
     sequences = list(sequences)
     pages, hosts, locks = _held(cache, sequences)
-    groups = [(side, Counter(side.pool.free)) for side in tree.groups]
-    for side, owners in groups:
-        owners.update(entry for sequence in sequences for entry in _own(side, sequence))
+    groups = [(group, Counter(group.pool.free)) for group in tree.groups]
+    for group, owners in groups:
+        owners.update(entry for sequence in sequences for entry in _own(group, sequence))
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
     while stack:
@@ -55,30 +56,33 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         children = list(node.children.values())
         stack += children
         if problem := _wrong(node, children, locks[node]):
-            found.add(f"a node {node.depth} pages deep {problem}")
+            result.add(f"a node {node.depth} pages deep {problem}")
         if node.page:
             pages[node.page] += 1
             num_pages += 1
             num_evictable += not node.locks
-        for side, owners in groups:
-            if entry := getattr(node, side.field):
+        for group, owners in groups:
+            if entry := getattr(node, group.field):
                 owners[entry] += 1
         if node.host:
             hosts[node.host] += 1
             if node.pins:
-                found.busy.add(node.host)
+                result.busy.add(node.host)
         seen += 1
         if seen % PORTION == 0:
             yield
     if (num_pages, num_evictable) != (tree.num_pages, tree.num_evictable):
-        found.add(
+        result.add(
             f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}"
         )
-    _compare("page", pages, cache.pool, found.pages, found)
-    _compare("host page", hosts, tree.hosts, found.hosts, found)
-    for side, owners in groups:  # a quarantine begins with new ones: which entries were wrong does not matter
-        _compare(side.kind, owners, side.pool, set(), found)
-    return found
+    _compare("page", pages, cache.pool, result.pages, result)
+    _compare("host page", hosts, tree.hosts, result.hosts, result)
+    for (
+        group,
+        owners,
+    ) in groups:  # a quarantine replaces groups, so it does not matter which entries are wrong
+        _compare(group.kind, owners, group.pool, set(), result)
+    return result
 
 
 def findings(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Findings:
@@ -88,12 +92,13 @@ def findings(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Findings:
         try:
             next(steps)
         except StopIteration as end:
-            found: Findings = end.value
-            return found
+            result: Findings = end.value
+            return result
 
 
 def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], Counter[int], Counter[Node]]:
-    """Pages and host pages outside the tree, and how often each node must be locked."""
+    """Owners of pages and of host pages outside the tree, and the number of locks that each node should
+    have."""
     pages, locks = Counter(cache.pool.free), Counter[Node]()
     for sequence in sequences:
         node = sequence.node
@@ -109,16 +114,16 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     return pages, hosts, locks
 
 
-def _own(side: CacheGroup, sequence: Sequence) -> list[int]:
-    held = getattr(sequence, side.field)
+def _own(group: CacheGroup, sequence: Sequence) -> list[int]:
+    held = getattr(sequence, group.field)
     return [] if held is None else list(held.own)
 
 
 def _wrong(node: Node, children: list[Node], locks: int) -> str:
-    """What is wrong with a node, in words; "" if nothing is."""
+    """What is wrong with a node; "" if nothing is."""
     if node.locks != locks:
         return f"is locked {node.locks} times, and {locks} sequences run through it"
-    if node.num_resident != sum(child.page > 0 for child in children) or node.num_hosted != sum(
+    if node.num_device_children != sum(child.page > 0 for child in children) or node.num_host_children != sum(
         child.host > 0 for child in children
     ):
         return "counts its children wrongly"
@@ -126,7 +131,7 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
         return "is a root with a page" if node.page or node.host else ""
     if not (node.page or node.host):
         return "has no page"
-    if not node.page and (node.num_resident or node.locks):
+    if not node.page and (node.num_device_children or node.locks):
         return "is not on the device, but what hangs below it is"
     if (can_leave_device(node) and not node.queued & DEVICE) or (
         can_leave_host(node) and not node.queued & HOST
@@ -135,9 +140,9 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
     return ""
 
 
-def _compare(kind: str, owners: Counter[int], pool: PagePool, wrong: set[int], found: Findings) -> None:
+def _compare(kind: str, owners: Counter[int], pool: PagePool, wrong: set[int], result: Findings) -> None:
     if len(owners) == sum(owners.values()) == pool.num_pages and owners.keys() <= pool.usable:
         return
     wrong |= {page for page in pool.usable if owners[page] != 1} | (owners.keys() - pool.usable)
-    for page in sorted(wrong)[:MAX_TOLD]:
-        found.add(f"{kind} {page} has {owners[page]} owners")
+    for page in sorted(wrong)[:MAX_MESSAGES]:
+        result.add(f"{kind} {page} has {owners[page]} owners")

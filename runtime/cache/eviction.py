@@ -1,58 +1,65 @@
-"""Who goes when room is needed: the policies, as a table, and the queue that serves them.
+"""Eviction policies, and the queues of nodes in the order of their eviction.
 
-A parent is used at least as often and as late as its children, so leaves go first by whatever policy, and no
-page is stranded.
+A parent is used at least as often and as recently as its children, so every policy evicts leaves first, and
+no page becomes unreachable.
 """
 
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
 from runtime.cache.node import Node
 
-
-def recency(node: Node) -> int:
-    return node.last_used
+Priority: TypeAlias = tuple[int, ...]  # the smallest is evicted first
 
 
-def frequency(node: Node) -> tuple[int, int]:
+def recency(node: Node) -> Priority:
+    """Least recently used first."""
+    return (node.last_used,)
+
+
+def frequency(node: Node) -> Priority:
+    """Least often used first."""
     return node.hits, node.last_used
 
 
-POLICIES: dict[str, Callable[[Node], Any]] = {"lru": recency, "lfu": frequency}  # the smallest goes first
+POLICIES: dict[str, Callable[[Node], Priority]] = {"lru": recency, "lfu": frequency}
 
 
 def can_leave_device(node: Node) -> bool:
-    return node.page != 0 and not node.locks and not node.num_resident
+    """Whether the node's device page can be evicted."""
+    return node.page != 0 and not node.locks and not node.num_device_children
 
 
 def can_leave_host(node: Node) -> bool:
-    return node.host != 0 and not node.pins and not node.num_hosted
+    """Whether the node's host page can be evicted."""
+    return node.host != 0 and not node.pins and not node.num_host_children
 
 
 class EvictionQueue:
-    """Nodes in the order in which they go. An entry may be stale: nodes that are used move back only when
-    their turn comes.
+    """Nodes in the order of their eviction. Entries may be stale: a node that was used since is moved back
+    only when its turn comes.
 
-    Whoever changes a node so that `can_leave` becomes true offers it; the other way round nothing needs to be
-    done.
+    A change that makes `can_leave` true for a node must be followed by `offer`; a change that makes it false
+    needs nothing.
     """
 
     def __init__(self, policy: str, can_leave: Callable[[Node], bool], bit: int) -> None:
         self._key = POLICIES[policy]
         self._can_leave = can_leave
-        self._bit = bit  # of Node.queued
-        self._heap: list[tuple[Any, int, Node]] = []  # key, tie-breaker, node
+        self._bit = bit  # this queue's bit of Node.queued
+        self._heap: list[tuple[Priority, int, Node]] = []  # priority, tie-breaker, node
         self._ties = count()
 
     def offer(self, node: Node) -> None:
+        """Adds the node if it can leave and is not in the queue."""
         if not node.queued & self._bit and self._can_leave(node):
             node.queued |= self._bit
             heappush(self._heap, (self._key(node), next(self._ties), node))
 
     def pop(self) -> Node | None:
-        """The next to go, no longer in the queue; None when nobody can."""
+        """Removes and returns the node to evict next; None if none can leave."""
         while self._heap:
             key, _, node = heappop(self._heap)
             node.queued &= ~self._bit

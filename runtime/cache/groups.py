@@ -1,11 +1,11 @@
-"""What some models keep beside keys and values of all tokens, in pools of their own: window pages (window.py)
-and states (states.py).
+"""KV cache groups: what some models store in addition to the keys and values of all tokens, in pools of their
+own. Window pages (window.py) and states of recurrent layers (states.py) are the two.
 
-Both rest on one idea. A node of the tree keeps such a thing beside its page as long as there is room, and
-lives on without. So a prefix that is found can be continued only at a depth where what its continuation needs
-is there (`usable`), and from there on its tokens are computed anew. What nobody uses goes when room is
-needed: first what sequences merely passed, then the *ends*, from which one went on or could have: where
-sequences part, or one stopped.
+A node of the prefix tree may have an entry of each group next to its page, and lives on without it. A prefix
+that matches can be continued only at a depth where every group has the entries that the next token needs
+(`usable`); tokens below are computed again. Unused entries are evicted when their pool is full: first those
+that sequences merely passed, then *ends*, from which a sequence continued or could have: where sequences
+part, or where one stopped.
 """
 
 from collections.abc import Collection
@@ -17,19 +17,20 @@ from runtime.scheduling.sequence import Sequence
 
 
 class CacheGroup(Protocol):
-    """A pool whose every entry is free, a node's, or one sequence's own."""
+    """A pool, each of whose entries is free, owned by a node, or owned by one sequence."""
 
-    kind: str  # of its entries, in words
-    # of nodes: their entry, 0: none; of sequences: what they hold, with its entries in `own`, or None
+    kind: str  # name of an entry in messages
+    # attribute of Node with the node's entry (0: none), and of Sequence with what it holds (None: nothing)
     field: str
     pool: PagePool
 
     def usable(self, node: Node) -> Node:
-        """`node`, or the deepest one above it, from which a sequence can go on."""
+        """`node`, or the deepest node above it, from which a sequence can continue."""
         ...
 
     def start(self, sequence: Sequence, match: Node) -> None:
-        """`sequence` was admitted at a usable node, at or above what was found of its tokens."""
+        """`sequence` was admitted and continues from `sequence.node`, a usable node at or above `match`, the
+        deepest node that matches its tokens."""
         ...
 
     def leave(self, sequence: Sequence) -> None:
@@ -37,28 +38,28 @@ class CacheGroup(Protocol):
         ...
 
     def drop(self, node: Node) -> None:
-        """A node that keeps an entry, and that nobody uses, leaves the tree."""
+        """Releases the entry of a node that no sequence uses."""
         ...
 
 
 def usable(groups: Collection[CacheGroup], match: Node) -> Node:
-    """`match`, or the deepest node above it, from which a sequence can go on in every respect."""
+    """`match`, or the deepest node above it, from which a sequence can continue in all groups."""
     node = None
     while groups and node is not match:
         node = match
-        for side in groups:
-            match = side.usable(match)
+        for group in groups:
+            match = group.usable(match)
     return match
 
 
-class Idle:
-    """Nodes with an entry that nobody uses, in the order in which they give it up."""
+class EvictableNodes:
+    """Nodes with an entry that no sequence uses, in the order of eviction."""
 
     __slots__ = ("_passed", "_ends")
 
     def __init__(self) -> None:
-        self._passed: dict[Node, None] = {}  # the least recently used first
-        self._ends: dict[Node, None] = {}  # the same; these go later
+        self._passed: dict[Node, None] = {}  # not ends; the least recently used first
+        self._ends: dict[Node, None] = {}  # ends, evicted after the others; the least recently used first
 
     def __len__(self) -> int:
         return len(self._passed) + len(self._ends)
@@ -67,11 +68,13 @@ class Idle:
         return node in self._passed or node in self._ends
 
     def add(self, node: Node, *, is_end: bool) -> None:
+        """Adds a node as the most recently used one."""
         (self._ends if is_end else self._passed)[node] = None
 
     def remove(self, node: Node) -> None:
+        """Removes a node, which must be here."""
         del (self._passed if node in self._passed else self._ends)[node]
 
     def next(self) -> Node:
-        """Who goes first; there is one."""
+        """The node to evict next; there must be one."""
         return next(iter(self._passed or self._ends))

@@ -1,8 +1,9 @@
-"""What enters and leaves the prefix cache, for routers that send requests to where their prefix is.
+"""Events about pages that enter and leave the prefix cache, for routers that send requests to the server that
+has their prefix.
 
 The three events and the batch are the public schema of KV-aware routers (docs/kv_events.md): arrays with the
-type's name first, whose field order is part of it. A journal collects events while steps are planned and
-gives them up in batches with gapless numbers.
+type's name first, whose field order is part of the schema. A journal collects events while steps are planned,
+and hands them out in batches with consecutive numbers.
 """
 
 from array import array
@@ -18,7 +19,7 @@ HASH_BITS = (1 << 63) - 1  # readers take hashes as signed or as unsigned 64-bit
 
 
 class Stored(Struct, array_like=True, tag="BlockStored"):
-    """Pages that can be found from now on: each the child of the one before it, the first of
+    """Pages that are cached from now on. Each is the child of the one before it, the first one of
     `parent_block_hash`."""
 
     block_hashes: list[int]
@@ -28,48 +29,51 @@ class Stored(Struct, array_like=True, tag="BlockStored"):
     lora_id: int | None
     medium: Medium
     lora_name: str | None = None
-    # what else the first page's hash depends on: the namespace
+    # other inputs of the first page's hash: the namespace
     extra_keys: list[list[str] | None] | None = None
 
 
 class Removed(Struct, array_like=True, tag="BlockRemoved"):
-    """Pages that are not on this medium any more."""
+    """Pages that are no longer on this medium."""
 
     block_hashes: list[int]
     medium: Medium
 
 
 class Cleared(Struct, array_like=True, tag="AllBlocksCleared"):
-    """Nothing is cached."""
+    """All pages have been removed."""
 
 
 CacheEvent = Stored | Removed | Cleared
 
 
 class CacheEvents(Struct, frozen=True):
-    """The events of some steps, in order. Numbers go up by one: a reader that misses one has missed
-    events."""
+    """The events of some steps, in order. Batches are numbered consecutively, so that a reader notices when
+    it has missed one."""
 
     number: int
     events: list[CacheEvent]
 
 
 class Journal:
-    """Events since the last `take`. `hashes` has every page that readers know of, on any medium."""
+    """Events since the last `take`. `hashes` has all cached pages, on any medium."""
 
     def __init__(self, page_size: int) -> None:
         self.hashes: dict[Node, int] = {}
         self._page_size = page_size
         self._events: list[CacheEvent] = []
         self._next = 0
-        self._leaf: Node | None = None  # the page that the last event stored, which another one may continue
+        self._leaf: Node | None = (
+            None  # the last page of the last event, if that is a Stored which may be extended
+        )
 
     @property
     def is_empty(self) -> bool:
+        """Whether there are no events."""
         return not self._events
 
     def stored(self, node: Node, medium: Medium) -> None:
-        """`node`, whose parent is in the cache, has a page there from now on."""
+        """`node`, whose parent is cached or a root, has a page on the medium from now on."""
         assert node.parent is not None
         parent = node.parent
         key = self.hashes.get(node)
@@ -97,7 +101,7 @@ class Journal:
         self._leaf = node
 
     def removed(self, node: Node, medium: Medium) -> None:
-        """`node` leaves there; its page is still set."""
+        """`node` leaves the medium; called while its page is still set."""
         key = self.hashes[node]
         if not (node.page and node.host):
             del self.hashes[node]
@@ -108,13 +112,13 @@ class Journal:
         self._leaf = None
 
     def cleared(self) -> None:
-        """Every page is gone at once. What was not given up yet need not be said any more."""
+        """All pages are removed at once; events that have not been taken are dropped."""
         self.hashes.clear()
         self._events = [Cleared()]
         self._leaf = None
 
     def take(self) -> CacheEvents:
-        """What has happened since the last call."""
+        """The events since the last call."""
         events = CacheEvents(self._next, self._events)
         self._next += 1
         self._events = []
@@ -122,18 +126,16 @@ class Journal:
         return events
 
     def _hash(self, node: Node) -> int:
-        """Depends on the page's tokens, all before them and the namespace, and on nothing else: it is the
-        same on every server."""
+        """A hash of the page's tokens, all tokens before them and the namespace: the same on every server."""
         assert node.parent is not None
         if node.parent.parent is not None:
             above = self.hashes[node.parent].to_bytes(8, "big")
-        # the key of a root is its namespace; its digest is longer than a hash, so that neither is taken for
-        # the other
+        # the key of a root is its namespace; its digest is longer than a hash, so that the two cannot collide
         else:
             above = blake2b(node.parent.key, digest_size=16).digest()
         return int.from_bytes(blake2b(node.key, digest_size=8, key=above).digest(), "big") & HASH_BITS
 
 
 def _digest(namespace: bytes) -> str:
-    """Readers see which pages share a namespace, but not its name, which may be a secret."""
+    """Names a namespace for readers, who must not see its name, which may be a secret."""
     return blake2b(namespace, digest_size=8).hexdigest()

@@ -1,18 +1,17 @@
-"""The KV cache as the scheduler sees it: pages for a sequence, shared with others where the tokens are the
-same.
+"""The KV cache as the scheduler sees it: pages for sequences, shared between those with the same tokens.
 
-A sequence's pages, by page-table row:
+Pages of a sequence, by page-table row:
 
     [0, node.depth)           owned by the prefix tree, locked through `sequence.node`
-    [node.depth, len(pages))  owned by the sequence alone
+    [node.depth, len(pages))  owned by the sequence
 
-That is of the layers that see everything. Those with a sliding window may have a pool of their own, and
-recurrent ones have (see sides.py).
+These are the pages of full-attention layers. Sliding-window layers may have a pool of their own, and
+recurrent layers have one (groups.py).
 
-Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in
-the order of submission, and store a step's keys and values before they attend: a page published by step n is
-written when step n or any later one reads it, and a page released now is reused by a later step only. What
-that means for copies in host memory stands in host.py.
+Pages change owners when a plan is made, not when a step has run. Ranks run steps in the order of submission
+and store a step's keys and values before they attend, so a page that step n publishes has been written when
+step n or a later one reads it, and a page that is released now is overwritten by a later step only. host.py
+describes what follows for copies to host memory.
 """
 
 from msgspec import Struct
@@ -28,7 +27,7 @@ from runtime.scheduling.sequence import Sequence
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True):
-    """How pages are kept. `shares` False keeps every page private (no prefix cache)."""
+    """Configuration of the cache. With `shares` False every page is private: there is no prefix cache."""
 
     shares: bool = True
     eviction: str = "lru"
@@ -41,7 +40,7 @@ DEFAULT = CacheConfig()
 
 
 class KVCache:
-    """Pages and prefixes together."""
+    """The page pool, the prefix tree, the host tier and the KV cache groups."""
 
     def __init__(self, num_pages: int, page_size: int, config: CacheConfig = DEFAULT) -> None:
         self.page_size = page_size
@@ -58,19 +57,21 @@ class KVCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had now, free or evictable."""
+        """Pages that can be taken now: free or evictable."""
         return self.pool.num_free + self.tree.num_evictable
 
     @property
     def num_used(self) -> int:
+        """Pages that are not free."""
         return self.pool.num_pages - self.pool.num_free
 
     def pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens fill."""
         return -(-num_tokens // self.page_size)
 
     def missing(self, sequence: Sequence) -> int:
-        """Pages that `admit` would take for a waiting sequence: also those of the prefix cache that nobody
-        uses now, and those for what is in host memory only."""
+        """Pages that `admit` would take from the available ones for a waiting sequence. Matching pages of the
+        prefix cache that no sequence locks, and pages that are in host memory only, are included."""
         known = len(sequence.tokens)
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
         if not self.shares or sequence.is_whole:
@@ -82,7 +83,7 @@ class KVCache:
         return wanted - usable(self._groups, sequence.match).num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
-        """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are
+        """Takes pages for all known tokens and the next one; the caller has checked that `missing` pages are
         available.
 
         Sets the sequence's pages, node, cached_len, loaded_len and computed_len.
@@ -96,57 +97,57 @@ class KVCache:
             )
         else:
             match = self.tree.enter(namespace)
-        found, match = match, usable(self._groups, match)
-        hosted: list[Node] = []  # what is in host memory only, deepest first
+        deepest, match = match, usable(self._groups, match)
+        host_only: list[Node] = []  # matching nodes that are in host memory only, deepest first
         node = match
         while node.parent is not None and not node.page:
-            hosted.append(node)
+            host_only.append(node)
             node = node.parent
         self.tree.lock(node)
-        match.pins += 1  # so that what hangs above it stays in host memory while pages are taken
+        match.pins += 1  # keeps it and the nodes above it in host memory while pages are taken
         pages = self._take(self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth)
-        for back, page in zip(reversed(hosted), pages, strict=False):
-            self.tree.settle(back, page)
-            self.host.load(back)
+        for loaded, page in zip(reversed(host_only), pages, strict=False):
+            self.tree.put_page(loaded, page)
+            self.host.load(loaded)
         self.tree.unpin(match)
         if self.host.is_on:
             self.host.used(match)
         sequence.node = match
         sequence.pages = node.path() + pages
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
-        sequence.loaded_len = len(hosted) * self.page_size
-        for side in self._groups:
-            side.start(sequence, found)
+        sequence.loaded_len = len(host_only) * self.page_size
+        for group in self._groups:
+            group.start(sequence, deepest)
 
     def grow(self, sequence: Sequence) -> bool:
-        """One more page for the sequence. False: none to be had."""
+        """Takes one more page for the sequence. False: there is none."""
         if self.num_available == 0 or (self.window is not None and not self.window.grow(sequence)):
             return False
         sequence.pages += self._take(1)
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Shares the sequence's full pages of known, computed tokens, up to the first that the tree has from
-        somebody else."""
+        """Puts the sequence's full pages of known, computed tokens into the tree, up to the first that the
+        tree has from another sequence."""
         if self.shares:
             self._publish(sequence, None)
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence stops running: shared pages stay in the tree for others, private ones become free."""
+        """The sequence stops running: its shared pages stay in the tree, its private ones become free."""
         spare: list[int] = []
         if self.shares:
             self._publish(sequence, spare)
         assert sequence.node is not None
         self.pool.release(spare + sequence.pages[sequence.node.depth :])
-        for side in self._groups:
-            side.leave(sequence)
+        for group in self._groups:
+            group.leave(sequence)
         self.tree.unlock(sequence.node)
         sequence.pages = []
         sequence.node = None
 
     def flush(self) -> int:
-        """Empties the prefix cache of all that no sequence uses, in host memory as well. -> device pages
-        freed"""
+        """Evicts all pages that no sequence uses, from the device and from host memory. Returns the number of
+        device pages freed."""
         pages = self.tree.evict(self.tree.num_evictable)
         self.pool.release(pages)
         while (node := self.tree.host_queue.pop()) is not None:
@@ -154,8 +155,8 @@ class KVCache:
         return len(pages)
 
     def lose_device(self) -> None:
-        """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in
-        host memory for certain."""
+        """The ranks died: no sequence runs, all device pages are free, and only prefixes whose copies in host
+        memory are complete remain."""
         self.tree.groups = ()
         self.tree.lose_device()
         self._open_groups()
@@ -163,13 +164,13 @@ class KVCache:
         self.pool = PagePool(self.pool.size, self.pool.broken)
 
     def resume(self, num_pages: int) -> None:
-        """New ranks have come, with what was in host memory."""
+        """New ranks have started, on the same host memory."""
         self.pool = PagePool(num_pages)
-        self.host.settle()
+        self.host.ranks_replaced()
 
     def quarantine(self, pages: set[int], hosts: set[int]) -> None:
-        """Something is wrong, and nobody runs: empties the cache, and hands these pages out no more. Host
-        pages that somebody outside reads or writes must be among them."""
+        """Empties the cache after an audit found it inconsistent, while no sequence runs, and takes these
+        pages out of use. Host pages that a storage tier reads or writes must be among them."""
         broken = PagePool(self.tree.hosts.size, self.tree.hosts.broken | hosts)
         tree = PrefixTree(self.page_size, eviction=self.config.eviction, hosts=broken)
         tree.journal, self.tree.journal = self.tree.journal, None
@@ -182,15 +183,16 @@ class KVCache:
         self._open_groups()
 
     def _open_groups(self) -> None:
-        """Empty ones, for a tree that has nothing of them."""
+        """Opens empty groups, for a tree whose nodes have no entries of them."""
         self.window = open_windows(self.config.window, self.page_size)
         self.states = open_states(self.config.states, self.page_size)
         groups: tuple[CacheGroup | None, ...] = (self.window, self.states)
-        self._groups = self.tree.groups = tuple(side for side in groups if side is not None)
+        self._groups = self.tree.groups = tuple(group for group in groups if group is not None)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
-        """With `spare`, pages that the tree has already are replaced by the tree's own and put there;
-        without, they end the walk: a running sequence's page table is not changed behind its steps."""
+        """With `spare`, pages of which the tree has another copy are replaced by that copy and appended to
+        `spare`. Without it, the first such page ends the walk, because the page table of a running sequence
+        may not change."""
         node, size = sequence.node, self.page_size
         assert node is not None
         for row in range(node.depth, min(sequence.computed_len, len(sequence.tokens)) // size):

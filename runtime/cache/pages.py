@@ -6,8 +6,8 @@ from collections.abc import Collection
 class PagePool:
     """Hands out page ids 1 .. size-1, without the `broken`; page 0 is the ranks' padding page.
 
-    Every page is either free here or owned by exactly one sequence or prefix node: `allocate` and `release`
-    are the only doors.
+    Every page is either free here or owned by exactly one sequence or prefix node: its owner gets it from
+    `allocate` and gives it back to `release`.
     """
 
     def __init__(self, size: int, broken: Collection[int] = ()) -> None:
@@ -19,19 +19,22 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        """Pages that `allocate` can hand out."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
+        """Pages that have an owner."""
         return self.num_pages - len(self._free)
 
     @property
     def free(self) -> Collection[int]:
+        """Ids of the free pages."""
         return self._free
 
     @property
     def usable(self) -> Collection[int]:
-        """Free or not."""
+        """Ids of all pages that are not broken, free or not."""
         return set(range(1, self.size)) - self.broken
 
     def allocate(self, count: int) -> list[int]:
@@ -45,5 +48,6 @@ class PagePool:
         return pages
 
     def release(self, pages: list[int]) -> None:
+        """Takes pages back from their owner."""
         self._free.extend(pages)
         assert len(self._free) <= self.num_pages, "a page was released twice"

@@ -1,12 +1,12 @@
-"""The prefix tree: pages whose tokens are known, found again by the tokens that lead to them.
+"""The prefix tree: pages of known tokens, found by the tokens that lead to them.
 
-One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page.
-A node is locked by every sequence that runs through it. What no sequence runs through may leave the device:
-it lives on where it has a host page, and else it is gone, with all below it. Each namespace has a root of its
-own, and nothing is found from another one (see namespace.py).
+One node is one full page; its key is the page's token ids as bytes, so matching costs one dict look-up per
+page. A running sequence locks the nodes on its path. A node without locks may be evicted from the device: it
+stays in the tree if it has a host page, and is removed with all nodes below it otherwise. Each namespace has
+a root of its own, and no prefix is found from another one (namespace.py).
 
-The idea of sharing prefixes through a tree is RadixAttention's (Zheng et al., 2023, arXiv:2312.07104); ours
-keeps fixed pages instead of compressed edges.
+Sharing prefixes through a tree is the idea of RadixAttention (Zheng et al., 2023, arXiv:2312.07104); this
+tree has fixed pages instead of compressed edges.
 """
 
 from collections.abc import Callable
@@ -25,38 +25,38 @@ DEVICE, HOST = 1, 2  # bits of Node.queued
 
 
 class PrefixTree:
-    """Shared pages: `num_pages` of the device, `num_evictable` of them held by nobody but the tree, and pages
-    of the pool `hosts`."""
+    """Shared pages: `num_pages` on the device, of which `num_evictable` are not locked, and pages of the pool
+    `hosts` in host memory."""
 
     def __init__(self, page_size: int, *, eviction: str = "lru", hosts: PagePool | None = None) -> None:
         self.page_size = page_size
         self.eviction = eviction
-        self.root = Node(None, b"", 0)  # of the namespace ""; it stays, others go when they are empty
+        self.root = Node(None, b"", 0)  # of the namespace ""; other roots are removed when they are empty
         self.roots = {"": self.root}
         self.num_pages = 0
         self.num_evictable = 0
-        self.groups: tuple[CacheGroup, ...] = ()  # where what nodes have beside their pages comes from
-        self.journal: Journal | None = None  # is told what comes and goes
+        self.groups: tuple[CacheGroup, ...] = ()  # pools of the other entries that nodes may have
+        self.journal: Journal | None = None  # records pages that are stored and removed
         self.hosts = hosts or PagePool(1)
-        self.orphans: set[Node] = set()  # gone from the tree, but pinned in host memory
+        self.orphans: set[Node] = set()  # removed from the tree, but with a pinned host page
         self.is_closed = False  # another tree has taken its place
         self.device_queue = EvictionQueue(eviction, can_leave_device, DEVICE)
         self.host_queue = EvictionQueue(eviction, can_leave_host, HOST)
-        self._nowhere = Node(None, b"", 0)  # what is found in a namespace that has no root
+        self._nowhere = Node(None, b"", 0)  # the match in a namespace that has no root
         self.clock = count(1)
 
     # ── looking ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, namespace: str) -> Node:
-        """The root of a namespace, for somebody who locks it or something below it at once."""
+        """The root of a namespace; the caller locks it, or a node below it, at once."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(None, namespace.encode(), 0)
         return root
 
     def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
-        """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most
-        `max_pages` deep; to be locked."""
+        """The deepest node whose path has the first pages of `tokens` (int32 as bytes), at most `max_pages`
+        deep. The caller locks it at once; the nodes count as used."""
         width = 4 * self.page_size
         now = next(self.clock)
         node = self.enter(namespace)
@@ -70,10 +70,10 @@ class PrefixTree:
         return node
 
     def probe(self, node: Node | None, namespace: str, tokens: memoryview, max_pages: int) -> Node:
-        """`match` for somebody who only looks: nothing counts as used. `node` is what the last look at the
-        same tokens gave, so that looking again costs what has changed, not the length of the prompt."""
+        """As `match`, without counting nodes as used. `node` is the result of the last probe for the same
+        tokens, so that probing again costs what has changed, not the length of the prompt."""
         node = node or self._nowhere
-        # evicted, as all below it were before
+        # removed from the tree since
         while node.parent is not None and node.parent.children.get(node.key) is not node:
             node = node.parent
         if node.parent is None:
@@ -89,7 +89,7 @@ class PrefixTree:
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def lock(self, node: Node) -> None:
-        """A sequence runs through `node`, which has a device page, and all above it."""
+        """Locks `node`, which has a device page, and all nodes above it for one sequence."""
         while node.parent is not None:
             if node.locks == 0:
                 self.num_evictable -= 1
@@ -98,25 +98,23 @@ class PrefixTree:
         node.locks += 1
 
     def unlock(self, node: Node) -> None:
+        """Undoes one `lock`."""
         while node.parent is not None:
             node.locks -= 1
             if node.locks == 0:
                 self.num_evictable += 1
-                if not node.num_resident:
+                if not node.num_device_children:
                     self.device_queue.offer(node)
             node = node.parent
         node.locks -= 1
         self._drop_if_empty(node)
 
     def extend(self, node: Node, key: bytes, page: int) -> Node:
-        """The child of the locked `node` for `key`, locked as well: one that takes `page`, or that has a page
-        already.
-
-        The caller keeps its page when the returned node has another one.
-        """
+        """The child of the locked `node` for `key`, locked as well. It takes `page` unless it has a page
+        already; then the caller keeps its page."""
         child = node.child(key)
         if not child.page:
-            self.settle(child, page)
+            self.put_page(child, page)
         else:
             if child.locks == 0:
                 self.num_evictable -= 1
@@ -124,13 +122,13 @@ class PrefixTree:
         child.last_used = next(self.clock)
         return child
 
-    def settle(self, node: Node, page: int) -> None:
+    def put_page(self, node: Node, page: int) -> None:
         """`node` takes a device page, and the sequence that brought it runs through it. Its parent is
         locked."""
         assert node.parent is not None
         node.page = page
         node.locks = 1
-        node.parent.num_resident += 1
+        node.parent.num_device_children += 1
         self.num_pages += 1
         if self.journal is not None:
             self.journal.stored(node, "GPU")
@@ -138,8 +136,8 @@ class PrefixTree:
     # ── leaving ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def evict(self, num_pages: int, save: Callable[[Node], None] | None = None) -> list[int]:
-        """Takes `num_pages` pages from the device, or all that are evictable when those are fewer. `save` is
-        called for each that is not in host memory, and may give it a host page."""
+        """Evicts `num_pages` pages from the device, or all evictable ones if there are fewer, and returns
+        them. `save` is called for each node that is not in host memory, and may give it a host page."""
         pages: list[int] = []
         while len(pages) < num_pages and (node := self.device_queue.pop()) is not None:
             if not node.host and save is not None:
@@ -150,33 +148,34 @@ class PrefixTree:
             if self.journal is not None:
                 self.journal.removed(node, "GPU")
             node.page = 0
-            parent.num_resident -= 1
+            parent.num_device_children -= 1
             if not node.host:
                 self._detach(node)
-            if parent.parent is not None and not parent.num_resident:
+            if parent.parent is not None and not parent.num_device_children:
                 self.device_queue.offer(parent)
         self.num_pages -= len(pages)
         self.num_evictable -= len(pages)
         return pages
 
     def put_host(self, node: Node, host: int) -> None:
-        """`node` takes a page of host memory."""
+        """Gives `node` the host page `host`."""
         assert node.parent is not None and not node.host
         node.host = host
         node.save_step = 0
-        node.parent.num_hosted += 1
+        node.parent.num_host_children += 1
         if self.journal is not None:
             self.journal.stored(node, "CPU")
         self.host_queue.offer(node)
 
     def drop_host(self, node: Node) -> None:
-        """`node`, which can leave it, leaves host memory. It is gone if it was nowhere else."""
+        """Evicts `node`, which can leave it, from host memory. It is removed if it is not on the device."""
         if node.page:
             self._leave_host(node)
         else:
             self._detach(node)
 
     def unpin(self, node: Node) -> None:
+        """Undoes one pin. The last one frees the host page of a node that was removed meanwhile."""
         node.pins -= 1
         if node.pins or not node.host:
             return
@@ -188,17 +187,17 @@ class PrefixTree:
             self.orphans.remove(node)
 
     def lose_device(self) -> None:
-        """All device pages are gone, and who ran through them. What is in host memory stays, if all above it
-        does."""
+        """Removes all device pages and locks. Nodes whose host pages are complete stay, if all nodes above
+        them do."""
         self.num_pages = self.num_evictable = 0
         survivors: list[Node] = []  # parents first
         self.device_queue = EvictionQueue(self.eviction, can_leave_device, DEVICE)
         for root in list(self.roots.values()):
-            root.locks = 1  # it stays until all is seen
+            root.locks = 1  # keeps it until all nodes have been visited
             stack = [root]
             while stack:
                 node = stack.pop()
-                node.num_resident = 0
+                node.num_device_children = 0
                 for child in list(node.children.values()):
                     child.page = child.locks = child.state = 0
                     child.queued &= ~DEVICE
@@ -217,7 +216,7 @@ class PrefixTree:
     def _leave_host(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        parent.num_hosted -= 1
+        parent.num_host_children -= 1
         if self.journal is not None:
             self.journal.removed(node, "CPU")
         if node.pins:
@@ -229,7 +228,7 @@ class PrefixTree:
             self.host_queue.offer(parent)
 
     def _detach(self, node: Node) -> None:
-        """Takes out a node without device page and all below it, which has none either."""
+        """Removes a node without a device page and all nodes below it, which have none either."""
         parent = node.parent
         assert parent is not None
         stack = [node]
@@ -239,9 +238,9 @@ class PrefixTree:
             gone.children.clear()
             if gone is node:
                 del parent.children[node.key]
-            for side in self.groups:
-                if getattr(gone, side.field):
-                    side.drop(gone)
+            for group in self.groups:
+                if getattr(gone, group.field):
+                    group.drop(gone)
             if gone.host:
                 self._leave_host(gone)
         if parent.parent is None:

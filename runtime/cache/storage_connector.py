@@ -1,12 +1,12 @@
-"""The cache as a tier behind host memory sees it: which pages it may keep, and how it gives them back.
+"""The cache as seen by a storage tier behind host memory: which pages it may store, and how it returns them.
 
-    confirmed()  ──► pages that are in host memory for certain, pinned ──► read them ──► release()
+    confirmed()  ──► pages that are complete in host memory, pinned ──► read them ──► release()
     wanted()     ──► keys of the pages that a prompt still misses
-    reserve()    ──► host pages to write them to ──► adopt(), which returns what the tree has no use for
+    reserve()    ──► host pages to write them to ──► adopt(), which takes those into the tree that it needs
 
-All of it runs in the event loop; reading and writing of the pages themselves need not. Why that is exact
-stands in host.py. Pins and reservations remember which host memory they are of: what comes back after it was
-replaced (ranks with another number of host pages) changes nothing any more.
+All of this runs in the event loop; reading and writing of the pages themselves need not. host.py explains why
+it is safe. Pins and reservations refer to one host memory: after that was replaced (by ranks with another
+number of host pages), returning them has no effect.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ KEY_BYTES = 16
 
 
 class Pin(Struct, frozen=True):
-    """A page that stays where it is in host memory until it is released, once."""
+    """A page that keeps its place in host memory until `release` is called, once."""
 
     key: bytes
     host: int
@@ -33,32 +33,33 @@ class Pin(Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the page can be found and holds what it should. While it is pinned it can be read all the
-        same, unless the ranks have come again with another host memory."""
+        """Whether the page is still in the tree. A pinned page can be read in any case, unless the host
+        memory was replaced."""
         return not self.tree.is_closed and self.node.is_attached
 
     def release(self) -> None:
+        """Unpins the page."""
         self.tree.unpin(self.node)
 
 
 class Reserved(Struct, frozen=True):
-    """Host pages of nobody else."""
+    """Host pages that the storage tier owns until `adopt`."""
 
     hosts: list[int]
     tier: HostTier
 
 
 class Wanted(Struct, frozen=True):
-    """The full pages of a prompt that neither device nor host memory has: the first is page `first` of the
-    prompt, from 0."""
+    """The full pages of a prompt that neither device nor host memory has: pages `first`, `first` + 1, ... of
+    the prompt, counted from 0."""
 
     first: int
     keys: list[bytes]
 
 
 class StorageConnector:
-    """Doors for a storage tier; `find` gives the cache that is in use now. A page's key depends on `identity`
-    (of model, weights and the form of a page), the namespace and all tokens so far."""
+    """What a storage tier may do with the cache; `find` returns the cache that is in use. A page's key
+    depends on `identity` (of model, weights and page layout), the namespace and all tokens so far."""
 
     def __init__(self, find: Callable[[], KVCache], identity: bytes) -> None:
         self._find = find
@@ -66,21 +67,21 @@ class StorageConnector:
 
     @property
     def cache(self) -> KVCache:
+        """The cache that is in use."""
         return self._find()
 
     def confirmed(self) -> list[Pin]:
-        """Pages whose content has got to host memory since the last call, those that were given up again left
-        out."""
+        """Pins for pages whose saves have completed since the last call, except those evicted since."""
         nodes, self.cache.host.confirmed = self.cache.host.confirmed, []
         return [self.pin(node) for node in nodes if node.host and not node.save_step and node.is_attached]
 
     def pin(self, node: Node) -> Pin:
-        """For a page that is in host memory for certain (`Node.host` set, `save_step` 0)."""
+        """Pins a page that is complete in host memory (`Node.host` set, `save_step` 0)."""
         node.pins += 1
         return Pin(self.key(node), node.host, node, self.cache.tree)
 
     def key(self, node: Node) -> bytes:
-        """Names the content of a node's page."""
+        """The key of a node's page, KEY_BYTES long."""
         path = []
         while not node.digest and node.parent is not None:
             path.append(node)
@@ -93,7 +94,7 @@ class StorageConnector:
         return digest
 
     def wanted(self, sequence: Sequence) -> Wanted:
-        """What a waiting sequence would have to compute though its pages may be known elsewhere."""
+        """The pages that a waiting sequence misses and that storage may have."""
         cache, tokens = self.cache, memoryview(sequence.tokens).cast("B")
         if not cache.shares or sequence.wants_prompt_logprobs:
             return Wanted(0, [])
@@ -108,12 +109,12 @@ class StorageConnector:
         return Wanted(first, keys)
 
     def reserve(self, count: int) -> Reserved:
-        """Up to `count` host pages, for which others that nobody uses give way."""
+        """Up to `count` host pages, for which unused ones are evicted."""
         return Reserved(self.cache.host.reserve(count), self.cache.host)
 
     def adopt(self, sequence: Sequence, first: int, reserved: Reserved, count: int) -> int:
-        """The first `count` of the reserved pages hold pages `first`, `first` + 1, ... of the sequence's
-        tokens; all others come back. -> how many pages the tree has now that it had not"""
+        """Takes the first `count` reserved pages into the tree, which hold pages `first`, `first` + 1, ... of
+        the sequence's tokens, and frees the others. Returns how many pages the tree did not have before."""
         tree, namespace = self.cache.tree, sequence.request.namespace
         if reserved.tier is not self.cache.host:
             return 0
@@ -124,7 +125,7 @@ class StorageConnector:
             list(reserved.hosts[count:]),
         )
         node = tree.probe(None, namespace, tokens, first) if first or not count else tree.enter(namespace)
-        if node.depth < first:  # evicted meanwhile
+        if node.depth < first:  # the pages before them were evicted meanwhile
             count, spare = 0, list(reserved.hosts)
         now = next(tree.clock)
         for row, host in enumerate(reserved.hosts[:count], first):

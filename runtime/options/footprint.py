@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
+from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig
 from runtime.models.mla_config import MAX_EXPANDED
@@ -184,8 +184,8 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
         else 0.0
     )
     step_tokens = plan.schedule.max_step_tokens + plan.schedule.max_running_requests
-    pools = share(
-        Room(
+    pools = divide_memory(
+        MemoryBudget(
             num_bytes=num_bytes,
             full_page_bytes=page_bytes[0],
             window_page_bytes=page_bytes[1],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime import log
-from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
+from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.devices.base import Device
 from runtime.devices.executor import Pending, Progress
 from runtime.devices.facts import DeviceFacts
@@ -282,8 +282,8 @@ def count_pages(
         most = min(most, start.max_total_tokens // page_size)
     ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
     full_bytes, window_bytes = token_bytes
-    pools = share(
-        Room(
+    pools = divide_memory(
+        MemoryBudget(
             num_bytes=budget,
             full_page_bytes=full_bytes * page_size,
             window_page_bytes=window_bytes * page_size,

@@ -1,9 +1,14 @@
 """A sequence: the tokens of one answer, and how far they are computed."""
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.messages.requests import NO_SOURCES, Request
+
+if TYPE_CHECKING:
+    from runtime.cache.node import Node
+    from runtime.cache.states import SequenceState
+    from runtime.cache.window import WindowSpan
 
 
 class Sequence:
@@ -59,9 +64,9 @@ class Sequence:
         self.repeated = 0
         self.pages: list[int] = []
         self.slot = -1
-        self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree
-        self.window: Any = None  # cache.window.Span: what it holds in the windows' pool, where there is one
-        self.state: Any = None  # cache.states.Held: its state slots, where the model has recurrent layers
+        self.node: Node | None = None  # deepest locked node of the prefix tree, while it runs
+        self.window: WindowSpan | None = None  # its window pages, while it runs
+        self.state: SequenceState | None = None  # its state slots, while it runs
         self.loaded_len = 0  # of cached_len: came back from host memory
         self.fetched_len = 0  # tokens whose pages were fetched from storage while it waited
         self.first_sources = NO_SOURCES  # at the first admission
@@ -69,7 +74,7 @@ class Sequence:
         self.is_finished = False
         # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
         self.level = 0
-        self.match: Any = None  # cache.prefix.Node: where the tree was last seen to match, while waiting
+        self.match: Node | None = None  # deepest node that matched its tokens at the last look, while it waits
 
     @property
     def num_generated(self) -> int:

@@ -96,7 +96,7 @@ class StepBuilder:
 
     def set_window(self, sequence: Sequence) -> None:
         """What the ranks do not know yet of its pages in the windows' pool."""
-        self._window += [(sequence.slot, row, page) for row, page in sequence.window.tell()]
+        self._window += [(sequence.slot, row, page) for row, page in sequence.window.take_unreported()]
 
     def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
         """One row each; computes the token at `starts`, the last one sampled."""

@@ -124,7 +124,7 @@ class Life:
     @property
     def wrong(self) -> list[str]:
         """What the cache's own audit finds when nobody runs."""
-        return findings(self.scheduler.cache).words
+        return findings(self.scheduler.cache).messages
 
     async def stored(self, num_pages: int) -> None:
         await self.until(lambda: self.store.totals.pages_written >= num_pages)

@@ -69,7 +69,7 @@ def test_a_second_slot_goes_to_a_newcomer(wait: int, depth: int) -> None:
     for _ in range(6 + wait):
         world.submit()
         world.receive()
-    assert world.scheduler.roster.live[first].state.second
+    assert world.scheduler.roster.live[first].state.snapshot
     (second,) = world.add([9, 9, 9], max_new_tokens=3, ignore_eos=True)
     world.submit()
     assert world.scheduler.roster.num_running == 2
@@ -147,9 +147,9 @@ def test_the_audit_looks_at_states() -> None:
         world.submit()
         world.receive()
     cache, running = world.scheduler.cache, list(world.scheduler.roster.live.values())
-    assert cache.states is not None and running[0].state.second and findings(cache, running).is_clean
+    assert cache.states is not None and running[0].state.snapshot and findings(cache, running).is_clean
     cache.states.pool.allocate(1)
-    (words,) = findings(cache, running).words
+    (words,) = findings(cache, running).messages
     assert words.startswith("state slot") and words.endswith("has 0 owners")
     cache.quarantine(set(), set())
     assert findings(cache).is_clean and cache.states.pool.num_free == 8

@@ -75,7 +75,7 @@ def test_the_audit_looks_at_window_pages() -> None:
     running = list(world.scheduler.roster.live.values())
     assert cache.window is not None and running[0].window is not None and findings(cache, running).is_clean
     cache.window.pool.allocate(1)
-    (words,) = findings(cache, running).words
+    (words,) = findings(cache, running).messages
     assert words.startswith("window page") and words.endswith("has 0 owners")
     cache.quarantine(set(), set())
     assert findings(cache).is_clean and cache.window.num_available == world.config.cache.window.num_pages - 1

@@ -214,7 +214,7 @@ def test_a_body_that_failed_is_not_run_on() -> None:
 
     tokens = torch.zeros(2, dtype=torch.int64)
     batch = ForwardBatch(tokens, tokens, (tokens,), [], None)
-    way = Walk(type("Broken", (), {"pieces": staticmethod(broken)}), batch, batch, Crossings(2))
+    way = Walk(type("Broken", (), {"piecewise": staticmethod(broken)}), batch, batch, Crossings(2))
     for words in ("full", "no memory for a piece of a step"):
         with pytest.raises(torch.OutOfMemoryError, match=words):
             way.advance()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
+from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -126,7 +126,7 @@ def test_when_there_are_two_pools(
     ],
 )
 def test_share(wishes: dict[str, Any], expected: Pools) -> None:
-    room = Room(
+    room = MemoryBudget(
         **(
             {
                 "num_bytes": 10_200,
@@ -138,7 +138,7 @@ def test_share(wishes: dict[str, Any], expected: Pools) -> None:
             | wishes
         )
     )
-    pools = share(room)
+    pools = divide_memory(room)
     assert pools == expected
     taken = (pools.full + 1) * room.full_page_bytes + (pools.window + 1) * room.window_page_bytes
     taken += (pools.states + 1) * room.state_bytes

@@ -89,7 +89,7 @@ def test_each_ends_once_with_its_own(is_whole: bool, depth: int) -> None:
         assert reason is (FinishReason.ABORT if name in aborted else FinishReason.STOP)
         assert name in aborted or int(vector[1]) == len(prompts[name])
     assert not scheduler.roster.num_running
-    assert findings(scheduler.cache).words == []
+    assert findings(scheduler.cache).messages == []
 
 
 def test_texts_share_a_step() -> None:

@@ -217,12 +217,12 @@ class World:
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
-            assert node.num_resident == sum(child.page > 0 for child in node.children.values())
-            assert node.num_hosted == sum(child.host > 0 for child in node.children.values())
+            assert node.num_device_children == sum(child.page > 0 for child in node.children.values())
+            assert node.num_host_children == sum(child.host > 0 for child in node.children.values())
             assert node.pins == self.shelf.num_pins(node), "between plans nothing else is pinned"
             if node.parent is not None:
                 assert node.page or node.host
-                assert node.page or not (node.num_resident or node.locks), (
+                assert node.page or not (node.num_device_children or node.locks), (
                     "what is on the device is closed towards the root"
                 )
                 assert node.parent.locks >= node.locks
@@ -235,7 +235,7 @@ class World:
             if sequence.node is not None:
                 assert sequence.node.path() == sequence.pages[: sequence.node.depth]
                 owned.update(sequence.pages[sequence.node.depth :])
-        assert findings(cache, self.scheduler.roster.live.values()).words == []
+        assert findings(cache, self.scheduler.roster.live.values()).messages == []
         assert owned == Counter(range(1, self.config.num_pages))
         assert hosts == Counter(range(1, len(self.rank.host)))
         assert evictable == cache.tree.num_evictable
@@ -265,7 +265,7 @@ class World:
             if node.window:
                 owned[node.window] += 1
                 idle += not node.window_locks
-        assert not locks and idle == window.num_idle
+        assert not locks and idle == window.num_evictable
         assert owned == Counter(range(1, self.config.cache.window.num_pages))
 
     def check_states(self, states: StatePool) -> None:
@@ -277,12 +277,12 @@ class World:
             if node.state:
                 owned[node.state] += 1
                 num_kept += 1
-                assert node.parent is not None and node in states._idle
+                assert node.parent is not None and node in states._evictable
         running = [s for s in self.scheduler.roster.live.values() if s.node is not None]
         for sequence in running:
             owned.update(sequence.state.own)
-        assert num_kept == states.num_idle and len(states._seconds) == sum(
-            s.state.second > 0 for s in running
+        assert num_kept == states.num_evictable and len(states._snapshots) == sum(
+            s.state.snapshot > 0 for s in running
         )
         assert owned == Counter(range(1, self.config.cache.states.num_slots))
 

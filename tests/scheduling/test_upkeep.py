@@ -8,7 +8,7 @@ def audits(upkeep: Upkeep) -> list[str]:
         while True:
             next(run)
     except StopIteration as end:
-        words: list[str] = end.value.words
+        words: list[str] = end.value.messages
         return words
 
 
