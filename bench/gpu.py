@@ -1,7 +1,7 @@
-"""--device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix
+"""--device cuda as fractions of what the GPU reaches in the same run: its copy bandwidth, its bf16 matrix
 products. Kernels alone, then a rank of Llama-3.1-8B's shape alone, then the server over HTTP.
 
-    python -m bench.gpu          # on a card; less than seven minutes, to bench/results/gpu.json and gpu.svg
+    python -m bench.gpu          # on a GPU; less than seven minutes, to bench/results/gpu.json and gpu.svg
     python -m bench.gpu --only shapes
     python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
 """
@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import gpu_serve
 from bench.gpu_model import Model, folder_of, pages_for
-from bench.picture import draw
+from bench.picture import sampling_inputs
 from bench.record import RESULTS, record
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.interpret import use_interpreter
@@ -50,7 +50,7 @@ WANTED = {
 
 
 class Bench:
-    """The card, or the cpu for a dry run, and its limits as measured."""
+    """The GPU, or the cpu for a dry run, and its limits as measured."""
 
     def __init__(self, is_dry: bool) -> None:
         self.is_dry = is_dry
@@ -90,20 +90,24 @@ class Bench:
 
 
 def rivals(bench: Bench) -> dict[str, Any]:
-    """The other kernels of --attention-backend that are installed here and made for this card."""
-    from runtime.devices.cuda.attention_backends import KERNELS, open_phases
-    from runtime.devices.cuda.kernels.launch import card_of
+    """The other kernels of --attention-backend that are installed here and made for this GPU."""
+    from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
+    from runtime.devices.cuda.kernels.launch import gpu_of
     from runtime.devices.cuda.ops import CudaOps
 
     found, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
-    for name in KERNELS:
+    for name in BACKEND_CLASSES:
         try:
-            phases = open_phases(name, name, torch.bfloat16, card_of(bench.torch_device), capability)
+            attention_backend = open_hybrid_backend(
+                name, name, torch.bfloat16, gpu_of(bench.torch_device), capability
+            )
         except StartError as error:
             print(error, file=sys.stderr)
             continue
-        if phases is not None:
-            found[name] = CudaOps(torch.bfloat16, card_of(bench.torch_device), phases=phases)
+        if attention_backend is not None:
+            found[name] = CudaOps(
+                torch.bfloat16, gpu_of(bench.torch_device), attention_backend=attention_backend
+            )
     return found
 
 
@@ -153,11 +157,13 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         plan_of, caches = planned(bench, rows, length - 1, 1)
         plan = plan_of(ops)
         q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
-        plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
+        pack_dense = [
+            cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
+        ]
         found[f"decode {rows} x {length}"] = {
             "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),
             "torch": bench.moved(
-                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True)
+                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *pack_dense, enable_gqa=True)
             ),
         }
         for name, rival in others.items():
@@ -167,11 +173,14 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         plan = plan_of(ops)
         q, flops = bench.randn(rows * length, HEADS, DIM), 2.0 * rows * length * length * HEADS * DIM
         whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
-        plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
+        pack_dense = [
+            cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
+        ]
         found[f"prompt {rows} x {length}"] = {
             "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),
             "torch": bench.computed(
-                flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True, enable_gqa=True)
+                flops,
+                lambda: scaled_dot_product_attention(whole, *pack_dense, is_causal=True, enable_gqa=True),
             ),
         }
         for name, rival in others.items():
@@ -211,7 +220,7 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
         logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.torch_device) * 3
         for name, (temperature, top_p, top_k) in settings.items():
             ones = torch.ones(rows, device=bench.torch_device)
-            draw = SamplingInputs(
+            sampling_inputs = SamplingInputs(
                 ones * temperature,
                 ones * top_p,
                 (ones * top_k).long(),
@@ -219,8 +228,8 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
                 torch.rand(rows, device=bench.torch_device).double(),
             )
             found[f"{name} {rows}"] = {
-                "ours_us": round(bench.seconds(lambda: ops.sample(logits, draw)) * 1e6, 1),
-                "torch_us": round(bench.seconds(lambda: choose(logits, draw)) * 1e6, 1),
+                "ours_us": round(bench.seconds(lambda: ops.sample(logits, sampling_inputs)) * 1e6, 1),
+                "torch_us": round(bench.seconds(lambda: choose(logits, sampling_inputs)) * 1e6, 1),
             }
     return found
 
@@ -283,10 +292,10 @@ def in_pieces(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Milliseconds of steps with a prompt: launched kernel by kernel, and as graphs between attentions."""
     found = {}
     for tokens in sizes:
-        plain = model.prefill(tokens, 9)
+        pack_dense = model.prefill(tokens, 9)
         captured_s = model.capture(tokens, "tokens")
         found[f"prompt {tokens}"] = {
-            "ms": round(plain * 1e3, 2),
+            "ms": round(pack_dense * 1e3, 2),
             "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
             "capture_s": round(captured_s, 2),
         }
@@ -332,12 +341,12 @@ def main() -> int:
     if args.dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no card here; --dry goes without")
-    from runtime.devices.cuda.kernels.launch import card_of
+        raise SystemExit("there is no GPU here; --dry goes without")
+    from runtime.devices.cuda.kernels.launch import gpu_of
     from runtime.devices.cuda.ops import CudaOps
 
     bench = Bench(args.dry)
-    ops = CudaOps(torch.bfloat16, card_of(bench.torch_device))
+    ops = CudaOps(torch.bfloat16, gpu_of(bench.torch_device))
     results: dict[str, Any] = {
         "card": "none" if args.dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -348,7 +357,7 @@ def main() -> int:
     for name in args.only:
         try:
             results[name] = SECTIONS[name](bench, ops)
-        # a card is lent for minutes: what does not run must not cost the figures of the rest
+        # a GPU is lent for minutes: what does not run must not cost the figures of the rest
         except Exception as error:
             traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"}
@@ -357,8 +366,8 @@ def main() -> int:
     if not args.dry:
         print(record("gpu", results))
     with TemporaryDirectory() as folder:
-        picture = draw(
-            f"{results['card']}: parts of the measured limit",
+        picture = sampling_inputs(
+            f"{results['gpu']}: parts of the measured limit",
             bars(results),
             Path(folder) / "gpu.svg" if args.dry else RESULTS / "gpu.svg",
         )

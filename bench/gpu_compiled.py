@@ -1,7 +1,7 @@
-"""What torch.compile gives decode steps of Llama-3.1-8B's shape on a card: graphs of our kernels beside
+"""What torch.compile gives decode steps of Llama-3.1-8B's shape on a GPU: graphs of our kernels beside
 graphs of what it makes.
 
-    python -m bench.gpu_compiled          # on a card; minutes, nearly all of them the compiler's
+    python -m bench.gpu_compiled          # on a GPU; minutes, nearly all of them the compiler's
     python -m bench.gpu_compiled --dry    # every line, tiny, without a compiler; the figures mean nothing and are not kept
 """
 
@@ -55,7 +55,7 @@ def main() -> None:
         use_interpreter()
         compiling.HOW = {"backend": "eager"}
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no card here; --dry goes without")
+        raise SystemExit("there is no GPU here; --dry goes without")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,

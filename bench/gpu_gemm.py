@@ -1,10 +1,10 @@
-"""Products with weights in few bits, and experts, on a card: Triton's beside torch's, as fractions of what it
+"""Products with weights in few bits, and experts, on a GPU: Triton's beside torch's, as fractions of what it
 reaches in the same run.
 
-    python -m bench.gpu_gemm          # on a card; about three minutes
+    python -m bench.gpu_gemm          # on a GPU; about three minutes
     python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
 
-Small steps read weights, so they are held against the card's copy bandwidth; large ones against its bf16
+Small steps read weights, so they are held against the GPU's copy bandwidth; large ones against its bf16
 products, which 8-bit ones may exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py
 should have (TORCH_FROM): of each scheme the rows from which on torch's product was the faster one at every
 size measured.
@@ -76,9 +76,9 @@ def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[st
     }
 
 
-def linears(bench: Bench, card: Any) -> dict[str, Any]:
+def linears(bench: Bench, gpu: Any) -> dict[str, Any]:
     """Each product by our kernel, by torch's where it has one, and beside bf16's."""
-    from runtime.devices.cuda.gemm import product, takes_torch, torch_product
+    from runtime.devices.cuda.gemm import gemm, supports_torch_gemm, torch_gemm
     from runtime.devices.cuda.weights import pack
 
     found: dict[str, Any] = {}
@@ -90,11 +90,11 @@ def linears(bench: Bench, card: Any) -> dict[str, Any]:
                 x, flops = bench.randn(rows, ins), 2.0 * rows * outs * ins
                 size = packed.weight.nbytes + 2.0 * rows * (ins + outs)
                 line = {
-                    "triton": measured(bench, size, flops, lambda: product(x, packed, card)),
+                    "triton": measured(bench, size, flops, lambda: gemm(x, packed, gpu)),
                     "bf16": measured(bench, full.nbytes, flops, lambda: torch.nn.functional.linear(x, full)),
                 }
-                if takes_torch(packed, rows, torch.bfloat16, card):
-                    line["torch"] = measured(bench, size, flops, lambda: torch_product(x, packed, None))
+                if supports_torch_gemm(packed, rows, torch.bfloat16, gpu):
+                    line["torch"] = measured(bench, size, flops, lambda: torch_gemm(x, packed, None))
                 found[f"{scheme.name} {name}, {rows} rows"] = line
     return found
 
@@ -119,12 +119,12 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
     return found
 
 
-def experts(bench: Bench, card: Any) -> dict[str, Any]:
+def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
     """A whole layer of experts without its router: bytes are those of the experts that are expected to be
     chosen."""
     from runtime.devices.cuda.moe import CudaExperts
 
-    layer, found = CudaExperts(card), {}
+    layer, found = CudaExperts(gpu), {}
     for name, (num, top_k, hidden, inner) in (
         {"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS
     ).items():
@@ -187,12 +187,12 @@ def main() -> None:
     if is_dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no card here; --dry goes without")
-    from runtime.devices.cuda.kernels.launch import card_of
+        raise SystemExit("there is no GPU here; --dry goes without")
+    from runtime.devices.cuda.kernels.launch import gpu_of
 
     bench = Bench(is_dry)
-    card = card_of(bench.torch_device)
-    lines = linears(bench, card)
+    gpu = gpu_of(bench.torch_device)
+    lines = linears(bench, gpu)
     results: dict[str, Any] = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -200,7 +200,7 @@ def main() -> None:
         "peak_tflop_s": round(bench.peak / 1e12, 1),
         "first_torch": first_torch(lines),
         "linears": lines,
-        "experts": experts(bench, card),
+        "experts": experts(bench, gpu),
         "routing": routing(bench),
     }
     print(json.dumps(results, indent=2))

@@ -1,7 +1,7 @@
-"""How long the card waits between the kernels of decode steps: one minus the union of its kernels and copies,
+"""How long the GPU waits between the kernels of decode steps: one minus the union of its kernels and copies,
 by torch's profiler.
 
-    python -m bench.gpu_idle          # on a card: Llama-3.1-8B's shape, 1 to 256 sequences
+    python -m bench.gpu_idle          # on a GPU: Llama-3.1-8B's shape, 1 to 256 sequences
     python -m bench.gpu_idle --dry    # every line on a machine without; the figures mean nothing and are not kept
 """
 
@@ -27,19 +27,19 @@ BUSY = ("kernel", "gpu_memcpy", "gpu_memset")
 def idle_share(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> float:
     """Of a trace: the share of the time between the first and the last event of these kinds in which there is
     none."""
-    spans = sorted(
+    launches = sorted(
         (event["ts"], event["ts"] + event["dur"])
         for event in events
         if event.get("cat") in kinds and "dur" in event
     )
-    if not spans:
+    if not launches:
         raise RuntimeError("the profiler has seen nothing on the card")
-    busy, (begin, end) = 0.0, spans[0]
-    for start, stop in spans:
+    busy, (begin, end) = 0.0, launches[0]
+    for start, stop in launches:
         if start > end:
             busy, begin = busy + end - begin, start
         end = max(end, stop)
-    return 1 - (busy + end - begin) / (end - spans[0][0])
+    return 1 - (busy + end - begin) / (end - launches[0][0])
 
 
 def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def main() -> None:
     if is_dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no card here; --dry goes without")
+        raise SystemExit("there is no GPU here; --dry goes without")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,

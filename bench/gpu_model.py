@@ -70,7 +70,7 @@ def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
 
 
 def dry_runner() -> TorchExecutor:
-    """The cpu with the card's kernels, interpreted."""
+    """The cpu with the GPU's kernels, interpreted."""
     from runtime.devices.cpu.device import open_device
     from runtime.devices.cpu.facts import FACTS
     from runtime.devices.cuda.kernels.launch import INTERPRETER

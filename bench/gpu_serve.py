@@ -1,4 +1,4 @@
-"""The whole server on a card: seconds to the first token of Llama-3.1-8B's shape from files; streams over
+"""The whole server on a GPU: seconds to the first token of Llama-3.1-8B's shape from files; streams over
 HTTP against the rank alone."""
 
 import http.client

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-STEPS = ("test_exact", "test_copies", "test_graphs", "test_draws")
+STEPS = ("test_exact", "test_copies", "test_graphs", "test_sampling")
 
 if importlib.util.find_spec("torch_npu") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -1,4 +1,4 @@
-"""Ranks and servers on a card: greedy output equals transformers', with graphs, chunks, company, host memory
+"""Ranks and servers on a GPU: greedy output equals transformers', with graphs, chunks, company, host memory
 and a short memory."""
 
 import os
@@ -99,7 +99,7 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_random_tokens_are_the_cpus(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
-    wishes = [
+    requests = [
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.9, "top_p": 0.8, "seed": 4},
         {"temperature": 1.5, "top_k": 5, "seed": 5},
@@ -113,7 +113,9 @@ def test_random_tokens_are_the_cpus(tmp_path: Path) -> None:
         if device == "cuda":
             assert executor.capture(4).error == ""
         planner = Planner(executor, ready, 16)
-        rows = [planner.row(slot, [5, 9, 100, 7], sampling(**wish)) for slot, wish in enumerate(wishes)]
+        rows = [
+            planner.row(slot, [5, 9, 100, 7], sampling(**request)) for slot, request in enumerate(requests)
+        ]
         planner.run([], [(row, 4) for row in rows])
         for _ in range(20):
             planner.run(rows, [])
@@ -165,7 +167,7 @@ def test_pages_go_to_host_memory_and_come_back(tmp_path: Path) -> None:
 
 
 def test_pages_leave_room_for_the_largest_step(tmp_path: Path) -> None:
-    """With nearly all of the card's memory for weights and pages."""
+    """With nearly all of the GPU's memory for weights and pages."""
     folder = make_checkpoint(
         "qwen3",
         tmp_path,

@@ -1,4 +1,4 @@
-"""Triton's kernels are interpreted without a card (tests/conftest.py told triton so); the Ascend tests'
+"""Triton's kernels are interpreted without a GPU (tests/conftest.py told triton so); the Ascend tests'
 environment has no triton."""
 
 import os

@@ -29,16 +29,16 @@ def interpreted_ops(dtype: torch.dtype) -> Ops:
 
 
 def cuda_ops(dtype: torch.dtype) -> Ops:
-    from runtime.devices.cuda.kernels.launch import card_of
+    from runtime.devices.cuda.kernels.launch import gpu_of
     from runtime.devices.cuda.ops import CudaOps
 
-    return CudaOps(dtype, card_of(torch.device("cuda")))
+    return CudaOps(dtype, gpu_of(torch.device("cuda")))
 
 
 def cuda_experts(ops: Any) -> Experts:
     from runtime.devices.cuda.moe import CudaExperts
 
-    return CudaExperts(ops.card)
+    return CudaExperts(ops.gpu)
 
 
 def ascend_ops(dtype: torch.dtype) -> Ops:

@@ -1,8 +1,8 @@
-"""Attention on the card: what a step's plan knows once, and the launches of a layer.
+"""Paged attention on a GPU: the plan of a step, made once, and the kernel launches of a layer.
 
 Decode rows and rows that extend are two launches of one kernel: a tile of the first is one token, of the
-second as many as the tensor cores like. Tiles of prompts are listed here, those with the most keys first, so
-that the last program to begin is a short one.
+second as many tokens as the tensor cores like. Tiles of extend rows are listed on the host, those with the
+most keys first, so that the last program to begin is a short one.
 """
 
 from dataclasses import dataclass, field
@@ -13,42 +13,50 @@ import triton
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.kernels.attention import LOG2E, attend, merge
-from runtime.devices.cuda.kernels.launch import INTERPRETER, NARROW, Card, dot_type, power
+from runtime.devices.cuda.kernels.attention import LOG2E, merge_splits_kernel, paged_attention_kernel
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
 from runtime.layers.upload import upload
 from runtime.messages.steps import StepPlan
 
 FILL = 3  # programs per multiprocessor below which keys are split
-MERGED = 8192  # numbers of parts that a program of `merge` holds
+MERGE_BLOCK = 8192  # numbers of partial results that a program of merge_splits_kernel holds
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Rows of one launch: all decodes of a step, or all of its other rows."""
+class AttentionLaunch:
+    """Rows of one kernel launch: all decode rows of a step, or all of its other rows."""
 
     rows: Tensor  # int32 [4, R] on the device: slot, start, count, first query
-    first: int  # their first query
+    first: int  # their first query in the step
     num_queries: int
-    longest: int  # keys of the longest row; where rows live on the device only, what they may come to
-    # int32 [2, R] on the host: start and count of rows that need tiles; None: one token each
+    max_kv_len: int  # keys of the longest row; for rows that only the device knows, the most there can be
+    # int32 [2, R] on the host: start and count of rows that are cut into tiles; None: one token each
     ends: np.ndarray | None
-    # by tokens of a tile, as layers ask for them; int32 [2, tiles]
+    # number of tokens in a tile -> int32 [2, tiles], filled when a layer first needs it
     tiles: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def queries(self) -> slice:
+        """Where the queries of these rows are in the step."""
         return slice(self.first, self.first + self.num_queries)
+
+    def tiles_of(self, tokens: int) -> Tensor:
+        """Tiles of `tokens` tokens on the device, int32 [2, tiles]; see list_query_tiles."""
+        assert self.ends is not None
+        if tokens not in self.tiles:
+            self.tiles[tokens] = upload(list_query_tiles(self.ends, tokens), self.rows.device)
+        return self.tiles[tokens]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """What all layers of a step share."""
 
-    spans: tuple[Span, ...]
+    launches: tuple[AttentionLaunch, ...]
     page_tables: Tensor  # int32 [pools, max_slots, pages]
     page_size: int
-    # by their first query, rows alone, as layers ask for them
-    singles: dict[int, Span] = field(default_factory=dict)
+    # first query -> launch of that row alone, filled when a layer first needs it (MLA)
+    row_launches: dict[int, AttentionLaunch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +70,34 @@ class Tile:
 
 
 def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int) -> AttentionPlan:
-    """One copy to the device for all rows."""
+    """The plan of a step, with one copy to the device for all rows."""
     starts, counts = plan.starts.astype(np.int32), plan.counts.astype(np.int32)
     queries = np.cumsum(counts, dtype=np.int32) - counts
     rows = upload(np.stack((plan.slots.astype(np.int32), starts, counts, queries)), page_tables.device)
-    spans, num = [], plan.num_decodes
+    launches, num = [], plan.num_decodes
     ends = starts + counts
     if num:
-        spans.append(Span(rows[:, :num], 0, num, int(ends[:num].max()), None))
+        launches.append(AttentionLaunch(rows[:, :num], 0, num, int(ends[:num].max()), None))
     if num < len(counts):
-        spans.append(
-            Span(
-                rows[:, num:],
-                num,
-                int(counts[num:].sum()),
-                int(ends[num:].max()),
-                np.stack((starts[num:], counts[num:])),
-            )
-        )
-    return AttentionPlan(tuple(spans), page_tables, page_size)
+        host_rows = np.stack((starts[num:], counts[num:]))
+        num_queries, max_kv_len = int(counts[num:].sum()), int(ends[num:].max())
+        launches.append(AttentionLaunch(rows[:, num:], num, num_queries, max_kv_len, host_rows))
+    return AttentionPlan(tuple(launches), page_tables, page_size)
 
 
 def plan_decodes(slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int) -> AttentionPlan:
-    """Of tensors alone, int64 [R]: into how many parts keys are split depends on what a page table holds, not
-    on the lengths."""
+    """The plan of decode rows whose slots and lengths are tensors, int64 [R]. The number of splits depends on
+    the size of the page table, not on the lengths."""
     num = len(slots)
     rows = torch.stack(
         (slots, lengths - 1, torch.ones_like(slots), torch.arange(num, device=slots.device))
     ).int()
     return AttentionPlan(
-        (Span(rows, 0, num, page_tables.shape[2] * page_size, None),), page_tables, page_size
+        (AttentionLaunch(rows, 0, num, page_tables.shape[2] * page_size, None),), page_tables, page_size
     )
 
 
-def list_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
+def list_query_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
     """Rows [2, R] as tiles of so many tokens: int32 [2, tiles], row and first token in it, the most keys
     first."""
     starts, counts = ends
@@ -108,155 +110,188 @@ def list_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
     return np.stack((row[order], offset[order]))
 
 
-def choose_tile(num_lines: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """For tiles of at most `num_lines` queries. By what the compiler says of registers and shared memory:
-    tests/devices/cuda/ahead.py.
+def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu) -> Tile:
+    """Sizes for tiles of at most `tile_queries` queries, chosen by what the compiler reports of registers and
+    shared memory (tests/devices/cuda/ahead.py).
 
     Page ids take every second stage of the pipeline, so five stages hold two tiles of keys and values, three
     hold one.
     """
-    if card == INTERPRETER:
-        return Tile(min(power(num_lines, 16), 64), 128, 4, 1)
-    is_large = card.shared_bytes >= 200 << 10  # else three quarters of a hundred KiB must do
+    if gpu == INTERPRETER:
+        return Tile(min(next_power_of_2(tile_queries, 16), 64), 128, 4, 1)
+    is_large = gpu.shared_bytes >= 200 << 10  # else three quarters of a hundred KiB must do
     stages = 5 if is_large else 3
     if itemsize == 4:
         return Tile(
-            16 if num_lines <= 16 or dim > 128 else 32,
+            16 if tile_queries <= 16 or dim > 128 else 32,
             32 if dim <= 128 else 16,
             4,
-            3 if num_lines <= 16 and is_large else 2,
+            3 if tile_queries <= 16 and is_large else 2,
         )
     if dim > 256:  # latents
         return (
             Tile(16, 32, 4, stages if is_large else 2)
-            if num_lines <= 16 or not is_large
+            if tile_queries <= 16 or not is_large
             else Tile(64, 32, 8, stages)
         )
-    if num_lines <= 32:
-        return Tile(power(num_lines, 16), 128 if dim <= 64 else 64 if dim <= 128 else 32, 4, stages)
+    if tile_queries <= 32:
+        return Tile(
+            next_power_of_2(tile_queries, 16), 128 if dim <= 64 else 64 if dim <= 128 else 32, 4, stages
+        )
     if not is_large:
         return Tile(64, 64 if dim <= 128 else 32, 4, 3 if dim <= 128 else 2)
     return (
         Tile(128, 64 if dim <= 128 else 32, 8, stages)
-        if num_lines > 64
+        if tile_queries > 64
         else Tile(64, 64 if dim <= 128 else 32, 4, stages)
     )
 
 
-def choose_splits(num_programs: int, longest: int, tile: Tile, card: Card) -> int:
-    """Into how many parts keys are split: a power of two, so that programs fill the card, and each has four
-    tiles at least."""
-    wanted = FILL * card.num_cores // max(1, num_programs)
-    return 1 << max(0, min(wanted, longest // (4 * tile.n), 128).bit_length() - 1)
+def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> int:
+    """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
+    least four tiles."""
+    wanted = FILL * gpu.num_cores // max(1, num_programs)
+    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), 128).bit_length() - 1)
 
 
 def attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores, card: Card
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores, gpu: Gpu
 ) -> Tensor:
-    """q [T, H, DK] over caches [places, K, DK] and [places, K, DV] -> [T, H, DV]."""
+    """Attention of q [T, H, DK] over caches [tokens, K, DK] and [tokens, K, DV] -> [T, H, DV]."""
     out = q.new_empty(*q.shape[:2], v_cache.shape[2])
-    for span in plan.spans:
-        part = span.queries
-        attend_span(out[part], q[part], k_cache, v_cache, span, plan, scores, card)
+    for launch in plan.launches:
+        queries = launch.queries
+        launch_attention(out[queries], q[queries], k_cache, v_cache, launch, plan, scores, gpu)
     return out
 
 
-def attend_span(
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """How the queries of a launch are cut into programs."""
+
+    tile: Tile
+    group: int  # query heads of a KV head
+    heads: int  # of them in a tile
+    tiles: Tensor | None  # int32 [2, tiles]; None: a tile is a row
+    num_tiles: int
+    columns: int  # programs side by side for the heads of one tile
+    splits: int
+
+
+def _grid_of(q: Tensor, keys: Tensor, dim: int, launch: AttentionLaunch, window: int, gpu: Gpu) -> _Grid:
+    kv_heads = keys.shape[1]
+    group = q.shape[1] // kv_heads
+    max_queries = 1 if launch.ends is None else int(launch.ends[1].max())
+    tile = select_tile(max_queries * group, dim, q.itemsize, gpu)
+    heads = min(group, tile.m)
+    tiles = None if launch.ends is None else launch.tiles_of(tile.m // heads)
+    num_tiles = launch.num_queries if tiles is None else tiles.shape[1]
+    columns = kv_heads * triton.cdiv(group, heads)
+    max_kv_len = min(launch.max_kv_len, window or launch.max_kv_len)
+    splits = select_splits(num_tiles * columns, max_kv_len, tile, gpu)
+    return _Grid(tile, group, heads, tiles, num_tiles, columns, splits)
+
+
+def launch_attention(
     out: Tensor,
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    span: Span,
+    launch: AttentionLaunch,
     plan: AttentionPlan,
     scores: Scores,
-    card: Card,
+    gpu: Gpu,
     q_rope: Tensor | None = None,
     ropes: Tensor | None = None,
 ) -> None:
-    """The queries of a span, q [n, H, DK] -> out [n, H, DV]. With `ropes`, keys have a second part in another
-    cache, [places, 1, P], for which queries have q_rope [n, H, P], and the first part of keys is the values
-    (absorbed latent attention)."""
-    kv_heads, dim_k, dim_v = keys.shape[1], keys.shape[2], values.shape[2]
-    dim_r = 0 if ropes is None else ropes.shape[2]
-    group = q.shape[1] // kv_heads
-    most = 1 if span.ends is None else int(span.ends[1].max())
-    tile = choose_tile(most * group, max(dim_k, dim_v), q.itemsize, card)
-    heads = min(group, tile.m)
-    tiles = None if span.ends is None else _tiles_of(span, tile.m // heads)
-    num_tiles = span.num_queries if tiles is None else tiles.shape[1]
-    columns = kv_heads * triton.cdiv(group, heads)
-    splits = choose_splits(num_tiles * columns, min(span.longest, scores.window or span.longest), tile, card)
-    target, sums = (
-        (out, out)
-        if splits == 1
-        else (
-            q.new_empty(span.num_queries, q.shape[1], splits, dim_v, dtype=torch.float32),
-            q.new_empty(span.num_queries, q.shape[1], splits, dtype=torch.float32),
-        )
+    """Attention of the queries of one launch, q [n, H, DK] -> out [n, H, DV], written in place.
+
+    With `ropes`, keys have a second part in another cache, [tokens, 1, P], for which queries have q_rope
+    [n, H, P], and the first part of keys is the values (absorbed MLA).
+    """
+    dim_v = values.shape[2]
+    grid = _grid_of(q, keys, max(keys.shape[2], dim_v), launch, scores.window, gpu)
+    if grid.splits == 1:
+        _launch_kernel(out, out, q, keys, values, launch, plan, scores, grid, q_rope, ropes)
+        return
+    partials = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dim_v, dtype=torch.float32)
+    lse = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dtype=torch.float32)
+    _launch_kernel(partials, lse, q, keys, values, launch, plan, scores, grid, q_rope, ropes)
+    block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK // grid.splits)
+    merge_splits_kernel[(launch.num_queries, q.shape[1], triton.cdiv(dim_v, block))](
+        out,
+        partials,
+        lse,
+        lse if scores.sinks is None else scores.sinks,
+        SPLITS=grid.splits,
+        HAS_SINKS=scores.sinks is not None,
+        DV=dim_v,
+        BLOCK=block,
     )
-    kind = NARROW.get(keys.dtype, "")
-    caches = [x if not kind or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
-    table = plan.page_tables[-1 if scores.window else 0]
-    queries = q if q_rope is None else q_rope
-    rows = span.rows
-    attend[(num_tiles, columns, splits)](
-        target,
-        sums,
-        q,
-        queries,
-        caches[0],
-        caches[1],
-        caches[0] if caches[2] is None else caches[2],
+
+
+def _launch_kernel(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    launch: AttentionLaunch,
+    plan: AttentionPlan,
+    scores: Scores,
+    grid: _Grid,
+    q_rope: Tensor | None,
+    ropes: Tensor | None,
+) -> None:
+    fp8 = FP8_KINDS.get(keys.dtype, "")
+    caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
+    table, rows, queries = (
+        plan.page_tables[-1 if scores.window else 0],
+        launch.rows,
+        q if q_rope is None else q_rope,
+    )
+    dims = (keys.shape[2], values.shape[2], 0 if ropes is None else ropes.shape[2])
+    blocks = [next_power_of_2(dim, 16) for dim in dims]
+    pointers = (out, lse, q, queries, caches[0], caches[1], caches[0] if caches[2] is None else caches[2])
+    lists = (
         table,
         rows,
-        rows if tiles is None else tiles,
+        rows if grid.tiles is None else grid.tiles,
         rows if scores.sinks is None else scores.sinks,
+    )
+    strides = (table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1))
+    paged_attention_kernel[(grid.num_tiles, grid.columns, grid.splits)](
+        *pointers,
+        *lists,
         rows.stride(0),
-        num_tiles,
-        span.first,
-        table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        queries.stride(0),
-        queries.stride(1),
+        grid.num_tiles,
+        launch.first,
+        *strides,
         keys.stride(0),
         values.stride(0),
         0 if ropes is None else ropes.stride(0),
         scores.scale / scores.cap if scores.cap else scores.scale * LOG2E.value,
         scores.cap * LOG2E.value,
-        GROUP=group,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        SPLITS=splits,
-        TILED=tiles is not None,
+        GROUP=grid.group,
+        HEADS=grid.heads,
+        KV_HEADS=keys.shape[1],
+        SPLITS=grid.splits,
+        TILED=grid.tiles is not None,
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,
         HAS_SINKS=scores.sinks is not None,
         LATENT=ropes is not None,
         PAGE=plan.page_size,
-        M=tile.m,
-        N=tile.n,
-        DK=dim_k,
-        DV=dim_v,
-        DR=dim_r,
-        BLOCK_K=power(dim_k, 16),
-        BLOCK_V=power(dim_v, 16),
-        BLOCK_R=power(dim_r, 16),
-        NARROW=kind,
+        M=grid.tile.m,
+        N=grid.tile.n,
+        DK=dims[0],
+        DV=dims[1],
+        DR=dims[2],
+        BLOCK_K=blocks[0],
+        BLOCK_V=blocks[1],
+        BLOCK_R=blocks[2],
+        FP8=fp8,
         DOT=dot_type(q.dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=grid.tile.warps,
+        num_stages=grid.tile.stages,
     )
-    if splits > 1:
-        block = min(power(dim_v, 16), MERGED // splits)
-        sinks = sums if scores.sinks is None else scores.sinks
-        merge[(span.num_queries, q.shape[1], triton.cdiv(dim_v, block))](
-            out, target, sums, sinks, SPLITS=splits, HAS_SINKS=scores.sinks is not None, DV=dim_v, BLOCK=block
-        )
-
-
-def _tiles_of(span: Span, tokens: int) -> Tensor:
-    assert span.ends is not None
-    if tokens not in span.tiles:
-        span.tiles[tokens] = upload(list_tiles(span.ends, tokens), span.rows.device)
-    return span.tiles[tokens]

@@ -1,8 +1,8 @@
-"""Attention on the card by other kernels than ours, chosen for each phase: `--attention-backend`.
+"""Attention on the GPU by other kernels than ours, chosen for each phase: `--attention-backend`.
 
 What each of them can do is data, in options/attention_backends.py; here is what makes them. Rows of one phase
 come together: all of them decode one token, or none need to. Kernels that know no sinks tell the logarithm of
-a row's sum instead, from which `sunk` makes the same.
+a row's sum instead, from which `apply_sinks` makes the same.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
-from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.errors import StartError
 from runtime.layers.attention import sdpa as gathered
 from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 
 
-class Kernels(Protocol):
+class AttentionBackend(Protocol):
     """Of one phase."""
 
     def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
@@ -37,20 +37,20 @@ class Kernels(Protocol):
         """As Graphs.plan_decodes; only of those that can be captured."""
         ...
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Any, scores: Scores) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: Any, scores: Scores) -> Tensor:
         """As Ops.attention, of these rows' queries."""
         ...
 
-    def replan(self, planned: Any, lengths: np.ndarray) -> None:
-        """Called before a graph is replayed in whose body `planned` was made: int32 [rows], keys of each."""
+    def replan(self, metadata: Any, lengths: np.ndarray) -> None:
+        """Called before a graph is replayed in whose body `metadata` was made: int32 [rows], keys of each."""
         ...
 
 
-class Triton:
+class TritonBackend:
     """Our own, where the other phase has others."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
-        self.card = card
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
+        self.gpu = gpu
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
@@ -63,18 +63,18 @@ class Triton:
         return paged.plan_decodes(slots, lengths, page_tables, page_size)
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, planned: paged.AttentionPlan, scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, metadata: paged.AttentionPlan, scores: Scores
     ) -> Tensor:
-        return paged.attention(q, keys, values, planned, scores, self.card)
+        return paged.attention(q, keys, values, metadata, scores, self.gpu)
 
-    def replan(self, planned: paged.AttentionPlan, lengths: np.ndarray) -> None:
+    def replan(self, metadata: paged.AttentionPlan, lengths: np.ndarray) -> None:
         """Its kernels read lengths on the device."""
 
 
-class TorchNative:
+class TorchNativeBackend:
     """torch's scaled_dot_product_attention over gathered pages: what the cpu does."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         self.dtype = dtype
 
     def plan(
@@ -88,55 +88,55 @@ class TorchNative:
         raise AssertionError("torch_native is not captured")
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, planned: gathered.AttentionPlan, scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, metadata: gathered.AttentionPlan, scores: Scores
     ) -> Tensor:
-        return gathered.attend(q, keys, values, planned, scores)
+        return gathered.attend(q, keys, values, metadata, scores)
 
-    def replan(self, planned: gathered.AttentionPlan, lengths: np.ndarray) -> None:
+    def replan(self, metadata: gathered.AttentionPlan, lengths: np.ndarray) -> None:
         raise AssertionError("torch_native is not captured")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PhasePlan:
     """The queries of a phase in a step, and what their kernels made of it."""
 
     queries: slice
-    kernels: Kernels
-    planned: Any
+    backend: AttentionBackend
+    metadata: Any
 
 
-class Phases:
+class HybridAttentionBackend:
     """Prompts with one kind of kernels, decodes with another, or the same."""
 
-    def __init__(self, prefill: Kernels, decode: Kernels) -> None:
+    def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
         self.prefill = prefill
         self.decode = decode
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[PhasePlan, ...]:
         parts, num, end = [], plan.num_decodes, int(plan.counts.sum())
         if num:
-            planned = self.decode.plan(rows_of(plan, slice(0, num), num), page_tables, page_size, windows)
-            parts.append(Part(slice(0, num), self.decode, planned))
+            metadata = self.decode.plan(rows_of(plan, slice(0, num), num), page_tables, page_size, windows)
+            parts.append(PhasePlan(slice(0, num), self.decode, metadata))
         if num < len(plan.slots):
-            planned = self.prefill.plan(rows_of(plan, slice(num, None), 0), page_tables, page_size, windows)
-            parts.append(Part(slice(num, end), self.prefill, planned))
+            metadata = self.prefill.plan(rows_of(plan, slice(num, None), 0), page_tables, page_size, windows)
+            parts.append(PhasePlan(slice(num, end), self.prefill, metadata))
         return tuple(parts)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[Part, ...]:
-        planned = self.decode.plan_decodes(slots, lengths, page_tables, page_size, windows)
-        return (Part(slice(0, len(slots)), self.decode, planned),)
+    ) -> tuple[PhasePlan, ...]:
+        metadata = self.decode.plan_decodes(slots, lengths, page_tables, page_size, windows)
+        return (PhasePlan(slice(0, len(slots)), self.decode, metadata),)
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, parts: tuple[Part, ...], scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, parts: tuple[PhasePlan, ...], scores: Scores
     ) -> Tensor:
         if len(parts) == 1:
-            return parts[0].kernels.attend(q, keys, values, parts[0].planned, scores)
+            return parts[0].backend.attend(q, keys, values, parts[0].metadata, scores)
         return torch.cat(
-            [part.kernels.attend(q[part.queries], keys, values, part.planned, scores) for part in parts]
+            [part.backend.attend(q[part.queries], keys, values, part.metadata, scores) for part in parts]
         )
 
 
@@ -151,39 +151,39 @@ def rows_of(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
     )
 
 
-def sunk(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """What [T, H, D] becomes when each head's sum has a sink beside it: `lse` float32 [T, H], the natural
     logarithm of the sum without."""
     return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
-# name -> module:class, made with (dtype, card)
-KERNELS = {
-    "triton": "runtime.devices.cuda.attention_backends:Triton",
-    "torch_native": "runtime.devices.cuda.attention_backends:TorchNative",
-    "flex_attention": "runtime.devices.cuda.flex:Flex",
-    "flashinfer": "runtime.devices.cuda.flashinfer:FlashInfer",
-    "fa3": "runtime.devices.cuda.flash:Flash3",
-    "fa4": "runtime.devices.cuda.flash:Flash4",
+# name -> module:class, made with (dtype, GPU)
+BACKEND_CLASSES = {
+    "triton": "runtime.devices.cuda.attention_backends:TritonBackend",
+    "torch_native": "runtime.devices.cuda.attention_backends:TorchNativeBackend",
+    "flex_attention": "runtime.devices.cuda.flex:FlexAttentionBackend",
+    "flashinfer": "runtime.devices.cuda.flashinfer:FlashInferBackend",
+    "fa3": "runtime.devices.cuda.flash:FlashAttention3Backend",
+    "fa4": "runtime.devices.cuda.flash:FlashAttention4Backend",
 }
 
 
-def open_kernels(name: str, dtype: torch.dtype, card: Card, capability: tuple[int, int]) -> Kernels:
-    """Raises StartError where the card or its packages do not have them."""
+def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]) -> AttentionBackend:
+    """Raises StartError where the GPU or its packages do not have them."""
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
         wanted, found = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
         raise StartError(
-            f"--attention-backend {name} needs a card of compute capability {wanted}, and this one has {found}; take triton"
+            f"--attention-backend {name} needs a GPU of compute capability {wanted}, and this one has {found}; take triton"
         )
     if facts.dtypes and str(dtype).removeprefix("torch.") not in facts.dtypes:
         raise StartError(
             f"--attention-backend {name} computes in {' and '.join(facts.dtypes)}; give one as --dtype, or take triton"
         )
-    module, _, kind = KERNELS[name].partition(":")
-    made: Callable[[torch.dtype, Card], Kernels] = getattr(import_module(module), kind)
+    module, _, kind = BACKEND_CLASSES[name].partition(":")
+    made: Callable[[torch.dtype, Gpu], AttentionBackend] = getattr(import_module(module), kind)
     try:
-        return made(dtype, card)
+        return made(dtype, gpu)
     except ImportError as error:
         raise StartError(
             f"--attention-backend {name} needs the package {facts.package} ({error}); "
@@ -191,11 +191,11 @@ def open_kernels(name: str, dtype: torch.dtype, card: Card, capability: tuple[in
         ) from error
 
 
-def open_phases(
-    prefill: str, decode: str, dtype: torch.dtype, card: Card, capability: tuple[int, int]
-) -> Phases | None:
+def open_hybrid_backend(
+    prefill: str, decode: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
+) -> HybridAttentionBackend | None:
     """None: both are our own."""
     if prefill == decode == "triton":
         return None
-    made = {name: open_kernels(name, dtype, card, capability) for name in {prefill, decode}}
-    return Phases(made[prefill], made[decode])
+    made = {name: open_backend(name, dtype, gpu, capability) for name in {prefill, decode}}
+    return HybridAttentionBackend(made[prefill], made[decode])

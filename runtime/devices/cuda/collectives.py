@@ -9,12 +9,12 @@ from runtime.devices.torch_collectives import TorchCollectives
 
 
 class NcclCollectives(TorchCollectives):
-    """Collectives of the cards of one model."""
+    """Collectives of the GPUs of one model."""
 
     def __init__(
         self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, symm_mem: bool = False
     ) -> None:
-        """`symm_mem`: small sums go through memory that the cards share. Raises StartError where they cannot
+        """`symm_mem`: small sums go through memory that the GPUs share. Raises StartError where they cannot
         share it."""
         super().__init__("nccl", rank, size, rendezvous, torch_device)
         self.sums = SymmetricSums.open(dist.group.WORLD.group_name, size, torch_device) if symm_mem else None

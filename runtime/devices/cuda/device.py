@@ -1,4 +1,4 @@
-"""NVIDIA cards through torch and Triton: `--device cuda`."""
+"""NVIDIA GPUs through torch and Triton: `--device cuda`."""
 
 import torch
 
@@ -16,7 +16,7 @@ OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
 
 
 def set_device(options: CudaOptions, rank: int) -> torch.device:
-    """Takes this rank's card. Raises StartError where there is none, or one too old."""
+    """Takes this rank's GPU. Raises StartError where there is none, or one too old."""
     if torch.version.cuda is None:
         raise StartError(
             f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}"
@@ -25,11 +25,11 @@ def set_device(options: CudaOptions, rank: int) -> torch.device:
     number, count = first + rank * step, torch.cuda.device_count()
     if count == 0:
         raise StartError(
-            "--device cuda finds no card; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES"
+            "--device cuda finds no GPU; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES"
         )
     if number >= count:
         raise StartError(
-            f"rank {rank} needs card {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
+            f"rank {rank} needs GPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
             "lower --tensor-parallel-size or these two"
         )
     capability = torch.cuda.get_device_capability(number)
@@ -46,9 +46,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     options = read_options(start, CudaOptions)
     torch_device = set_device(options, rank)
     try:
-        from runtime.devices.cuda.attention_backends import open_phases
+        from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.fused import CudaFused
-        from runtime.devices.cuda.kernels.launch import card_of
+        from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaAdapters
         from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
@@ -65,20 +65,20 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         if start.tp_size == 1
         else NcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, symm_mem=options.symm_mem)
     )
-    card = card_of(torch_device)
-    phases = open_phases(
+    gpu = gpu_of(torch_device)
+    attention_backend = open_hybrid_backend(
         options.prefill_attention_backend,
         options.decode_attention_backend,
         dtype,
-        card,
+        gpu,
         torch.cuda.get_device_capability(),
     )
     graphs = (
-        CudaGraphs(torch_device, collects=options.cudagraph_gc, phases=phases) if start.graph_sizes else None
+        CudaGraphs(torch_device, collects=options.cudagraph_gc, attention_backend=attention_backend) if start.graph_sizes else None
     )
-    ops, experts = CudaOps(dtype, card, options.fp8_gemm_backend, phases), CudaExperts(card)
+    ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)
     adapters = (
-        None if start.adapters is None else CudaAdapters(card, torch_device, start.adapters.num_lora_slots)
+        None if start.adapters is None else CudaAdapters(gpu, torch_device, start.adapters.num_lora_slots)
     )
     return Device(
         FACTS,

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention_backends import sunk
-from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.kv_ranges import table_of, table_of_decodes
+from runtime.devices.cuda.attention_backends import apply_sinks
+from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.kv_ranges import decode_page_table, page_table_of
 from runtime.layers.upload import upload
 from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FlashRows:
     """Of a phase, for the layers of one window."""
 
     table: Tensor  # int32 [R, pages]
@@ -32,35 +32,37 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class FlashPlan:
     """Of a step."""
 
     page_size: int
-    rows: dict[int, Rows]  # by window
+    rows: dict[int, FlashRows]  # by window
 
 
 class Flash(Protocol):
     """What the two packages have in common."""
 
     def __call__(
-        self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
     ) -> Any: ...
 
 
-class FlashKernels:
+class FlashBackend:
     """See phases.Kernels."""
 
     flash: Flash
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> FlashPlan:
         ends, longest = None, int(plan.counts.max())
         if plan.num_decodes < len(plan.slots):
             ends = upload(np.concatenate(([0], plan.counts.cumsum())).astype(np.int32), page_tables.device)
-        return Planned(
+        return FlashPlan(
             page_size,
             {
-                window: Rows(
-                    *table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest
+                window: FlashRows(
+                    *page_table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest
                 )
                 for window in windows
             },
@@ -68,12 +70,12 @@ class FlashKernels:
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Planned:
-        return Planned(
+    ) -> FlashPlan:
+        return FlashPlan(
             page_size,
             {
-                window: Rows(
-                    *table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window),
+                window: FlashRows(
+                    *decode_page_table(slots, lengths, page_tables[-1 if window else 0], page_size, window),
                     None,
                     1,
                 )
@@ -81,28 +83,28 @@ class FlashKernels:
             },
         )
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Planned, scores: Scores) -> Tensor:
-        rows = planned.rows[scores.window]
-        pages = [cache.unflatten(0, (-1, planned.page_size)) for cache in (keys, values)]
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: FlashPlan, scores: Scores) -> Tensor:
+        rows = metadata.rows[scores.window]
+        pages = [cache.unflatten(0, (-1, metadata.page_size)) for cache in (keys, values)]
         queries = q.unsqueeze(1) if rows.ends is None else q  # [R, 1, H, D] or [T, H, D]
-        found = self.flash(queries, pages[0], pages[1], rows, scores, wants_sums=scores.sinks is not None)
+        result = self.flash(queries, pages[0], pages[1], rows, scores, wants_lse=scores.sinks is not None)
         if scores.sinks is None:
-            return found.view(q.shape)
-        out, sums = found[:2]  # float32 [R, H, 1] or [H, T]
-        return sunk(out.view(q.shape), sums.squeeze(2) if rows.ends is None else sums.T, scores.sinks)
+            return result.view(q.shape)
+        out, lse = result[:2]  # float32 [R, H, 1] or [H, T]
+        return apply_sinks(out.view(q.shape), lse.squeeze(2) if rows.ends is None else lse.T, scores.sinks)
 
-    def replan(self, planned: Planned, lengths: np.ndarray) -> None:
+    def replan(self, metadata: FlashPlan, lengths: np.ndarray) -> None:
         """Lengths are read on the device."""
 
 
-class Flash3(FlashKernels):
+class FlashAttention3Backend(FlashBackend):
     """flash_attn_with_kvcache, to which new keys need not be given."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flash_attn_interface import flash_attn_with_kvcache
 
         def flash(
-            q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+            q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
         ) -> Any:
             return flash_attn_with_kvcache(
                 q,
@@ -116,22 +118,22 @@ class Flash3(FlashKernels):
                 causal=True,
                 window_size=(scores.window - 1, 0) if scores.window else (-1, -1),
                 softcap=scores.cap,
-                return_softmax_lse=wants_sums,
+                return_softmax_lse=wants_lse,
             )
 
         self.flash = flash
 
 
-class Flash4(FlashKernels):
+class FlashAttention4Backend(FlashBackend):
     """flash_attn_varlen_func, which also takes rows of one length in a dimension of their own."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flash_attn.cute import flash_attn_varlen_func
 
         def flash(
-            q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+            q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
         ) -> Any:
-            found = flash_attn_varlen_func(
+            result = flash_attn_varlen_func(
                 q,
                 keys,
                 values,
@@ -144,8 +146,8 @@ class Flash4(FlashKernels):
                 window_size=(scores.window - 1, 0) if scores.window else (None, None),
                 softcap=scores.cap,
                 num_splits=0,
-                return_lse=wants_sums,
+                return_lse=wants_lse,
             )
-            return found if wants_sums else found[0]
+            return result if wants_lse else result[0]
 
         self.flash = flash

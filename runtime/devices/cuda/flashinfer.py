@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention_backends import sunk
-from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.kv_ranges import seen, table_of_decodes
+from runtime.devices.cuda.attention_backends import apply_sinks
+from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.kv_ranges import decode_page_table, kv_ranges
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import StepPlan
 
@@ -25,7 +25,7 @@ GROUP = 4  # query heads of a key head from which tensor cores pay in decodes
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WrapperKey:
     """What a schedule depends on besides rows: layers that agree in it share one."""
 
     heads: int
@@ -38,7 +38,7 @@ class Kind:
     kv_dtype: torch.dtype
 
     @classmethod
-    def of(cls, q: Tensor, keys: Tensor, scores: Scores) -> "Kind":
+    def of(cls, q: Tensor, keys: Tensor, scores: Scores) -> "WrapperKey":
         return cls(
             q.shape[1],
             keys.shape[1],
@@ -52,7 +52,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PageIndices:
     """Of rows, for the layers of one window."""
 
     ends: np.ndarray  # int32 [R + 1]: where each row's pages begin
@@ -61,144 +61,157 @@ class Pages:
 
 
 @dataclass(slots=True)
-class Planned:
+class FlashInferPlan:
     """Of a step; or, where it is captured, of all steps of a number of rows, with the wrappers that are
     theirs."""
 
     page_size: int
-    pages: dict[int, Pages]  # by window
+    pages: dict[int, PageIndices]  # by window
     queries: np.ndarray | None  # int32 [R + 1]: where each row's queries begin; None: one each
     is_captured: bool = False
-    scheduled: dict[Kind, "Scheduled"] = field(default_factory=dict)
+    wrappers: dict[WrapperKey, "PlannedWrapper"] = field(default_factory=dict)
 
 
-class Scheduled:
+class PlannedWrapper:
     """A wrapper, which keeps its schedule for a kind of layers."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
         # the latest schedule has left the pinned memory that the next one is made in
-        self.copied: torch.cuda.Event | None = None
+        self.plan_copied: torch.cuda.Event | None = None
 
-    def plan(self, kind: Kind, pages: Pages, queries: np.ndarray | None, page_size: int) -> None:
-        if self.copied is not None:
-            self.copied.synchronize()
+    def plan(self, key: WrapperKey, pages: PageIndices, queries: np.ndarray | None, page_size: int) -> None:
+        if self.plan_copied is not None:
+            self.plan_copied.synchronize()
         ends, last = torch.from_numpy(pages.ends), torch.from_numpy(pages.last)
-        given = {
-            "sm_scale": kind.scale,
-            "window_left": kind.window - 1 if kind.window else -1,
-            "logits_soft_cap": kind.cap,
-            "q_data_type": kind.dtype,
-            "kv_data_type": kind.kv_dtype,
+        options = {
+            "sm_scale": key.scale,
+            "window_left": key.window - 1 if key.window else -1,
+            "logits_soft_cap": key.cap,
+            "q_data_type": key.dtype,
+            "kv_data_type": key.kv_dtype,
         }
         ids = pages.ids[: int(pages.ends[-1])]
-        rows = (ends, ids, last, kind.heads, kind.kv_heads, kind.dim, page_size)
+        rows = (ends, ids, last, key.heads, key.kv_heads, key.dim, page_size)
         if queries is None:
-            self.wrapper.plan(*rows, **given)
+            self.wrapper.plan(*rows, **options)
         else:
-            self.wrapper.plan(torch.from_numpy(queries), *rows, causal=True, **given)
+            self.wrapper.plan(torch.from_numpy(queries), *rows, causal=True, **options)
         if ids.is_cuda:
-            self.copied = torch.cuda.Event()
-            self.copied.record()
+            self.plan_copied = torch.cuda.Event()
+            self.plan_copied.record()
 
 
-class FlashInfer:
+class FlashInferBackend:
     """See phases.Kernels."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
         self.decode: Any = BatchDecodeWithPagedKVCacheWrapper
         self.prefill: Any = BatchPrefillWithPagedKVCacheWrapper
         self.workspace: Tensor | None = None
         # of steps that are not captured, by whether they decode
-        self.kept: dict[tuple[Kind, bool], Scheduled] = {}
-        self.captured: dict[int, Planned] = {}  # by rows
+        self.eager_wrappers: dict[tuple[WrapperKey, bool], PlannedWrapper] = {}
+        self.captured_plans: dict[int, FlashInferPlan] = {}  # by rows
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> FlashInferPlan:
         queries = None if plan.num_decodes else np.concatenate(([0], plan.counts.cumsum())).astype(np.int32)
         pages = {
-            window: pages_of(plan, page_tables[-1 if window else 0], page_size, window) for window in windows
+            window: page_indices(plan, page_tables[-1 if window else 0], page_size, window)
+            for window in windows
         }
-        return Planned(page_size, pages, queries)
+        return FlashInferPlan(page_size, pages, queries)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Planned:
+    ) -> FlashInferPlan:
         """The same buffers each time it is called for a number of rows: by the warm-up, then by the
         capture."""
         num = len(slots)
         tables = {
-            window: table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window)
+            window: decode_page_table(slots, lengths, page_tables[-1 if window else 0], page_size, window)
             for window in windows
         }
-        if num not in self.captured:
+        if num not in self.captured_plans:
             # rows of padding, one token each
             single = np.arange(num + 1, dtype=np.int32), np.ones(num, np.int32)
-            self.captured[num] = Planned(
+            self.captured_plans[num] = FlashInferPlan(
                 page_size,
                 {
-                    window: Pages(*single, torch.zeros(table.numel(), dtype=torch.int32, device=table.device))
+                    window: PageIndices(
+                        *single, torch.zeros(table.numel(), dtype=torch.int32, device=table.device)
+                    )
                     for window, (table, _) in tables.items()
                 },
                 None,
                 is_captured=True,
             )
-        planned = self.captured[num]
+        metadata = self.captured_plans[num]
         for window, (table, keys) in tables.items():
-            flatten(table, keys, page_size, planned.pages[window].ids)
-        return planned
+            flatten_pages(table, keys, page_size, metadata.pages[window].ids)
+        return metadata
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Planned, scores: Scores) -> Tensor:
-        kind = Kind.of(q, keys, scores)
-        if kind not in planned.scheduled:
-            pages, is_decode = planned.pages[scores.window], planned.queries is None
-            made = self.fixed(kind, pages) if planned.is_captured else self.open(kind, q.device, is_decode)
-            made.plan(kind, pages, planned.queries, planned.page_size)
-            planned.scheduled[kind] = made
-        caches = tuple(cache.unflatten(0, (-1, planned.page_size)) for cache in (keys, values))
-        found = planned.scheduled[kind].wrapper.run(
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, metadata: FlashInferPlan, scores: Scores
+    ) -> Tensor:
+        key = WrapperKey.of(q, keys, scores)
+        if key not in metadata.wrappers:
+            pages, is_decode = metadata.pages[scores.window], metadata.queries is None
+            made = (
+                self.captured_wrapper(key, pages)
+                if metadata.is_captured
+                else self.eager_wrapper(key, q.device, is_decode)
+            )
+            made.plan(key, pages, metadata.queries, metadata.page_size)
+            metadata.wrappers[key] = made
+        caches = tuple(cache.unflatten(0, (-1, metadata.page_size)) for cache in (keys, values))
+        found = metadata.wrappers[key].wrapper.run(
             q.contiguous(), caches, return_lse=scores.sinks is not None
         )
         if scores.sinks is None:
             return found
         out, sums = found  # its logarithms are binary
-        return sunk(out, sums * math.log(2), scores.sinks)
+        return apply_sinks(out, sums * math.log(2), scores.sinks)
 
-    def replan(self, planned: Planned, lengths: np.ndarray) -> None:
-        for kind, scheduled in planned.scheduled.items():
+    def replan(self, metadata: FlashInferPlan, lengths: np.ndarray) -> None:
+        for key, wrappers in metadata.wrappers.items():
             counted = lengths.astype(np.int64)
-            _, keys = seen(counted - 1, np.ones_like(counted), planned.page_size, kind.window)
-            ends, last = spans(keys, planned.page_size)
-            scheduled.plan(kind, Pages(ends, last, planned.pages[kind.window].ids), None, planned.page_size)
+            _, keys = kv_ranges(counted - 1, np.ones_like(counted), metadata.page_size, key.window)
+            ends, last = page_counts(keys, metadata.page_size)
+            wrappers.plan(
+                key, PageIndices(ends, last, metadata.pages[key.window].ids), None, metadata.page_size
+            )
 
-    def space(self, torch_device: torch.device) -> Tensor:
+    def workspace_buffer(self, torch_device: torch.device) -> Tensor:
         if self.workspace is None:
             self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=torch_device)
         return self.workspace
 
-    def open(self, kind: Kind, torch_device: torch.device, is_decode: bool) -> Scheduled:
+    def eager_wrapper(self, key: WrapperKey, torch_device: torch.device, is_decode: bool) -> PlannedWrapper:
         """The one that all steps take which are not captured: each follows on the one before, in the order of
         the device."""
-        key = kind, is_decode
-        if key not in self.kept:
-            space = self.space(torch_device)
-            self.kept[key] = Scheduled(
-                self.decode(space, "NHD", use_tensor_cores=kind.heads >= GROUP * kind.kv_heads)
+        key = key, is_decode
+        if key not in self.eager_wrappers:
+            workspace_buffer = self.workspace_buffer(torch_device)
+            self.eager_wrappers[key] = PlannedWrapper(
+                self.decode(workspace_buffer, "NHD", use_tensor_cores=key.heads >= GROUP * key.kv_heads)
                 if is_decode
-                else self.prefill(space, "NHD")
+                else self.prefill(workspace_buffer, "NHD")
             )
-        return self.kept[key]
+        return self.eager_wrappers[key]
 
-    def fixed(self, kind: Kind, pages: Pages) -> Scheduled:
+    def captured_wrapper(self, key: WrapperKey, pages: PageIndices) -> PlannedWrapper:
         """One whose buffers stay where they are."""
         torch_device = pages.ids.device
-        return Scheduled(
+        return PlannedWrapper(
             self.decode(
-                self.space(torch_device),
+                self.workspace_buffer(torch_device),
                 "NHD",
                 use_cuda_graph=True,
-                use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
+                use_tensor_cores=key.heads >= GROUP * key.kv_heads,
                 paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=torch_device),
                 paged_kv_indices_buffer=pages.ids,
                 paged_kv_last_page_len_buffer=torch.ones(
@@ -208,7 +221,7 @@ class FlashInfer:
         )
 
 
-def spans(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Of rows with so many keys: where the pages of each begin, int32 [R + 1], and how many keys are in its
     last one, int32 [R]."""
     counts = -(-keys // page_size)
@@ -217,20 +230,18 @@ def spans(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Pages:
-    first, keys = seen(plan.starts, plan.counts, page_size, window)
-    ends, last = spans(keys, page_size)
+def page_indices(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> PageIndices:
+    first, keys = kv_ranges(plan.starts, plan.counts, page_size, window)
+    ends, last = page_counts(keys, page_size)
     rows = np.repeat(np.arange(len(keys)), np.diff(ends))
     columns = np.arange(len(rows)) - ends[rows] + first[rows]
     torch_device = page_table.device
-    return Pages(
-        ends,
-        last,
-        page_table[upload_int64(plan.slots[rows], torch_device), upload_int64(columns, torch_device)],
+    return PageIndices(
+        ends, last, page_table[upload_int64(plan.slots[rows], torch_device), upload_int64(columns, torch_device)]
     )
 
 
-def flatten(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:
+def flatten_pages(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:
     """In a captured body: the pages of all rows (int32 [R, width], of `keys` [R] tokens) behind one another,
     at the beginning of `ids`."""
     ends = ((keys + page_size - 1) // page_size).cumsum(0)

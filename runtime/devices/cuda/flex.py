@@ -1,4 +1,4 @@
-"""torch's flex_attention over gathered pages: `--attention-backend flex_attention`. Compiled on a card, eager
+"""torch's flex_attention over gathered pages: `--attention-backend flex_attention`. Compiled on a GPU, eager
 elsewhere.
 
 The keys of all rows lie behind one another, and so do their queries; a mask of blocks says which queries see
@@ -16,46 +16,47 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention_backends import sunk
-from runtime.devices.cuda.kernels.launch import INTERPRETER, Card
+from runtime.devices.cuda.attention_backends import apply_sinks
+from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu
 from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FlexPlan:
     """All that layers of one window see in a step."""
 
     locations: Tensor  # int64 [keys] in the cache
     mask: BlockMask
 
 
-class Flex:
+class FlexAttentionBackend:
     """See phases.Kernels."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
-        self.compiles = card != INTERPRETER
+    def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
+        self.compiles = gpu != INTERPRETER
         self.attention: Callable[..., Any] = (
             torch.compile(flex_attention, dynamic=True) if self.compiles else flex_attention
         )
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> dict[int, Line]:
+    ) -> dict[int, FlexPlan]:
         return {
-            window: self.line(plan, page_tables[-1 if window else 0], page_size, window) for window in windows
+            window: self.window_plan(plan, page_tables[-1 if window else 0], page_size, window)
+            for window in windows
         }
 
-    def line(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Line:
+    def window_plan(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> FlexPlan:
         starts, counts, torch_device = (
             plan.starts.astype(np.int64),
             plan.counts.astype(np.int64),
             page_table.device,
         )
         begins = np.maximum(starts - window + 1, 0) if window else np.zeros_like(starts)
-        q_rows, q_places = spread(starts, counts)
-        k_rows, k_places = spread(begins, starts + counts - begins)
+        q_rows, q_places = flat_ranges(starts, counts)
+        k_rows, k_places = flat_ranges(begins, starts + counts - begins)
         query_rows, query_places, key_rows, key_places = (
             upload_int64(x, torch_device) for x in (q_rows, q_places, k_rows, k_places)
         )
@@ -64,13 +65,13 @@ class Flex:
 
         def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             distance = query_places[q] - key_places[k]
-            seen = (query_rows[q] == key_rows[k]) & (distance >= 0)
-            return seen & (distance < window) if window else seen
+            visible = (query_rows[q] == key_rows[k]) & (distance >= 0)
+            return visible & (distance < window) if window else visible
 
         mask = create_block_mask(
             sees, None, None, len(q_rows), len(k_rows), device=str(torch_device), _compile=self.compiles
         )
-        return Line(pages * page_size + key_places % page_size, mask)
+        return FlexPlan(pages * page_size + key_places % page_size, mask)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
@@ -78,29 +79,33 @@ class Flex:
         raise AssertionError("flex_attention is not captured")
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, planned: dict[int, Line], scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, metadata: dict[int, FlexPlan], scores: Scores
     ) -> Tensor:
-        line = planned[scores.window]
-        read = [read_as(cache, line.locations, q.dtype) for cache in (keys, values)]
-        given = [x.transpose(0, 1).unsqueeze(0) for x in (q, *read)]
-        asks = None if scores.sinks is None else AuxRequest(lse=True)
-        found = self.attention(
-            *given,
-            score_mod=capped(scores.cap) if scores.cap else None,
-            block_mask=line.mask,
+        window_plan = metadata[scores.window]
+        read = [read_as(cache, window_plan.locations, q.dtype) for cache in (keys, values)]
+        inputs = [x.transpose(0, 1).unsqueeze(0) for x in (q, *read)]
+        aux_request = None if scores.sinks is None else AuxRequest(lse=True)
+        result = self.attention(
+            *inputs,
+            score_mod=soft_cap(scores.cap) if scores.cap else None,
+            block_mask=window_plan.mask,
             scale=scores.scale,
             enable_gqa=q.shape[1] != keys.shape[1],
-            return_aux=asks,
+            return_aux=aux_request,
         )
-        out, aux = (found, None) if asks is None else found
+        out, aux = (result, None) if aux_request is None else result
         out = out.squeeze(0).transpose(0, 1)
-        return out if scores.sinks is None or aux is None else sunk(out, aux.lse.squeeze(0).T, scores.sinks)
+        return (
+            out
+            if scores.sinks is None or aux is None
+            else apply_sinks(out, aux.lse.squeeze(0).T, scores.sinks)
+        )
 
-    def replan(self, planned: dict[int, Line], lengths: np.ndarray) -> None:
+    def replan(self, metadata: dict[int, FlexPlan], lengths: np.ndarray) -> None:
         raise AssertionError("flex_attention is not captured")
 
 
-def spread(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def flat_ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of `counts` numbers from `firsts` on for each row, all behind one another: their row, and the
     numbers."""
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -108,6 +113,6 @@ def spread(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 @cache
-def capped(cap: float) -> Callable[..., Tensor]:
+def soft_cap(cap: float) -> Callable[..., Tensor]:
     """The same function for the same cap, or each step would be compiled again."""
     return lambda score, b, h, q, k: cap * torch.tanh(score / cap)

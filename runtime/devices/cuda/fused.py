@@ -1,8 +1,8 @@
-"""What the card does in one launch."""
+"""What the GPU does in one launch."""
 
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.logits import penalise
+from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.rotary import prepare_heads
 from runtime.devices.operands import Seen
 
@@ -23,4 +23,4 @@ class CudaFused:
         return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-        penalise(logits, rows, seen, at)
+        apply_penalties(logits, rows, seen, at)

@@ -1,5 +1,5 @@
-"""Launches of products: activations rounded as a scheme wants them, then multiplied, for one weight or for
-the experts of many slots."""
+"""Launches of matrix products: activations quantized as a scheme wants them, then multiplied, for one weight or
+for the experts of many slots."""
 
 from dataclasses import dataclass
 
@@ -8,160 +8,200 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Numbers, choose_splits, choose_tile
-from runtime.devices.cuda.kernels.activation_quantization import by_group, by_row
-from runtime.devices.cuda.kernels.gemm import add_parts, multiply
-from runtime.devices.cuda.kernels.launch import Card, dot_type, power
-from runtime.devices.cuda.kernels.moe_permute import Tiles
-from runtime.devices.cuda.weights import Packed
+from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
+from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
+from runtime.devices.cuda.kernels.gemm import add_splits_kernel, gemm_kernel
+from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
+from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
+from runtime.devices.cuda.weights import PackedWeight
 
-ROW_BLOCK = 4096  # numbers of a row that a program rounds at once
+ROW_BLOCK = 4096  # numbers of a row that a program quantizes at once
+GROUP_BLOCK = 2048  # the same of groups
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class GemmInputs:
     """Activations as a product takes them."""
 
     values: Tensor  # [rows, padded]; 8-bit floats as bytes
-    factors: Tensor | None  # float32 [rows, groups or 1]
+    factors: Tensor | None  # float32 [rows, groups or 1]: a product's sums are multiplied by them
     repeat: int  # slots that share a row
 
 
-def prepare(x: Tensor, packed: Packed, ids: Tensor | None = None, repeat: int = 1) -> Inputs:
-    """x [rows, ins]; of slots with experts `ids` it has a row for each `repeat` of them."""
-    if not packed.inputs and packed.columns is None:
-        return Inputs(x if x.stride(-1) == 1 else x.contiguous(), None, repeat)
+def quantize_activations(
+    x: Tensor, packed: PackedWeight, ids: Tensor | None = None, repeat: int = 1
+) -> GemmInputs:
+    """x [rows, ins] in the form that products with `packed` take.
+
+    `ids`: the expert of each slot, where `packed` are the weights of experts; `repeat` slots share a row of x.
+    """
     x = x if x.stride(-1) == 1 else x.contiguous()
-    kept = x.dtype if not packed.inputs else torch.int8 if packed.inputs == "int8" else torch.uint8
-    if packed.groups_inputs:
-        assert packed.scales is not None
-        groups = packed.scales.shape[1]
-        values, factors = (
-            x.new_empty(len(x), packed.padded, dtype=kept),
-            x.new_empty(len(x), groups, dtype=torch.float32),
-        )
-        block = power(packed.group, 16)
-        together = max(1, min(power(groups), 2048 // block))
-        by_group[(len(x), triton.cdiv(groups, together))](
-            x,
-            values,
-            factors,
-            x if ids is None else ids,
-            packed.ins,
-            x.stride(0),
-            groups,
-            len(packed.weight),
-            ROUTED=ids is not None and repeat == 1,
-            GROUP=packed.source_group,
-            WIDTH=packed.group,
-            GROUPS=together,
-            BLOCK=block,
-            num_warps=4,
-        )
-        return Inputs(values, factors, repeat)
-    # rows become, or are, slots; others' are not looked at
-    spread = ids is not None and (repeat == 1 or packed.depends_on_expert)
-    rows, turns = (len(x) * repeat, repeat) if spread else (len(x), 1)
-    values, factors = x.new_empty(rows, packed.padded, dtype=kept), x.new_empty(rows, 1, dtype=torch.float32)
-    block = min(power(packed.padded, 16), ROW_BLOCK)
-    raw = values.view(torch.uint8) if packed.inputs else values
-    by_row[(rows,)](
+    if not packed.inputs and packed.columns is None:
+        return GemmInputs(x, None, repeat)
+    dtype = x.dtype if not packed.inputs else torch.int8 if packed.inputs == "int8" else torch.uint8
+    if packed.has_group_input_scales:
+        return _quantize_groups(x, packed, ids, repeat, dtype)
+    return _quantize_rows(x, packed, ids, repeat, dtype)
+
+
+def _quantize_groups(
+    x: Tensor, packed: PackedWeight, ids: Tensor | None, repeat: int, dtype: torch.dtype
+) -> GemmInputs:
+    """With a scale for each row and group of inputs."""
+    assert packed.scales is not None
+    groups = packed.scales.shape[1]
+    values = x.new_empty(len(x), packed.padded, dtype=dtype)
+    factors = x.new_empty(len(x), groups, dtype=torch.float32)
+    block = next_power_of_2(packed.group, 16)
+    together = max(1, min(next_power_of_2(groups), GROUP_BLOCK // block))
+    quantize_groups_kernel[(len(x), triton.cdiv(groups, together))](
         x,
-        raw,
+        values,
+        factors,
+        x if ids is None else ids,
+        packed.ins,
+        x.stride(0),
+        groups,
+        len(packed.weight),
+        ROUTED=ids is not None and repeat == 1,
+        GROUP=packed.source_group,
+        WIDTH=packed.group,
+        GROUPS=together,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return GemmInputs(values, factors, repeat)
+
+
+def _quantize_rows(
+    x: Tensor, packed: PackedWeight, ids: Tensor | None, repeat: int, dtype: torch.dtype
+) -> GemmInputs:
+    """With a scale for each row, or with none and reordered columns. Where experts want a token's activations
+    differently, each slot gets a row; slots of other ranks' experts are left undefined."""
+    is_per_slot = ids is not None and (repeat == 1 or packed.has_expert_inputs)
+    rows, source_repeat = (len(x) * repeat, repeat) if is_per_slot else (len(x), 1)
+    values = x.new_empty(rows, packed.padded, dtype=dtype)
+    factors = x.new_empty(rows, 1, dtype=torch.float32)
+    block = min(next_power_of_2(packed.padded, 16), ROW_BLOCK)
+    quantize_rows_kernel[(rows,)](
+        x,
+        values.view(torch.uint8) if packed.inputs else values,
         factors,
         x if ids is None else ids,
         x if packed.columns is None else packed.columns,
-        factors if packed.given is None else packed.given,
-        factors if packed.offsets is None else packed.offsets,
+        factors if packed.input_scale is None else packed.input_scale,
+        factors if packed.input_offset is None else packed.input_offset,
         packed.ins,
         packed.padded,
         x.stride(0),
         len(packed.weight),
         KIND=packed.inputs,
-        REPEAT=turns,
-        ROUTED=spread,
+        REPEAT=source_repeat,
+        ROUTED=is_per_slot,
         ORDERED=packed.columns is not None,
-        GIVEN=packed.given is not None,
-        SHIFTED=packed.offsets is not None,
+        STATIC=packed.input_scale is not None,
+        SHIFTED=packed.input_offset is not None,
         BLOCK=block,
         num_warps=max(1, min(8, block // 512)),
     )
-    return Inputs(
-        values, None if not packed.inputs or packed.sums is not None else factors, 1 if spread else repeat
-    )
+    has_factors = packed.inputs and packed.sums is None
+    return GemmInputs(values, factors if has_factors else None, 1 if is_per_slot else repeat)
 
 
-def product(x: Tensor, packed: Packed, card: Card, bias: Tensor | None = None) -> Tensor:
-    """One weight: x [N, ins] -> [N, outs] in the dtype of x."""
+def gemm(x: Tensor, packed: PackedWeight, gpu: Gpu, bias: Tensor | None = None) -> Tensor:
+    """The product with one weight: x [N, ins] -> [N, outs] in the dtype of x."""
     if len(x) == 0:
         return x.new_empty(0, packed.outs)
-    inputs = prepare(x, packed)
-    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, card, bias=bias)
+    inputs = quantize_activations(x, packed)
+    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, bias=bias)
 
 
-def products(
-    x: Tensor, packed: Packed, tiles: Tiles, ids: Tensor, repeat: int, card: Card, *, is_gated: bool
+def grouped_gemm(
+    x: Tensor, packed: PackedWeight, tiles: ExpertTiles, ids: Tensor, repeat: int, gpu: Gpu, *, is_gated: bool
 ) -> Tensor:
-    """Slots: x [T * k / repeat, ins] -> [T * k, outs], rows of other ranks' experts undefined; gated: [T * k,
-    outs / 2]."""
-    inputs = prepare(x, packed, ids, repeat)
-    return _multiply(inputs, packed, tiles, ids.numel(), tiles.size or 1, x.dtype, card, is_gated=is_gated)
+    """Products of slots with their experts' weights: x [T * k / repeat, ins] -> [T * k, outs], or [T * k,
+    outs / 2] where it is gated. Rows of other ranks' experts are undefined."""
+    inputs = quantize_activations(x, packed, ids, repeat)
+    return _multiply(inputs, packed, tiles, ids.numel(), tiles.size or 1, x.dtype, gpu, is_gated=is_gated)
 
 
 def _multiply(
-    inputs: Inputs,
-    packed: Packed,
-    tiles: Tiles | None,
+    inputs: GemmInputs,
+    packed: PackedWeight,
+    tiles: ExpertTiles | None,
     num_rows: int,
     tile_rows: int,
     dtype: torch.dtype,
-    card: Card,
+    gpu: Gpu,
     bias: Tensor | None = None,
     is_gated: bool = False,
 ) -> Tensor:
+    """Sizes the launch, and adds the parts where the inputs are split."""
     outs = packed.outs // 2 if is_gated else packed.outs
-    values, is_native = inputs.values, packed.inputs == "fp8" and card.has_fp8 and not knobs.runtime.interpret
-    numbers = Numbers(
+    values = inputs.values
+    tile_bytes = TileBytes(
         values.itemsize,
         0.5 if packed.kind == "codes4" else packed.weight.itemsize,
-        packed.piece,
+        packed.k_block,
         packed.kind == "codes4",
         is_gated,
         not packed.inputs and values.dtype == torch.float32,
         packed.group > 0,
     )
-    tile = choose_tile(tile_rows, outs, numbers, card)
+    tile = select_tile(tile_rows, outs, tile_bytes, gpu)
     size = tile.m if tiles is None else tiles.size or 16
-    num_tiles = triton.cdiv(num_rows, size) if tiles is None else len(tiles.owners.view(-1))
+    num_tiles = triton.cdiv(num_rows, size) if tiles is None else len(tiles.expert_ids.view(-1))
     programs = num_tiles * triton.cdiv(outs, tile.n)
-    splits = 1 if tiles is not None else choose_splits(programs, num_rows, packed.padded // tile.k, card)
-    is_scaled, is_grouped = packed.scales is not None and packed.group == 0, packed.group > 0
-    has_factors = inputs.factors is not None and not packed.groups_inputs
-    is_exact = packed.inputs == "int8" and not is_grouped
+    splits = 1 if tiles is not None else select_splits(programs, num_rows, packed.padded // tile.k, gpu)
     out = values.new_empty(num_rows, outs, dtype=dtype)
-    target = (
-        out
-        if splits == 1
-        else values.new_empty(splits, num_rows, outs, dtype=torch.int32 if is_exact else torch.float32)
-    )
-    weight = packed.weight
-    given = (inputs.factors, packed.scales, packed.zeros, packed.sums, bias)
-    factors, scales, zeros, sums, added = (weight if tensor is None else tensor for tensor in given)
-    slots, owners = (weight, weight) if tiles is None else (tiles.slots, tiles.owners)
-    multiply[(programs, splits)](
-        target,
+    grid = _Grid(num_tiles, programs, splits, size, tile, packed.inputs == "fp8" and gpu.has_fp8)
+    if splits == 1:
+        _launch_kernel(out, inputs, packed, tiles, grid, dtype, bias, is_gated)
+        return out
+    is_exact = packed.inputs == "int8" and packed.group == 0
+    parts = values.new_empty(splits, num_rows, outs, dtype=torch.int32 if is_exact else torch.float32)
+    _launch_kernel(parts, inputs, packed, tiles, grid, dtype, bias, is_gated)
+    add_splits(out, parts, None if packed.has_group_input_scales else inputs.factors, packed, bias)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """How a product is cut into programs."""
+
+    num_tiles: int  # of rows
+    programs: int  # tiles of rows times tiles of outputs
+    splits: int  # of the inputs
+    rows: int  # of a tile
+    tile: Tile
+    has_fp8: bool  # both operands are 8-bit floats, and the tensor cores multiply them
+
+
+def _launch_kernel(
+    out: Tensor,
+    inputs: GemmInputs,
+    packed: PackedWeight,
+    tiles: ExpertTiles | None,
+    grid: _Grid,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    is_gated: bool,
+) -> None:
+    """out [rows, outs], or partial sums [splits, rows, outs]."""
+    values, weight, tile = inputs.values, packed.weight, grid.tile
+    optional = (inputs.factors, packed.scales, packed.zeros, packed.sums, bias)
+    pointers = (weight if tensor is None else tensor for tensor in optional)
+    slots, expert_ids = (weight, weight) if tiles is None else (tiles.slots, tiles.expert_ids)
+    gemm_kernel[(grid.programs, grid.splits)](
+        out,
         values,
         weight,
-        factors,
-        scales,
-        zeros,
-        sums,
-        added,
+        *pointers,
         slots,
-        owners,
-        num_rows,
-        num_tiles,
-        outs,
+        expert_ids,
+        out.shape[-2],
+        grid.num_tiles,
+        out.shape[-1],
         packed.padded,
         values.stride(0),
         len(weight),
@@ -169,38 +209,37 @@ def _multiply(
         KIND=packed.kind,
         INPUTS=packed.inputs,
         GROUP=packed.group,
-        GROUPED_INPUTS=packed.groups_inputs,
+        GROUPED_INPUTS=packed.has_group_input_scales,
         HAS_ZEROS=packed.zeros is not None,
-        FACTORED=has_factors,
-        SCALED=is_scaled,
+        FACTORED=inputs.factors is not None and not packed.has_group_input_scales,
+        SCALED=packed.scales is not None and packed.group == 0,
         HAS_SUMS=packed.sums is not None,
         HAS_BIAS=bias is not None,
         GATED=is_gated,
         ROUTED="" if tiles is None else "tiles" if tiles.size else "single",
         REPEAT=inputs.repeat,
-        SPLITS=splits,
+        SPLITS=grid.splits,
         EVEN=packed.padded % tile.k == 0,
-        NATIVE=is_native,
-        M=size,
+        NATIVE=grid.has_fp8 and not knobs.runtime.interpret,
+        M=grid.rows,
         N=tile.n,
         K=tile.k,
         DOT=dot_type(torch.float16 if packed.inputs == "fp8" else dtype),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if splits > 1:
-        finish(out, target, inputs.factors if has_factors else None, packed, bias)
-    return out
 
 
-def finish(out: Tensor, parts: Tensor, factors: Tensor | None, packed: Packed, bias: Tensor | None) -> None:
-    """Parts [splits, rows, outs] of sums, added and scaled."""
-    block = min(1024, power(packed.outs, 16))
-    given = [parts if t is None else t for t in (factors, packed.scales, packed.sums, bias)]
-    add_parts[(len(out), triton.cdiv(packed.outs, block))](
+def add_splits(
+    out: Tensor, parts: Tensor, factors: Tensor | None, packed: PackedWeight, bias: Tensor | None
+) -> None:
+    """Adds partial sums [splits, rows, outs] to out [rows, outs], and applies factors, scales and bias."""
+    block = min(1024, next_power_of_2(packed.outs, 16))
+    pointers = [parts if t is None else t for t in (factors, packed.scales, packed.sums, bias)]
+    add_splits_kernel[(len(out), triton.cdiv(packed.outs, block))](
         out,
         parts,
-        *given,
+        *pointers,
         len(out),
         packed.outs,
         FACTORED=factors is not None,
@@ -213,9 +252,9 @@ def finish(out: Tensor, parts: Tensor, factors: Tensor | None, packed: Packed, b
     )
 
 
-def takes_torch(packed: Packed, rows: int, dtype: torch.dtype, card: Card) -> bool:
-    """Whether torch has a product for this weight and so many rows, whatever is faster: what its kernels ask
-    for in shapes and types."""
+def supports_torch_gemm(packed: PackedWeight, rows: int, dtype: torch.dtype, gpu: Gpu) -> bool:
+    """Whether torch has a product for this weight and so many rows, by what its kernels ask for in shapes and
+    dtypes; not whether it is faster."""
     if len(packed.weight) != 1 or packed.outs % 16 or packed.ins % 16:
         return False
     if packed.kind == "int8":
@@ -224,36 +263,36 @@ def takes_torch(packed: Packed, rows: int, dtype: torch.dtype, card: Card) -> bo
         packed.kind == "fp8"
         and packed.inputs == "fp8"
         and packed.group == 0
-        and card.has_fp8
+        and gpu.has_fp8
         and dtype == torch.bfloat16
     )
 
 
-def linear(x: Tensor, packed: Packed, bias: Tensor | None, card: Card, backend: str) -> Tensor:
-    """See Ops.linear. `backend`: of choices.NAMES, for 8-bit floats."""
+def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None, gpu: Gpu, backend: str) -> Tensor:
+    """See Ops.linear. `backend`: one of gemm_tiles.NAMES, for 8-bit floats."""
     least = TORCH_FROM.get(packed.scheme)
     if packed.kind == "fp8" and backend != "by_rows":
         least = 1 if backend == "cutlass" else None
-    if least is None or len(x) < least or not takes_torch(packed, len(x), x.dtype, card):
-        return product(x, packed, card, bias)
-    return torch_product(x, packed, bias)
+    if least is None or len(x) < least or not supports_torch_gemm(packed, len(x), x.dtype, gpu):
+        return gemm(x, packed, gpu, bias)
+    return torch_gemm(x, packed, bias)
 
 
-def torch_product(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """The same by torch's kernels."""
+def torch_gemm(x: Tensor, packed: PackedWeight, bias: Tensor | None) -> Tensor:
+    """The product with one weight by torch's kernels; see supports_torch_gemm."""
     assert packed.scales is not None
-    inputs = prepare(x, packed)
+    inputs = quantize_activations(x, packed)
     if packed.kind == "int8":
         parts = torch._int_mm(inputs.values, packed.weight[0].T)
         out = x.new_empty(len(x), packed.outs)
-        finish(out, parts.unsqueeze(0), inputs.factors, packed, bias)
+        add_splits(out, parts.unsqueeze(0), inputs.factors, packed, bias)
         return out
     assert inputs.factors is not None
-    found = torch._scaled_mm(
+    out = torch._scaled_mm(
         inputs.values.view(torch.float8_e4m3fn),
         packed.weight[0].view(torch.float8_e4m3fn).T,
         scale_a=inputs.factors,
         scale_b=packed.scales[0],
         out_dtype=torch.bfloat16,
     )
-    return found if bias is None else found + bias
+    return out if bias is None else out + bias

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.cuda.attention import plan_decodes
-from runtime.devices.cuda.attention_backends import Part, Phases
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,24 @@ class Graph:
     """A capture, and the attention in it that wants to know lengths."""
 
     recorded: Any
-    parts: tuple[Part, ...]
+    parts: tuple[PhasePlan, ...]
 
 
 class CudaGraphs:
     """See devices/base.py."""
 
     def __init__(
-        self, torch_device: torch.device, *, collects: bool = False, phases: Phases | None = None
+        self,
+        torch_device: torch.device,
+        *,
+        collects: bool = False,
+        attention_backend: HybridAttentionBackend | None = None,
     ) -> None:
-        """`collects`: Python's garbage collector may run during a capture; `phases`: attention by other
+        """`collects`: Python's garbage collector may run during a capture; `attention_backend`: attention by other
         kernels than ours."""
         self.torch_device = torch_device
-        self.phases = phases
-        self.parts: tuple[Part, ...] = ()  # that the latest body has planned
+        self.attention_backend = attention_backend
+        self.parts: tuple[PhasePlan, ...] = ()  # that the latest body has planned
         self.collects = collects
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(torch_device)
@@ -44,9 +48,9 @@ class CudaGraphs:
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> Any:
-        if self.phases is None:
+        if self.attention_backend is None:
             return plan_decodes(slots, lengths, page_tables, page_size)
-        self.parts = self.phases.plan_decodes(slots, lengths, page_tables, page_size, windows)
+        self.parts = self.attention_backend.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return self.parts
 
     def capture(self, body: Callable[[], None]) -> Any:
@@ -64,7 +68,7 @@ class CudaGraphs:
 
     def replay(self, graph: "Graph", lengths: Any) -> None:
         for part in graph.parts:
-            part.kernels.replan(part.planned, lengths)
+            part.backend.replan(part.metadata, lengths)
         graph.recorded.replay()
 
     def _capture(self, body: Callable[[], None]) -> "Graph":

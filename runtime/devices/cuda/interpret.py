@@ -1,4 +1,4 @@
-"""Kernels on a machine without a card: Triton's interpreter. For tests and dry runs of benches; slow.
+"""Kernels on a machine without a GPU: Triton's interpreter. For tests and dry runs of benches; slow.
 
 To be called before anything imports triton, which decides then.
 """

@@ -13,7 +13,7 @@ from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 
 
-def seen(
+def kv_ranges(
     starts: np.ndarray, counts: np.ndarray, page_size: int, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of each row the first page, and the number of keys from there on; int64."""
@@ -25,10 +25,10 @@ def seen(
     return first, starts + counts - first * page_size
 
 
-def table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
+def page_table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
     """int32 [R, width] and [R]: pages, and keys in them. Columns behind a row's last page repeat what is
     there; they are not read."""
-    first, lengths = seen(plan.starts, plan.counts, page_size, window)
+    first, lengths = kv_ranges(plan.starts, plan.counts, page_size, window)
     columns = np.minimum(
         first[:, None] + np.arange(-(-int(lengths.max()) // page_size)), page_table.shape[1] - 1
     )
@@ -38,7 +38,7 @@ def table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     ], upload(lengths.astype(np.int32), torch_device)
 
 
-def table_of_decodes(
+def decode_page_table(
     slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int
 ) -> tuple[Tensor, Tensor]:
     """The same in captured bodies: as wide as any length may want, from tensors alone (int64 [R])."""

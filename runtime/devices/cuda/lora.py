@@ -1,4 +1,4 @@
-"""Adapters on the card: two launches for a linear layer, whatever adapters its rows have. Nothing is read by
+"""Adapters on the GPU: two launches for a linear layer, whatever adapters its rows have. Nothing is read by
 the host, so such steps can be captured."""
 
 import numpy as np
@@ -6,50 +6,50 @@ import torch
 import triton
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.launch import Card, dot_type, power
-from runtime.devices.cuda.kernels.lora import expand, shrink
-from runtime.devices.cuda.kernels.moe_permute import Tiles, spread
+from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
+from runtime.devices.cuda.kernels.lora import expand_kernel, shrink_kernel
+from runtime.devices.cuda.kernels.moe_permute import ExpertTiles, moe_align_block_size
 from runtime.devices.lora import LoraWeights
 from runtime.layers.upload import upload
 
 COLUMNS = 64  # of a program that expands
 MOST_ROWS = 64  # of a tile
-SPLIT_ROWS = 256  # rows of a step up to which inputs are split, so that few rows fill the card
+SPLIT_ROWS = 256  # rows of a step up to which inputs are split, so that few rows fill the GPU
 SPLIT_INPUTS = 512  # that a split has at least
 
 
 class CudaAdapters:
     """See devices/lora.py for what each one means."""
 
-    def __init__(self, card: Card, torch_device: torch.device, num_lora_slots: int) -> None:
-        self.card = card
+    def __init__(self, gpu: Gpu, torch_device: torch.device, num_lora_slots: int) -> None:
+        self.gpu = gpu
         self.torch_device = torch_device
         self.num_lora_slots = num_lora_slots
-        self.pieces: dict[tuple[tuple[int, int], ...], Tensor] = {}  # by LoraWeights.parts
+        self.column_blocks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # by LoraWeights.parts
 
-    def plan(self, lora_slots: np.ndarray) -> Tiles:
+    def plan(self, lora_slots: np.ndarray) -> ExpertTiles:
         return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))
 
-    def plan_rows(self, lora_slots: Tensor) -> Tiles:
-        return spread(
+    def plan_rows(self, lora_slots: Tensor) -> ExpertTiles:
+        return moe_align_block_size(
             lora_slots.unsqueeze(1),
             self.num_lora_slots,
-            min(MOST_ROWS, power(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)),
+            min(MOST_ROWS, next_power_of_2(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)),
         )
 
-    def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: Tiles) -> None:
+    def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: ExpertTiles) -> None:
         num_rows, ins = x.shape
         rank, width = weights.a.shape[2], weights.a.shape[1] * weights.a.shape[2]
         splits = max(1, min(16, ins // SPLIT_INPUTS)) if num_rows <= SPLIT_ROWS else 1
         inner = x.new_empty(splits, num_rows, width, dtype=torch.float32)
-        pieces, columns = self._pieces(weights.parts), min(power(width, 16), COLUMNS)
+        column_blocks, columns = self._column_blocks(weights.parts), min(next_power_of_2(width, 16), COLUMNS)
         x = x if x.stride(1) == 1 else x.contiguous()
-        shrink[(len(plan.owners), triton.cdiv(width, columns), splits)](
+        shrink_kernel[(len(plan.expert_ids), triton.cdiv(width, columns), splits)](
             inner,
             x,
             weights.a,
             plan.slots,
-            plan.owners,
+            plan.expert_ids,
             num_rows,
             ins,
             width,
@@ -62,13 +62,13 @@ class CudaAdapters:
             num_warps=4,
             num_stages=3,
         )
-        expand[(len(plan.owners), len(pieces))](
+        expand_kernel[(len(plan.expert_ids), len(column_blocks))](
             out,
             inner,
             weights.b,
-            pieces,
+            column_blocks,
             plan.slots,
-            plan.owners,
+            plan.expert_ids,
             num_rows,
             weights.b.shape[1],
             width,
@@ -77,20 +77,20 @@ class CudaAdapters:
             SPLITS=splits,
             M=plan.size,
             N=COLUMNS,
-            K=power(rank, 16),
+            K=next_power_of_2(rank, 16),
             DOT=dot_type(x.dtype),
             num_warps=4,
         )
 
-    def _pieces(self, parts: tuple[tuple[int, int], ...]) -> Tensor:
+    def _column_blocks(self, parts: tuple[tuple[int, int], ...]) -> Tensor:
         """Made at the first call, which no capture is."""
-        if parts not in self.pieces:
-            found, first = [], 0
+        if parts not in self.column_blocks:
+            blocks, first = [], 0
             for index, (offset, size) in enumerate(parts):
-                found += [
+                blocks += [
                     (index, first + at, offset + at, min(COLUMNS, size - at))
                     for at in range(0, size, COLUMNS)
                 ]
                 first += size
-            self.pieces[parts] = upload(np.array(found, np.int32), self.torch_device)
-        return self.pieces[parts]
+            self.column_blocks[parts] = upload(np.array(blocks, np.int32), self.torch_device)
+        return self.column_blocks[parts]

@@ -1,4 +1,4 @@
-"""Memory of one card: what its driver says is free."""
+"""Memory of one GPU: what its driver says is free."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from runtime.devices.host_memory import HostPages, available_bytes
 
 
 class CudaMemory:
-    """Memory of this rank's card, which it shares with no other rank; host memory is shared by
+    """Memory of this rank's GPU, which it shares with no other rank; host memory is shared by
     `num_ranks`."""
 
     def __init__(self, num_ranks: int, torch_device: torch.device) -> None:
@@ -25,7 +25,7 @@ class CudaMemory:
         return int(torch.cuda.memory_reserved(self.torch_device))
 
     def prepare_loading(self) -> None:
-        """The card's allocator gives back what nobody holds."""
+        """The GPU's allocator gives back what nobody holds."""
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
@@ -37,9 +37,9 @@ class CudaMemory:
         before = torch.cuda.memory_reserved(self.torch_device)
         run()
         torch.cuda.synchronize(self.torch_device)
-        peak = torch.cuda.max_memory_reserved(self.torch_device) - before
+        measure_peak = torch.cuda.max_memory_reserved(self.torch_device) - before
         torch.cuda.empty_cache()
-        return peak
+        return measure_peak
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.torch_device)

@@ -12,16 +12,16 @@ from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm as products
 from runtime.devices.cuda.attention import AttentionPlan
-from runtime.devices.cuda.attention_backends import Phases
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend
 from runtime.devices.cuda.kernels.activation import act_and_mul
-from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import mask
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
-from runtime.devices.cuda.mla import Up, attend_latents, pack_latent
-from runtime.devices.cuda.weights import Packed, pack
+from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
+from runtime.devices.cuda.weights import PackedWeight, pack
 from runtime.layers import torch_ops as plain
 from runtime.messages.steps import StepPlan
 
@@ -30,27 +30,31 @@ class CudaOps:
     """See devices/base.py for what each one means."""
 
     def __init__(
-        self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows", phases: Phases | None = None
+        self,
+        dtype: torch.dtype,
+        gpu: Gpu,
+        fp8_gemm: str = "by_rows",
+        attention_backend: HybridAttentionBackend | None = None,
     ) -> None:
-        """`fp8_gemm`: of choices.NAMES; `phases`: attention by other kernels than ours."""
+        """`fp8_gemm`: of choices.NAMES; `attention_backend`: attention by other kernels than ours."""
         self.dtype = dtype
-        self.card = card
+        self.gpu = gpu
         self.fp8_gemm = fp8_gemm
-        self.phases = phases
+        self.attention_backend = attention_backend
 
     def plan_attention(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> Any:
-        if self.phases is not None:
-            return self.phases.plan(plan, page_tables, page_size, windows)
+        if self.attention_backend is not None:
+            return self.attention_backend.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
 
     def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scores: Scores) -> Tensor:
-        if self.phases is not None:
-            return self.phases.attend(q, k_cache, v_cache, plan, scores)
-        return paged.attention(q, k_cache, v_cache, plan, scores, self.card)
+        if self.attention_backend is not None:
+            return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)
+        return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu)
 
-    def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
+    def pack_latent(self, up: Tensor, nope_dim: int) -> UpProjection:
         return pack_latent(up, nope_dim)
 
     def latent_attention(
@@ -59,11 +63,11 @@ class CudaOps:
         q_rope: Tensor,
         latents: Tensor,
         ropes: Tensor,
-        up: Up,
+        up: UpProjection,
         plan: AttentionPlan,
         scale: float,
     ) -> Tensor:
-        return attend_latents(q, q_rope, latents, ropes, up, plan, scale, self.card)
+        return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         store_kv(k, v, k_cache, v_cache, locations)
@@ -88,16 +92,16 @@ class CudaOps:
     def pack_linear(self, weight: Tensor) -> Any:
         return weight
 
-    def pack_quantized(self, weight: Quantized) -> Packed:
+    def pack_quantized(self, weight: Quantized) -> PackedWeight:
         return pack(weight)
 
     def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        if isinstance(packed, Packed):
-            return products.linear(x, packed, bias, self.card, self.fp8_gemm)
+        if isinstance(packed, PackedWeight):
+            return products.linear(x, packed, bias, self.gpu, self.fp8_gemm)
         return F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
-        return sample(logits, draw)
+    def sample(self, logits: Tensor, sampling_inputs: SamplingInputs) -> Tensor:
+        return sample(logits, sampling_inputs)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         mask(logits, rows, bits)

@@ -1,6 +1,6 @@
-"""PageCopier between a card's pages and host memory, on a stream of their own.
+"""Copies between a GPU's pages and host memory, on a stream of their own.
 
-The mapping that both processes have is locked and told to the card, so a kernel reads and writes its pages in
+The mapping that both processes have is locked and told to the GPU, so a kernel reads and writes its pages in
 place: no staging, and one launch for each cache of a layer, however many pages go. Main stream and copies
 wait for each other by events; the host waits for neither.
 """
@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.pages import copy_rows
+from runtime.devices.cuda.kernels.pages import copy_rows_kernel
 from runtime.devices.host_memory import HostPages
 from runtime.errors import StartError
 from runtime.layers.upload import upload
@@ -22,14 +22,14 @@ BLOCK = 1024  # words that a program copies
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """One cache of a layer: its pages on the card and in host memory, as rows of the same words."""
+class CachePages:
+    """One cache of a layer: its pages on the GPU and in host memory, as rows of the same words."""
 
-    card: Tensor
+    gpu: Tensor
     host: Tensor
 
 
-class LayersArriving:
+class LayerLoads:
     """Loads of one step on their way: an event for each layer."""
 
     def __init__(self, events: list[Any], streams: Any) -> None:
@@ -49,11 +49,11 @@ class CudaPageCopier:
         """The host memory is locked already."""
         self._host = host  # the mapping must live as long as the views of it
         self._layers = [
-            [sides(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)]
+            [cache_pages(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)]
             for i, pair in enumerate(kv)
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
-        self._place = kv[0][0].device
+        self._torch_device = kv[0][0].device
         self._streams = streams
         self._stream = streams.Stream()
 
@@ -61,19 +61,19 @@ class CudaPageCopier:
         index = self._begin(pages, hosts)
         with self._streams.stream(self._stream):
             for layer in self._layers:
-                for side in layer:
-                    copy(side.card, side.host, index[0], index[1])
+                for cache in layer:
+                    copy_pages(cache.gpu, cache.host, index[0], index[1])
         # this step may write to the pages that are saved
         self._streams.current_stream().wait_stream(self._stream)
 
-    def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
+    def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
         index, events = self._begin(pages, hosts), []
         with self._streams.stream(self._stream):
             for layer in self._layers:
-                for side in layer:
-                    copy(side.host, side.card, index[1], index[0])
+                for cache in layer:
+                    copy_pages(cache.host, cache.gpu, index[1], index[0])
                 events.append(self._stream.record_event())
-        return LayersArriving(events, self._streams)
+        return LayerLoads(events, self._streams)
 
     def finish(self) -> None:
         self._streams.current_stream().wait_stream(self._stream)
@@ -85,35 +85,35 @@ class CudaPageCopier:
     def _begin(self, pages: np.ndarray, hosts: np.ndarray) -> Tensor:
         """Rows of both sides, int32 [2, N]; what follows on the stream of copies follows all that the main
         one has been given."""
-        for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
-            if not 0 <= int(places.min()) <= int(places.max()) < limit:
+        for what, indices, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
+            if not 0 <= int(indices.min()) <= int(indices.max()) < limit:
                 raise IndexError(
-                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                    f"there is no {what} {indices.min()} or {indices.max()}, only 0 to {limit - 1}"
                 )
-        index = upload(np.stack((pages, hosts)).astype(np.int32), self._place)
-        if self._place.type != "cpu":
+        index = upload(np.stack((pages, hosts)).astype(np.int32), self._torch_device)
+        if self._torch_device.type != "cpu":
             index.record_stream(self._stream)
         self._stream.wait_stream(self._streams.current_stream())
         return index
 
 
-def sides(cache: Tensor, part: np.ndarray, page_size: int) -> Sides:
+def cache_pages(cache: Tensor, part: np.ndarray, page_size: int) -> CachePages:
     """`part`: uint8 [host pages, bytes of a page]. Rows of the widest words that both sides are made of."""
     pages, host = cache.view(len(cache) // page_size, -1).view(torch.uint8), torch.from_numpy(part)
     if not any(number % 8 for number in (pages.shape[1], host.stride(0), host.data_ptr())):
-        return Sides(pages.view(torch.int64), host.view(torch.int64))
-    return Sides(pages, host)
+        return CachePages(pages.view(torch.int64), host.view(torch.int64))
+    return CachePages(pages, host)
 
 
-def copy(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
+def copy_pages(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
     width = source.shape[1]
-    copy_rows[(len(source_rows), triton.cdiv(width, BLOCK))](
+    copy_rows_kernel[(len(source_rows), triton.cdiv(width, BLOCK))](
         source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK
     )
 
 
 def lock(host: HostPages) -> None:
-    """Page-locks host memory where it is, and lets the card address it. Raises StartError."""
+    """Page-locks host memory where it is, and lets the GPU address it. Raises StartError."""
     failed = int(torch.cuda.cudart().cudaHostRegister(host.address, host.num_bytes, 0))
     if failed:
         raise StartError(

@@ -1,12 +1,12 @@
-"""Sums of small tensors through memory that all cards of a model read and write directly
+"""Sums of small tensors through memory that all GPUs of a model read and write directly
 (torch.distributed._symmetric_memory).
 
     bytes of the tensor          how
-    up to ONE_SHOT               every card reads what all the others have, and sums it
-    up to the buffer's size      every card sums a part, and writes it to all the others
+    up to ONE_SHOT               every GPU reads what all the others have, and sums it
+    up to the buffer's size      every GPU sums a part, and writes it to all the others
     more, or another dtype       the collective library
 
-A tensor goes through one buffer, whose ends the operators guard with barriers of the cards, so the next sum
+A tensor goes through one buffer, whose ends the operators guard with barriers of the GPUs, so the next sum
 may follow at once.
 """
 
@@ -35,7 +35,7 @@ class SymmetricSums:
 
     @classmethod
     def open(cls, group: str, size: int, torch_device: torch.device) -> "SymmetricSums":
-        """All ranks together. Raises StartError where the cards cannot read each other's memory."""
+        """All ranks together. Raises StartError where the GPUs cannot read each other's memory."""
         from torch.distributed import _symmetric_memory
 
         try:
@@ -44,7 +44,7 @@ class SymmetricSums:
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(
-                f"--enable-torch-symm-mem: these cards cannot share memory ({reason}); leave it out"
+                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); leave it out"
             ) from error
         return cls(buffer, group, size, torch.ops.symm_mem)
 

@@ -10,50 +10,50 @@ from runtime.devices.base import Quantized
 from runtime.layers.quantization.quantized_weight import unpack_codes
 from runtime.models.quantization_schemes import Fp8, Int8, PackedInt
 
-PIECES = (128, 64, 32, 16)  # inputs that a product may take at a time
+K_BLOCKS = (128, 64, 32, 16)  # inputs that a product may take at a time
 # what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8
 # bits
-FILLED = 32
+GROUP_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedWeight:
     """E weights [outs, ins]; `padded` is what ins comes to where groups are filled up."""
 
     scheme: str  # of SCHEMES, or "" for weights in full
     kind: str  # of numbers: plain, fp8, int8, codes4, codes8
     inputs: str  # what activations are rounded to: fp8, int8, or "" where they stay
-    # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleaved`
+    # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleave`
     weight: Tensor
     outs: int
     ins: int
     padded: int
     group: int = 0  # of `padded` inputs that share a scale; 0: all
     source_group: int = 0  # the same of `ins`
-    piece: int = PIECES[0]  # inputs of a product at most; codes4: just these
+    k_block: int = K_BLOCKS[0]  # inputs of a product at most; codes4: just these
     scales: Tensor | None = None  # float32 [E, groups, outs]
     zeros: Tensor | None = None  # uint8 [E, groups, outs]
     columns: Tensor | None = None  # int32 [E, padded]: which input stands where; -1: none
-    given: Tensor | None = None  # float32 [E]: input_scale
-    offsets: Tensor | None = None  # float32 [E]: input_offset
+    input_scale: Tensor | None = None  # float32 [E]: input_scale
+    input_offset: Tensor | None = None  # float32 [E]: input_offset
     sums: Tensor | None = None  # int32 [E, outs]
 
     @property
-    def groups_inputs(self) -> bool:
+    def has_group_input_scales(self) -> bool:
         """Whether activations have a scale for each group."""
-        return self.inputs == "fp8" and self.group > 0 and self.given is None
+        return self.inputs == "fp8" and self.group > 0 and self.input_scale is None
 
     @property
-    def depends_on_expert(self) -> bool:
+    def has_expert_inputs(self) -> bool:
         """Whether experts want a token's activations differently."""
-        return self.columns is not None or self.given is not None
+        return self.columns is not None or self.input_scale is not None
 
 
-def plain(weight: Tensor) -> Packed:
-    return Packed("", "plain", "", weight, *weight.shape[1:], weight.shape[2])
+def pack_dense(weight: Tensor) -> PackedWeight:
+    return PackedWeight("", "plain", "", weight, *weight.shape[1:], weight.shape[2])
 
 
-def pack(weight: Quantized) -> Packed:
+def pack(weight: Quantized) -> PackedWeight:
     """The bytes are the checkpoint's, but for codes of four bits, and for groups of sizes that no kernel
     likes."""
     scheme = weight.scheme
@@ -61,13 +61,15 @@ def pack(weight: Quantized) -> Packed:
     has_groups = scale.shape[2] > 1
     scales = scale.transpose(1, 2).contiguous()
     inputs = "" if scheme.activations == "none" else "fp8" if isinstance(scheme, Fp8) else "int8"
-    given, offsets = (None if t is None else t.reshape(-1) for t in (weight.input_scale, weight.input_offset))
+    input_scale, input_offset = (
+        None if t is None else t.reshape(-1) for t in (weight.input_scale, weight.input_offset)
+    )
     sums = None if weight.sums is None else weight.sums.reshape(len(numbers), -1)
     outs, ins = numbers.shape[1:]
     if isinstance(scheme, PackedInt):
         return _pack_codes(weight, scheme, numbers, scales, inputs)
     if isinstance(scheme, Int8):
-        return Packed(
+        return PackedWeight(
             scheme.name,
             "int8",
             inputs,
@@ -76,16 +78,16 @@ def pack(weight: Quantized) -> Packed:
             ins,
             ins,
             scales=scales,
-            given=given,
-            offsets=offsets,
+            input_scale=input_scale,
+            input_offset=input_offset,
             sums=sums,
         )
     numbers, group = numbers.view(torch.uint8), scheme.group_size if has_groups else 0
-    width = -(-group // FILLED) * FILLED
+    width = -(-group // GROUP_ALIGNMENT) * GROUP_ALIGNMENT
     if group and (width != group or ins % group):
         numbers = torch.nn.functional.pad(numbers, (0, -ins % group)).unflatten(2, (-1, group))
         numbers = torch.nn.functional.pad(numbers, (0, width - group)).flatten(2)
-    return Packed(
+    return PackedWeight(
         scheme.name,
         "fp8",
         inputs,
@@ -95,18 +97,20 @@ def pack(weight: Quantized) -> Packed:
         numbers.shape[2],
         width,
         group,
-        piece_of(width),
+        k_block_of(width),
         scales,
-        given=given,
+        input_scale=input_scale,
     )
 
 
-def piece_of(width: int) -> int:
+def k_block_of(width: int) -> int:
     """The longest piece of whole groups of this width; 0: of no groups."""
-    return next(piece for piece in PIECES if width % piece == 0)
+    return next(k_block for k_block in K_BLOCKS if width % k_block == 0)
 
 
-def _pack_codes(weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: Tensor, inputs: str) -> Packed:
+def _pack_codes(
+    weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: Tensor, inputs: str
+) -> PackedWeight:
     outs, ins = numbers.shape[1], numbers.shape[2] * 8 // scheme.bits
     group = scheme.group_size if scales.shape[1] > 1 else 0
     zeros = (
@@ -115,30 +119,30 @@ def _pack_codes(weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: T
         else weight.zeros.reshape(len(numbers), outs, -1).transpose(1, 2).contiguous()
     )
     columns, width, padded = None, group, ins
-    pieces = PIECES[scheme.bits == 4 :] if not inputs else PIECES[1:-1]
-    if weight.order is not None or not _suits(pieces, scheme.bits, group, ins):
+    k_blocks = K_BLOCKS[scheme.bits == 4 :] if not inputs else K_BLOCKS[1:-1]
+    if weight.order is not None or not _is_aligned(k_blocks, scheme.bits, group, ins):
         order = (
             torch.arange(ins, device=numbers.device) // (group or ins)
             if weight.order is None
             else weight.order
         )
-        columns, width = lined_up(
+        columns, width = align_groups(
             order.reshape(-1, ins).long().expand(len(numbers), ins),
             scales.shape[1],
-            max(FILLED, 2 * pieces[-1]),
+            max(GROUP_ALIGNMENT, 2 * k_blocks[-1]),
         )
         padded, width = columns.shape[1], width if group else 0
-    piece = piece_of(width)
+    k_block = k_block_of(width)
     if scheme.bits == 4:
-        piece = next(p for p in pieces if (width or padded) % p == 0 and padded % (2 * p) == 0)
+        k_block = next(p for p in k_blocks if (width or padded) % p == 0 and padded % (2 * p) == 0)
     if columns is not None or scheme.bits == 4:
         numbers = torch.stack(
             [
-                _arranged(numbers[i], None if columns is None else columns[i], scheme.bits, piece)
+                _reorder(numbers[i], None if columns is None else columns[i], scheme.bits, k_block)
                 for i in range(len(numbers))
             ]
         )
-    return Packed(
+    return PackedWeight(
         scheme.name,
         f"codes{scheme.bits}",
         inputs,
@@ -148,23 +152,23 @@ def _pack_codes(weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: T
         padded,
         width,
         group,
-        piece,
+        k_block,
         scales,
         zeros,
         columns,
     )
 
 
-def _suits(pieces: tuple[int, ...], bits: int, group: int, ins: int) -> bool:
+def _is_aligned(k_blocks: tuple[int, ...], bits: int, group: int, ins: int) -> bool:
     """Whether products can take these groups as they are."""
     if bits == 4:
         return ins % (group or ins) == 0 and any(
-            (group or ins) % p == 0 and ins % (2 * p) == 0 for p in pieces
+            (group or ins) % p == 0 and ins % (2 * p) == 0 for p in k_blocks
         )
-    return group == 0 or (group % pieces[-1] == 0 and ins % group == 0)
+    return group == 0 or (group % k_blocks[-1] == 0 and ins % group == 0)
 
 
-def lined_up(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
+def align_groups(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
     """Groups behind one another, all as wide: order int64 [E, ins], which group an input is in -> int32 [E,
     groups * width], which input stands where, and the width, a multiple of `filled`. Inputs of a group keep
     their order; -1 fills up."""
@@ -178,16 +182,16 @@ def lined_up(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
     return columns.int(), width
 
 
-def _arranged(octets: Tensor, columns: Tensor | None, bits: int, piece: int) -> Tensor:
+def _reorder(octets: Tensor, columns: Tensor | None, bits: int, k_block: int) -> Tensor:
     """One weight's codes in the order of `columns`; those of four bits interleaved."""
-    found = unpack_codes(octets, bits)
+    values = unpack_codes(octets, bits)
     if columns is not None:
-        found = found.index_select(1, columns.clamp(min=0).long())
-    return found if bits == 8 else interleaved(found, piece)
+        values = values.index_select(1, columns.clamp(min=0).long())
+    return values if bits == 8 else interleave(values, k_block)
 
 
-def interleaved(found: Tensor, piece: int) -> Tensor:
+def interleave(values: Tensor, k_block: int) -> Tensor:
     """uint8 [outs, ins] -> [outs, ins / 2]: of each 2 * piece inputs the first half in the lower four bits,
     the second in the upper."""
-    low, high = found.unflatten(1, (-1, 2, piece)).unbind(2)
+    low, high = values.unflatten(1, (-1, 2, k_block)).unbind(2)
     return (low | (high << 4)).flatten(1)

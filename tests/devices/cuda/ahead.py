@@ -1,9 +1,9 @@
-"""Compiles for a card that is not here whatever kernels a piece of code launches: `python -m
+"""Compiles for a GPU that is not here whatever kernels a piece of code launches: `python -m
 tests.devices.cuda.ahead 90 attention ...`.
 
 Launches take tensors of the cpu and run nothing; a line of JSON for each compiled kernel says what ptxas made
 of it. This finds what the interpreter cannot: what Triton's compiler refuses, registers that spill, shared
-memory that no card has.
+memory that no GPU has.
 """
 
 import json
@@ -27,7 +27,7 @@ OPTIONS = ("num_warps", "num_stages")
 def signature(
     function: JITFunction, given: dict[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
-    """Types, constants and divisibility by 16, as a launch on the card specialises them."""
+    """Types, constants and divisibility by 16, as a launch on the GPU specialises them."""
     types, constants, facts = {}, {}, {}
     for index, param in enumerate(function.params):
         value = given[param.name] if param.name in given else param.default
@@ -101,13 +101,13 @@ class Ahead:
 
 
 def main() -> None:
-    from tests.devices.cuda.launches import CARDS, LAUNCHES
+    from tests.devices.cuda.launches import GPUS, LAUNCHES
 
     arch = int(sys.argv[1])
     ahead = Ahead(arch)
     JITFunction.run = lambda self, *args, **kwargs: ahead.run(self, *args, **kwargs)
     for name in sys.argv[2:] or LAUNCHES:
-        LAUNCHES[name](CARDS[arch])
+        LAUNCHES[name](GPUS[arch])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Doubles of attention packages that need a card: what they are called with is held to their documents, and
+"""Doubles of attention packages that need a GPU: what they are called with is held to their documents, and
 what they return is computed in float64. Of flash_attn_interface (FlashAttention 3, commit 01afd16),
 flash-attn-4 4.0.0b36 and flashinfer-python 0.7.2.
 """
@@ -181,7 +181,7 @@ class Wrapper:
 
     def __init__(self, float_workspace_buffer: Tensor) -> None:
         assert float_workspace_buffer.dtype == torch.uint8 and float_workspace_buffer.numel() >= 128 << 20
-        self.planned: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         # of a captured wrapper: indptr, indices, last_page_len
         self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -214,7 +214,7 @@ class Wrapper:
             self.buffers[0].copy_(indptr)
             self.buffers[1][: len(indices)].copy_(indices)
             self.buffers[2].copy_(last)
-        self.planned = {
+        self.metadata = {
             "queries": queries,
             "indptr": indptr,
             "indices": indices,
@@ -225,7 +225,7 @@ class Wrapper:
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, return_lse: bool = False) -> Any:
         keys, values = paged_kv_cache
-        plan = self.planned
+        plan = self.metadata
         check_caches(q, keys, values, NARROW)
         assert q.is_contiguous() and (q.dtype, keys.dtype) == (plan["q_data_type"], plan["kv_data_type"])
         assert (

@@ -7,34 +7,34 @@ import torch
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda import attention
-from runtime.devices.cuda.attention import AttentionPlan, Span
-from runtime.devices.cuda.gemm import product
+from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
+from runtime.devices.cuda.gemm import gemm
 from runtime.devices.cuda.kernels.activation import act_and_mul
-from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.kernels.logits import mask, penalise
+from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.kernels.logits import apply_penalties, mask
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.cuda.moe import CudaExperts
-from runtime.devices.cuda.page_copies import copy
-from runtime.devices.cuda.weights import Packed, plain
+from runtime.devices.cuda.page_copies import copy_pages
+from runtime.devices.cuda.weights import PackedWeight, pack_dense
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
 from runtime.models.moe_config import Routing
 from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # A100, RTX 4090, H200
-CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}
+GPUS = {80: Gpu(108, 167936), 89: Gpu(128, 102400, True), 90: Gpu(132, 233472, True)}
 ROWS = 4
 
 
 def plan(page_size: int, count: int) -> AttentionPlan:
     rows = torch.zeros(4, ROWS, dtype=torch.int32)
     ends = None if count == 1 else np.array([[0] * ROWS, [count] * ROWS], np.int32)
-    span = Span(rows, 0, ROWS * count, 4096, ends)
-    return AttentionPlan((span,), torch.zeros(1, ROWS, 64, dtype=torch.int32), page_size)
+    launch = AttentionLaunch(rows, 0, ROWS * count, 4096, ends)
+    return AttentionPlan((launch,), torch.zeros(1, ROWS, 64, dtype=torch.int32), page_size)
 
 
 def heads(
@@ -47,43 +47,43 @@ def heads(
     kv_dtype: torch.dtype | None = None,
     scores: Scores | None = None,
     *,
-    card: Card,
+    gpu: Gpu,
 ) -> None:
     caches = [torch.zeros(64, kv, dim).to(kv_dtype or dtype) for _ in range(2)]
     q = torch.zeros(ROWS * count, num, dim, dtype=dtype)
-    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), card)
+    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu)
 
 
-def attend(card: Card) -> None:
+def attend(gpu: Gpu) -> None:
     bf16 = torch.bfloat16
     for count in (1, 300):
-        heads(32, 8, 128, bf16, 64, count, card=card)
-        heads(32, 8, 128, bf16, 1, count, torch.float8_e4m3fn, card=card)
-        heads(16, 8, 256, bf16, 16, count, None, Scores(0.1, window=1024, cap=50.0), card=card)
-        heads(64, 8, 64, bf16, 16, count, None, Scores(0.1, window=128, sinks=torch.zeros(64)), card=card)
-        heads(32, 32, 96, torch.float16, 16, count, card=card)
-        heads(8, 2, 128, torch.float32, 16, count, card=card)
+        heads(32, 8, 128, bf16, 64, count, gpu=gpu)
+        heads(32, 8, 128, bf16, 1, count, torch.float8_e4m3fn, gpu=gpu)
+        heads(16, 8, 256, bf16, 16, count, None, Scores(0.1, window=1024, cap=50.0), gpu=gpu)
+        heads(64, 8, 64, bf16, 16, count, None, Scores(0.1, window=128, sinks=torch.zeros(64)), gpu=gpu)
+        heads(32, 32, 96, torch.float16, 16, count, gpu=gpu)
+        heads(8, 2, 128, torch.float32, 16, count, gpu=gpu)
 
 
-def llama(card: Card) -> None:
+def llama(gpu: Gpu) -> None:
     """Attention of Llama-3.1-8B: decodes and prompts."""
     for count in (1, 300):
-        heads(32, 8, 128, torch.bfloat16, 64, count, card=card)
+        heads(32, 8, 128, torch.bfloat16, 64, count, gpu=gpu)
 
 
-def latent(card: Card) -> None:
+def latent(gpu: Gpu) -> None:
     for num in (16, 128):
         for count in (1, 16):
-            planned = plan(64, count)
-            span, found = planned.spans[0], torch.empty(ROWS * count, num, 512, dtype=torch.bfloat16)
+            metadata = plan(64, count)
+            launch, found = metadata.launches[0], torch.empty(ROWS * count, num, 512, dtype=torch.bfloat16)
             q, rope = (torch.zeros(ROWS * count, num, dim, dtype=torch.bfloat16) for dim in (512, 64))
             caches = [torch.zeros(64, 1, dim, dtype=torch.bfloat16) for dim in (512, 64)]
-            attention.attend_span(
-                found, q, caches[0], caches[0], span, planned, Scores(0.1), card, rope, caches[1]
+            attention.launch_attention(
+                found, q, caches[0], caches[0], launch, metadata, Scores(0.1), gpu, rope, caches[1]
             )
 
 
-def rows(card: Card) -> None:
+def rows(gpu: Gpu) -> None:
     """All that goes over rows of activations."""
     bf16 = torch.bfloat16
     x, weight, table = torch.zeros(4, 4096, dtype=bf16), torch.zeros(4096, dtype=bf16), torch.zeros(4, 64)
@@ -92,7 +92,7 @@ def rows(card: Card) -> None:
     rms_norm(x.unflatten(1, (32, 128)), weight.unflatten(0, (32, 128)), 1e-6)
     rotary(x.unflatten(1, (32, 128)), table, table)
     pages, places = torch.zeros(4, 4096, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    copy(pages, pages, places, places)
+    copy_pages(pages, pages, places, places)
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
@@ -104,14 +104,14 @@ def rows(card: Card) -> None:
         prepare_heads(x, (weight, 1e-6), table, table, *caches, at)
 
 
-def logits(card: Card) -> None:
+def logits(gpu: Gpu) -> None:
     found, ids = torch.zeros(2, 151936), torch.zeros(2, dtype=torch.int64)
-    draw = SamplingInputs(
+    sampling_inputs = SamplingInputs(
         torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64)
     )
-    sample(found, draw)
+    sample(found, sampling_inputs)
     mask(found, ids, torch.zeros(2, 151936 // 32, dtype=torch.int32))
-    penalise(
+    apply_penalties(
         found,
         ids,
         Seen(
@@ -123,7 +123,7 @@ def logits(card: Card) -> None:
     )
 
 
-def adapted(card: Card) -> None:
+def adapted(gpu: Gpu) -> None:
     """Queries, keys and values of Llama-3.1-8B with adapters of rank 16, decoding and prompting."""
     parts = ((0, 4096), (4096, 1024), (5120, 1024))
     weights = LoraWeights(
@@ -131,7 +131,7 @@ def adapted(card: Card) -> None:
         torch.empty(8, 6144, 16, dtype=torch.bfloat16),
         parts,
     )
-    layer = CudaAdapters(card, torch.device("cpu"), 8)
+    layer = CudaAdapters(gpu, torch.device("cpu"), 8)
     for count in (64, 4096):
         out, x = (
             torch.empty(count, 6144, dtype=torch.bfloat16),
@@ -140,7 +140,7 @@ def adapted(card: Card) -> None:
         layer.add(out, x, weights, layer.plan_rows(torch.zeros(count, dtype=torch.int64)))
 
 
-def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
+def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> PackedWeight:
     """A packed weight without memory behind it."""
     group = 0 if isinstance(scheme, Int8) else scheme.group_size
     groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, PackedInt) else 8
@@ -156,7 +156,7 @@ def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
         if isinstance(scheme, PackedInt) and scheme.has_zero_points
         else None
     )
-    return Packed(
+    return PackedWeight(
         scheme.name,
         kind,
         inputs,
@@ -184,18 +184,18 @@ SCHEMES: list[Scheme] = [
 ]
 
 
-def linears(card: Card) -> None:
+def linears(gpu: Gpu) -> None:
     """A layer of Llama-3.1-8B, from one row to many."""
     for scheme in SCHEMES:
         for count in (1, 30, 64, 4096):
-            product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
+            gemm(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), gpu)
 
 
-def experts(card: Card) -> None:
+def experts(gpu: Gpu) -> None:
     """Qwen3-30B-A3B, and how DeepSeek-V3 routes."""
-    layer = CudaExperts(card)
+    layer = CudaExperts(gpu)
     whole = tuple(
-        plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
+        pack_dense(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
         for shape in ((1536, 2048), (2048, 768))
     )
     pairs = [
@@ -222,20 +222,15 @@ def experts(card: Card) -> None:
     )
 
 
-def hopper(card: Card) -> None:
+def hopper(gpu: Gpu) -> None:
     """Of both the few that tests compile."""
-    for scheme, count in (
-        (Fp8(), 4096),
-        (Fp8(128), 1),
-        (Int8(), 64),
-        (PackedInt(4, 128, has_zero_points=True), 1),
-    ):
-        product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
+    for scheme, count in ((Fp8(), 4096), (Fp8(128), 1), (Int8(), 64), (PackedInt(4, 128, has_zero_points=True), 1)):
+        gemm(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), gpu)
     pair = tuple(
-        plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
+        pack_dense(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
         for shape in ((1536, 2048), (2048, 768))
     )
-    layer, ids = CudaExperts(card), torch.zeros(4096, 8, dtype=torch.int64)
+    layer, ids = CudaExperts(gpu), torch.zeros(4096, 8, dtype=torch.int64)
     layer.apply(torch.empty(4096, 2048, dtype=torch.bfloat16), ids, torch.zeros(4096, 8), pair)
     layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.cuda.torch_device import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_GPU
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(HAS_CARD, reason="the card itself tells")
+@pytest.mark.skipif(HAS_GPU, reason="the GPU itself tells")
 def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)
@@ -59,7 +59,7 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     assert len(large) == 4 and all(one["wgmma"] for one in large)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="they run for good there")
+@pytest.mark.skipif(HAS_GPU, reason="they run for good there")
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
@@ -81,7 +81,7 @@ def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
     assert all(results[key] for key in keys)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="it runs for good there")
+@pytest.mark.skipif(HAS_GPU, reason="it runs for good there")
 def test_the_bench_of_the_server_runs_dry() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", "--only", "http", "--dry"],

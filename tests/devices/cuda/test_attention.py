@@ -13,17 +13,17 @@ from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import (
+    AttentionLaunch,
     AttentionPlan,
-    Span,
     attention,
-    choose_splits,
-    choose_tile,
-    list_tiles,
+    list_query_tiles,
     plan_attention,
+    select_splits,
+    select_tile,
 )
-from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.messages.steps import StepPlan
-from tests.devices.cuda.torch_device import CARD, DTYPES, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, GPU, TORCH_DEVICE, near
 
 NOTHING = np.empty(0, np.int32)
 Rows = list[tuple[int, int]]  # starts and counts
@@ -66,7 +66,9 @@ def fill(
         for cache, x in zip(caches, pair, strict=True):
             cache.view(torch.uint8).view(len(cache), -1)[places] = x.view(torch.uint8).view(len(x), -1)
         known.append((pair[0].double(), pair[1].double()))
-    return Cache(caches[0].to(PLACE), caches[1].to(PLACE), table.unsqueeze(0).to(PLACE), known)
+    return Cache(
+        caches[0].to(TORCH_DEVICE), caches[1].to(TORCH_DEVICE), table.unsqueeze(0).to(TORCH_DEVICE), known
+    )
 
 
 def by_the_book(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> Tensor:
@@ -97,7 +99,7 @@ def check(
     dtype: torch.dtype,
     scores: Scores,
     kv_dtype: torch.dtype | None = None,
-    card: Card = CARD,
+    gpu: Gpu = GPU,
 ) -> None:
     cache = fill(rows, heads[1], dims, page_size, dtype, kv_dtype or dtype)
     starts, counts = np.array(rows, np.int32).T
@@ -114,9 +116,9 @@ def check(
     q = (
         torch.randn(int(counts.sum()), heads[0], dims[0], generator=torch.Generator().manual_seed(5))
         .to(dtype)
-        .to(PLACE)
+        .to(TORCH_DEVICE)
     )
-    found = attention(q, cache.keys, cache.values, plan_attention(plan, cache.table, page_size), scores, card)
+    found = attention(q, cache.keys, cache.values, plan_attention(plan, cache.table, page_size), scores, gpu)
     parts = zip(q.split(counts.tolist()), cache.known, starts.tolist(), strict=True)
     expected = torch.cat([by_the_book(part, *pair, start, scores) for part, pair, start in parts])
     assert found.dtype == dtype
@@ -153,7 +155,7 @@ def test_narrow_caches(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_cap_and_sinks(window: int) -> None:
-    sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=PLACE)
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=TORCH_DEVICE)
     for cap, sink in ((3.0, None), (0.0, sinks), (3.0, sinks)):
         check(MIXED, 3, (4, 2), (16, 16), 16, torch.float32, Scores(0.25, window, cap, sink))
 
@@ -162,7 +164,7 @@ def test_splits_of_every_kind() -> None:
     """Long rows beside short ones: parts that are empty, parts that begin within a page, all of them with
     sinks and windows."""
     rows = [(1500, 1), (0, 1), (90, 1)]
-    sinks = torch.tensor([0.5, -1.0], device=PLACE)
+    sinks = torch.tensor([0.5, -1.0], device=TORCH_DEVICE)
     for window in (0, 700):
         check(rows, 3, (2, 1), (16, 16), 16, torch.float32, Scores(0.25, window, 0.0, sinks))
     check([(1500, 1), (0, 1), (1400, 3)], 2, (2, 1), (16, 16), 64, torch.float32, Scores(0.25))
@@ -171,35 +173,35 @@ def test_splits_of_every_kind() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_batch(data: st.DataObject) -> None:
-    decodes = data.draw(st.lists(st.tuples(st.integers(0, 200), st.just(1)), max_size=3))
-    extends = data.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
+    decodes = data.sampling_inputs(st.lists(st.tuples(st.integers(0, 200), st.just(1)), max_size=3))
+    extends = data.sampling_inputs(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
     rows = [*decodes, *extends] or [(0, 1)]
-    group, kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    group, kv_heads = data.sampling_inputs(st.integers(1, 5)), data.sampling_inputs(st.integers(1, 2))
     check(
         rows,
         len(decodes),
         (group * kv_heads, kv_heads),
         (16, 16),
-        data.draw(st.sampled_from([1, 3, 16, 64, 128])),
+        data.sampling_inputs(st.sampled_from([1, 3, 16, 64, 128])),
         torch.float32,
-        Scores(0.3, data.draw(st.sampled_from([0, 1, 17, 64, 100]))),
-        card=data.draw(st.sampled_from([CARD, Card(2, 100 << 10)])),
+        Scores(0.3, data.sampling_inputs(st.sampled_from([0, 1, 17, 64, 100]))),
+        gpu=data.sampling_inputs(st.sampled_from([GPU, Gpu(2, 100 << 10)])),
     )
 
 
 def test_rows_of_nothing_are_zeros() -> None:
     """Padding of a captured step: rows live on the device, whose lengths the host does not know."""
     cache = fill([(9, 1)], 1, (16, 16), 4, torch.float32, torch.float32)
-    rows = torch.tensor([[0, 0, 0], [9, 0, 5], [1, 0, 0], [0, 1, 2]], dtype=torch.int32, device=PLACE)
-    plan = AttentionPlan((Span(rows, 0, 3, 4096, None),), cache.table, 4)
-    q = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(5)).to(PLACE)
-    found = attention(q, cache.keys, cache.values, plan, Scores(0.25), CARD)
+    rows = torch.tensor([[0, 0, 0], [9, 0, 5], [1, 0, 0], [0, 1, 2]], dtype=torch.int32, device=TORCH_DEVICE)
+    plan = AttentionPlan((AttentionLaunch(rows, 0, 3, 4096, None),), cache.table, 4)
+    q = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(5)).to(TORCH_DEVICE)
+    found = attention(q, cache.keys, cache.values, plan, Scores(0.25), GPU)
     near(found[:1], by_the_book(q[:1], *cache.known[0], 9, Scores(0.25)), torch.float32)
     assert torch.equal(found[1:].cpu(), torch.zeros(2, 2, 16))
 
 
 def test_tiles() -> None:
-    tiles = list_tiles(np.array([[0, 100], [5, 3]], np.int32), 2)
+    tiles = list_query_tiles(np.array([[0, 100], [5, 3]], np.int32), 2)
     assert tiles.tolist() == [[1, 1, 0, 0, 0], [2, 0, 4, 2, 0]]
 
 
@@ -208,5 +210,5 @@ def test_tiles() -> None:
     [(8, 64, 1), (8, 2048, 8), (8, 1 << 20, 32), (512, 1 << 20, 1), (128, 4096, 2)],
 )
 def test_splits_fill_the_card(programs: int, longest: int, splits: int) -> None:
-    card = Card(132, 233472)
-    assert choose_splits(programs, longest, choose_tile(4, 128, 2, card), card) == splits
+    gpu = Gpu(132, 233472)
+    assert select_splits(programs, longest, select_tile(4, 128, 2, gpu), gpu) == splits

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention_backends import KERNELS, open_phases
-from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
+from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
+from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.ops import CudaOps
 from runtime.errors import StartError
 from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 from tests.devices.cuda import doubles
 from tests.devices.cuda.test_attention import MIXED, NOTHING, Rows, by_the_book, fill
-from tests.devices.cuda.torch_device import HAS_CARD, PLACE, near
+from tests.devices.cuda.torch_device import HAS_GPU, TORCH_DEVICE, near
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-SINKS = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=PLACE)
+SINKS = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=TORCH_DEVICE)
 CASES = {
     "plain": Scores(0.25),
     "window": Scores(0.25, 20),
@@ -33,8 +33,8 @@ MODULES = {"flashinfer": "flashinfer", "fa3": "flash_attn_interface", "fa4": "fl
 
 
 def ops_of(prefill: str, decode: str, dtype: torch.dtype) -> CudaOps:
-    card = card_of(PLACE) if HAS_CARD else INTERPRETER
-    return CudaOps(dtype, card, phases=open_phases(prefill, decode, dtype, card, HOPPER))
+    gpu = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
+    return CudaOps(dtype, gpu, attention_backend=open_hybrid_backend(prefill, decode, dtype, gpu, HOPPER))
 
 
 def check(
@@ -65,10 +65,10 @@ def check(
     q = (
         torch.randn(int(counts.sum()), heads[0], dim, generator=torch.Generator().manual_seed(5))
         .to(ops.dtype)
-        .to(PLACE)
+        .to(TORCH_DEVICE)
     )
-    planned = ops.plan_attention(plan, cache.table, page_size, tuple({0, scores.window}))
-    found = ops.attention(q, cache.keys, cache.values, planned, scores)
+    metadata = ops.plan_attention(plan, cache.table, page_size, tuple({0, scores.window}))
+    found = ops.attention(q, cache.keys, cache.values, metadata, scores)
     parts = zip(q.split(counts.tolist()), cache.known, starts.tolist(), strict=True)
     near(
         found, torch.cat([by_the_book(part, *pair, start, scores) for part, pair, start in parts]), ops.dtype
@@ -102,8 +102,8 @@ def test_each_phase_has_its_own(prefill: str, decode: str) -> None:
 
 def test_the_table_and_the_adapters_agree() -> None:
     offered = {name for name, facts in BACKENDS.items() if "cuda" in facts.devices and facts.has_adapter}
-    assert offered == set(KERNELS)
-    assert open_phases("triton", "triton", torch.float32, INTERPRETER, HOPPER) is None
+    assert offered == set(BACKEND_CLASSES)
+    assert open_hybrid_backend("triton", "triton", torch.float32, INTERPRETER, HOPPER) is None
 
 
 PACKAGES = ("flashinfer", "fa3", "fa4")
@@ -112,20 +112,20 @@ PACKAGES = ("flashinfer", "fa3", "fa4")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_packages(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubles hold the calls to the documents; on a card with the package, it is the package."""
-    if not HAS_CARD:
+    """Doubles hold the calls to the documents; on a GPU with the package, it is the package."""
+    if not HAS_GPU:
         doubles.install(monkeypatch)
     elif find_spec(MODULES[name]) is None or torch.cuda.get_device_capability()[0] not in (
         BACKENDS[name].majors or (8, 9, 10, 12)
     ):
-        pytest.skip(f"{name} is not installed here, or not for this card")
+        pytest.skip(f"{name} is not installed here, or not for this GPU")
     ops = ops_of(name, name, torch.bfloat16)
     for _ in range(2):  # wrappers are kept
         check(ops, MIXED, 3, CASES[case], dim=64)
         check(ops, [(40, 1), (0, 1)], 2, CASES[case], dim=64, page_size=4)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="the double is the cpu's")
+@pytest.mark.skipif(HAS_GPU, reason="the double is the cpu's")
 def test_flashinfer_reads_narrow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     doubles.install(monkeypatch)
     check(
@@ -138,7 +138,7 @@ def test_flashinfer_reads_narrow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.skipif(HAS_CARD, reason="the tape is the cpu's")
+@pytest.mark.skipif(HAS_GPU, reason="the tape is the cpu's")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +152,11 @@ def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch)
     table = torch.cat((cache.table, torch.zeros_like(cache.table[:, :1])), 1)  # a slot of padding
     slots, known = torch.full((3,), 3), torch.ones(3, dtype=torch.int64)
     q = torch.zeros(3, 4, 64, dtype=torch.bfloat16)
-    assert ops.phases is not None
+    assert ops.attention_backend is not None
 
     def body() -> tuple[Any, torch.Tensor]:
-        assert ops.phases is not None
-        parts = ops.phases.plan_decodes(slots, known, table, page_size, tuple({0, scores.window}))
+        assert ops.attention_backend is not None
+        parts = ops.attention_backend.plan_decodes(slots, known, table, page_size, tuple({0, scores.window}))
         return parts, ops.attention(q, cache.keys, cache.values, parts, scores)
 
     parts, _ = body()
@@ -164,7 +164,7 @@ def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch)
     known.copy_(torch.tensor([start + 1 for start, _ in lengths]))
     q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(3)))
     for part in parts:
-        part.kernels.replan(part.planned, known.numpy().astype(np.int32))
+        part.backend.replan(part.metadata, known.numpy().astype(np.int32))
     _, found = body()
     near(
         found,
@@ -180,13 +180,13 @@ def test_what_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(
         StartError, match=f"--attention-backend {name} needs the package {BACKENDS[name].package}"
     ):
-        open_phases(name, name, torch.bfloat16, INTERPRETER, HOPPER)
+        open_hybrid_backend(name, name, torch.bfloat16, INTERPRETER, HOPPER)
     with pytest.raises(StartError, match="computes in bfloat16 and float16"):
-        open_phases(name, "triton", torch.float32, INTERPRETER, HOPPER)
+        open_hybrid_backend(name, "triton", torch.float32, INTERPRETER, HOPPER)
 
 
 def test_cards_that_are_too_old() -> None:
     with pytest.raises(
-        StartError, match=r"fa4 needs a card of compute capability 9.x, 10.x, 11.x, and this one has 8.0"
+        StartError, match=r"fa4 needs a GPU of compute capability 9.x, 10.x, 11.x, and this one has 8.0"
     ):
-        open_phases("triton", "fa4", torch.bfloat16, INTERPRETER, (8, 0))
+        open_hybrid_backend("triton", "fa4", torch.bfloat16, INTERPRETER, (8, 0))

@@ -8,14 +8,14 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.quantized import multiply
 from runtime.devices.cuda import gemm as products
-from runtime.devices.cuda.gemm import linear, product, takes_torch, torch_product
-from runtime.devices.cuda.gemm_tiles import Numbers, choose_splits, choose_tile
-from runtime.devices.cuda.kernels.launch import INTERPRETER, Card, card_of
-from runtime.devices.cuda.weights import interleaved, lined_up, pack
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
-from tests.devices.cuda.torch_device import CARD, DTYPES, HAS_CARD, PLACE, near
+from runtime.devices.cuda.gemm import gemm, linear, supports_torch_gemm, torch_gemm
+from runtime.devices.cuda.gemm_tiles import TileBytes, select_splits, select_tile
+from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, gpu_of
+from runtime.devices.cuda.weights import align_groups, interleave, pack
+from runtime.models.quantization_schemes import PackedInt, Fp8, Int8, Scheme
+from tests.devices.cuda.torch_device import GPU, DTYPES, HAS_GPU, TORCH_DEVICE, near
 
-HERE = card_of(PLACE) if HAS_CARD else INTERPRETER
+HERE = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
 
 
 def randn(*shape: int) -> Tensor:
@@ -50,7 +50,8 @@ def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
 def there(weight: Quantized) -> Quantized:
     names = ("weight", "scale", "zeros", "order")
     return Quantized(
-        weight.scheme, **{name: t.to(PLACE) for name in names if (t := getattr(weight, name)) is not None}
+        weight.scheme,
+        **{name: t.to(TORCH_DEVICE) for name in names if (t := getattr(weight, name)) is not None},
     )
 
 
@@ -67,12 +68,12 @@ CASES = [
 ]
 SPLIT = [(Fp8(), 48, 640), (Fp8(64), 48, 640), (Int8(), 48, 640), (PackedInt(4, 64), 48, 640)]
 TILED = [
-    Numbers(2, 2, 128, False, True, False),
-    Numbers(1, 1, 128, False, True, False),
-    Numbers(2, 0.5, 64, True, False, False),
-    Numbers(2, 1, 128, False, True, False),
-    Numbers(4, 4, 128, False, True, True),
-    Numbers(2, 1, 32, False, False, False),
+    TileBytes(2, 2, 128, False, True, False),
+    TileBytes(1, 1, 128, False, True, False),
+    TileBytes(2, 0.5, 64, True, False, False),
+    TileBytes(2, 1, 128, False, True, False),
+    TileBytes(4, 4, 128, False, True, True),
+    TileBytes(2, 1, 32, False, False, False),
 ]
 
 
@@ -81,7 +82,7 @@ TILED = [
 def test_odd_shapes(scheme: Scheme, outs: int, ins: int, dtype: torch.dtype) -> None:
     x, weight, bias = randn(19, ins).to(dtype), quantised(scheme, outs, ins), randn(outs)
     wanted = multiply(x.float(), weight, bias)
-    found = product(x.to(PLACE), pack(there(weight)), HERE, bias.to(dtype).to(PLACE))
+    found = gemm(x.to(TORCH_DEVICE), pack(there(weight)), HERE, bias.to(dtype).to(TORCH_DEVICE))
     near(found / wanted.abs().amax(), wanted / wanted.abs().amax(), dtype, 2)
 
 
@@ -89,34 +90,34 @@ def test_odd_shapes(scheme: Scheme, outs: int, ins: int, dtype: torch.dtype) -> 
 def test_splits_are_added(scheme: Scheme, outs: int, ins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where some of them have nothing left to add."""
     x, packed, bias = (
-        randn(3, ins).to(PLACE),
+        randn(3, ins).to(TORCH_DEVICE),
         pack(there(quantised(scheme, outs, ins))),
-        randn(outs).to(PLACE),
+        randn(outs).to(TORCH_DEVICE),
     )
-    whole = product(x, packed, HERE, bias)
+    whole = gemm(x, packed, HERE, bias)
     monkeypatch.setattr(products, "choose_splits", lambda *_: 4)
-    near(product(x, packed, HERE, bias), whole, torch.float32, whole.abs().amax().item())
+    near(gemm(x, packed, HERE, bias), whole, torch.float32, whole.abs().amax().item())
 
 
 def test_a_view_of_rows() -> None:
-    packed, whole = pack(there(quantised(PackedInt(8, 32), 24, 64))), randn(6, 160).to(PLACE)
+    packed, whole = pack(there(quantised(PackedInt(8, 32), 24, 64))), randn(6, 160).to(TORCH_DEVICE)
     part = whole[::2, 32:96]
-    assert torch.equal(product(part, packed, HERE), product(part.contiguous(), packed, HERE))
-    assert product(part[:0], packed, HERE).shape == (0, 24)
+    assert torch.equal(gemm(part, packed, HERE), gemm(part.contiguous(), packed, HERE))
+    assert gemm(part[:0], packed, HERE).shape == (0, 24)
 
 
 @pytest.mark.parametrize("scheme", [Fp8(), Int8()], ids=str)
 def test_torch_multiplies_alike(scheme: Scheme) -> None:
-    if HAS_CARD and isinstance(scheme, Fp8) and not HERE.has_fp8:
-        pytest.skip("this card has no products of 8-bit floats")
+    if HAS_GPU and isinstance(scheme, Fp8) and not HERE.has_fp8:
+        pytest.skip("this GPU has no products of 8-bit floats")
     x, weight, bias = (
-        randn(33, 64).bfloat16().to(PLACE),
+        randn(33, 64).bfloat16().to(TORCH_DEVICE),
         there(quantised(scheme, 48, 64)),
-        randn(48).bfloat16().to(PLACE),
+        randn(48).bfloat16().to(TORCH_DEVICE),
     )
     packed = pack(weight)
-    assert takes_torch(packed, 33, torch.bfloat16, CARD if HAS_CARD else Card(1, 1, True))
-    near(torch_product(x, packed, bias), product(x, packed, HERE, bias), torch.bfloat16, 4)
+    assert supports_torch_gemm(packed, 33, torch.bfloat16, GPU if HAS_GPU else Gpu(1, 1, True))
+    near(torch_gemm(x, packed, bias), gemm(x, packed, HERE, bias), torch.bfloat16, 4)
 
 
 @pytest.mark.parametrize(
@@ -126,55 +127,61 @@ def test_torch_multiplies_alike(scheme: Scheme) -> None:
 def test_whose_product_it_is(
     rows: int, backend: str, is_torchs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed, new, taken = pack(there(quantised(Fp8(), 48, 64))), Card(132, 233472, True), []
+    packed, new, taken = pack(there(quantised(Fp8(), 48, 64))), Gpu(132, 233472, True), []
     monkeypatch.setattr(products, "torch_product", lambda *_: taken.append("torch"))
     monkeypatch.setattr(products, "product", lambda *_: taken.append("triton"))
-    linear(torch.zeros(rows, 64, dtype=torch.bfloat16, device=PLACE), packed, None, new, backend)
+    linear(torch.zeros(rows, 64, dtype=torch.bfloat16, device=TORCH_DEVICE), packed, None, new, backend)
     linear(
-        torch.zeros(rows, 64, dtype=torch.bfloat16, device=PLACE), packed, None, Card(108, 167936), backend
+        torch.zeros(rows, 64, dtype=torch.bfloat16, device=TORCH_DEVICE),
+        packed,
+        None,
+        Gpu(108, 167936),
+        backend,
     )
     assert taken == ["torch" if is_torchs else "triton", "triton"]
 
 
 def test_what_torch_lacks_is_ours() -> None:
-    new = Card(132, 233472, True)
+    new = Gpu(132, 233472, True)
     # scales of groups
-    assert not takes_torch(pack(there(quantised(Fp8(64), 48, 128))), 64, torch.bfloat16, new)
-    assert not takes_torch(pack(there(quantised(Fp8(), 40, 64))), 64, torch.bfloat16, new)  # 40 outputs
-    assert not takes_torch(pack(there(quantised(Int8(), 48, 64))), 16, torch.bfloat16, new)  # few rows
-    assert not takes_torch(pack(there(quantised(Fp8(), 48, 64))), 64, torch.float16, new)
+    assert not supports_torch_gemm(pack(there(quantised(Fp8(64), 48, 128))), 64, torch.bfloat16, new)
+    assert not supports_torch_gemm(
+        pack(there(quantised(Fp8(), 40, 64))), 64, torch.bfloat16, new
+    )  # 40 outputs
+    assert not supports_torch_gemm(
+        pack(there(quantised(Int8(), 48, 64))), 16, torch.bfloat16, new
+    )  # few rows
+    assert not supports_torch_gemm(pack(there(quantised(Fp8(), 48, 64))), 64, torch.float16, new)
 
 
 def test_groups_of_uneven_size_are_filled_up() -> None:
-    columns, width = lined_up(torch.tensor([[1, 0, 1, 1, 0]]), 3, 4)
+    columns, width = align_groups(torch.tensor([[1, 0, 1, 1, 0]]), 3, 4)
     assert (columns.tolist(), width) == ([[1, 4, -1, -1, 0, 2, 3, -1, -1, -1, -1, -1]], 4)
 
 
 def test_halves_meet_what_lies_side_by_side() -> None:
-    assert interleaved(torch.arange(8, dtype=torch.uint8).view(1, 8), 2).tolist() == [
+    assert interleave(torch.arange(8, dtype=torch.uint8).view(1, 8), 2).tolist() == [
         [0 + 16 * 2, 1 + 16 * 3, 4 + 16 * 6, 5 + 16 * 7]
     ]
 
 
-@pytest.mark.parametrize(
-    "card", [Card(108, 167936), Card(128, 102400, True), Card(132, 233472, True)], ids=str
-)
-def test_tiles_fit(card: Card) -> None:
+@pytest.mark.parametrize("card", [Gpu(108, 167936), Gpu(128, 102400, True), Gpu(132, 233472, True)], ids=str)
+def test_tiles_fit(gpu: Gpu) -> None:
     for rows in (1, 16, 32, 64, 128, 4096):
-        for numbers in TILED:
-            tile = choose_tile(rows, 1536, numbers, card)
+        for tile_bytes in TILED:
+            tile = select_tile(rows, 1536, tile_bytes, gpu)
             stage = tile.k * (
-                tile.m * numbers.input_bytes + tile.n * (1 + numbers.is_gated) * numbers.weight_bytes
+                tile.m * tile_bytes.input_bytes + tile.n * (1 + tile_bytes.is_gated) * tile_bytes.weight_bytes
             )
-            assert (tile.stages - 1) * stage < card.shared_bytes - 1024 and tile.stages >= 2
-            assert tile.k == numbers.piece if numbers.is_fixed else tile.k <= numbers.piece
+            assert (tile.stages - 1) * stage < gpu.shared_bytes - 1024 and tile.stages >= 2
+            assert tile.k == tile_bytes.k_block if tile_bytes.is_fixed else tile.k <= tile_bytes.k_block
 
 
 def test_splits_fill_the_card() -> None:
-    card = Card(132, 233472)
+    gpu = Gpu(132, 233472)
     assert (
-        choose_splits(96, 1, 32, card) == 2
-        and choose_splits(16, 1, 64, card) == 16
-        and choose_splits(16, 4096, 64, card) == 1
+        select_splits(96, 1, 32, gpu) == 2
+        and select_splits(16, 1, 64, gpu) == 16
+        and select_splits(16, 4096, 64, gpu) == 1
     )
-    assert choose_splits(200, 1, 64, card) == 1 and choose_splits(4, 1, 3, card) == 1
+    assert select_splits(200, 1, 64, gpu) == 1 and select_splits(4, 1, 3, gpu) == 1

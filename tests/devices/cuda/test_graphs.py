@@ -1,4 +1,4 @@
-"""Captured decode steps with the card's own kernels, replayed by a double; and what is asked of torch.cuda,
+"""Captured decode steps with the GPU's own kernels, replayed by a double; and what is asked of torch.cuda,
 by a recording one."""
 
 import gc
@@ -18,7 +18,7 @@ from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
-from runtime.devices.cuda.attention_backends import Phases, Triton
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend, TritonBackend
 from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
@@ -30,14 +30,14 @@ from runtime.messages.ranks import StartRank
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
-from tests.devices.cuda.torch_device import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
 from tests.models.reference import Reference
 from tests.ranks.lora_slots import decode_with_adapters
 
-PLACE = torch.device("cuda", 0)
+TORCH_DEVICE = torch.device("cuda", 0)
 
 
 class KernelTapes(taped.Tapes):
@@ -66,7 +66,7 @@ class KernelTapes(taped.Tapes):
 
 
 class Captured(TorchExecutor):
-    """The cpu with the kernels of the card, interpreted."""
+    """The cpu with the kernels of the GPU, interpreted."""
 
     def __init__(self, rank: int) -> None:
         self.tapes = KernelTapes()
@@ -102,7 +102,7 @@ def open_executor(rank: int) -> Captured:
     return Captured(rank)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -137,7 +137,7 @@ def test_greedy_equals_transformers(
         )
 
 
-@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
 def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint("llama", tmp_path / "base", num_hidden_layers=1)
@@ -145,7 +145,7 @@ def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(executor, Captured) and executor.tapes.replays == 2 * 2 * 3 * 2
 
 
-@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
 @pytest.mark.parametrize(("family", "format"), [("qwen3_moe", ""), ("qwen3_moe", "awq"), ("qwen2", "fp8")])
 def test_experts_and_weights_in_few_bits(
     family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,13 +172,13 @@ def test_experts_and_weights_in_few_bits(
     assert found[0] == found[1]
 
 
-@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
 def test_random_tokens_are_those_of_steps_without_graphs(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
-    wishes = [
+    requests = [
         {},
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.9, "top_p": 0.8, "seed": 4},
@@ -193,7 +193,7 @@ def test_random_tokens_are_those_of_steps_without_graphs(
         if captures:
             assert runner.capture(4).error == ""
         planner = Planner(runner, ready, 4)
-        rows = [planner.row(slot, [5, 9, 100], sampling(**wish)) for slot, wish in enumerate(wishes)]
+        rows = [planner.row(slot, [5, 9, 100], sampling(**request)) for slot, request in enumerate(requests)]
         planner.run([], [(row, 3) for row in rows])
         for batch in (rows, rows[:3], rows[2:], rows):
             planner.run(batch, [])
@@ -252,7 +252,7 @@ class Recording:
 
 def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording(monkeypatch)
-    graphs, was_still = CudaGraphs(PLACE), []
+    graphs, was_still = CudaGraphs(TORCH_DEVICE), []
 
     def body() -> None:
         was_still.append(not gc.isenabled())
@@ -269,7 +269,7 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     graphs.replay(graph, ())
     assert recording.take() == ["replay"] and was_still == [True] and gc.isenabled()
-    CudaGraphs(PLACE, collects=True).capture(body)
+    CudaGraphs(TORCH_DEVICE, collects=True).capture(body)
     assert was_still == [True, False]
 
 
@@ -277,13 +277,13 @@ def test_lengths_are_told_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> No
     """To the kernels whose attention is in the graph, and in no other."""
     recording = Recording(monkeypatch)
 
-    class Told(Triton):
-        def replan(self, planned: Any, lengths: Any) -> None:
+    class Told(TritonBackend):
+        def replan(self, metadata: Any, lengths: Any) -> None:
             recording.calls.append(lengths)
 
-    kernels = Told(torch.float32, INTERPRETER)
+    backend = Told(torch.float32, INTERPRETER)
     graphs, tables = (
-        CudaGraphs(PLACE, phases=Phases(kernels, kernels)),
+        CudaGraphs(TORCH_DEVICE, attention_backend=HybridAttentionBackend(backend, backend)),
         torch.zeros(1, 2, 3, dtype=torch.int32),
     )
     forward = graphs.capture(
@@ -308,7 +308,7 @@ def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
         if next(bodies):
             raise torch.OutOfMemoryError("no room")
 
-    CudaGraphs(PLACE).capture(body)
+    CudaGraphs(TORCH_DEVICE).capture(body)
     once = ["synchronize", "on stream 1", ("begin", (0, 0), "thread_local"), "end", "off stream 1"]
     assert recording.take() == [*once, "empty_cache", *once]
 
@@ -316,7 +316,7 @@ def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_invalid_capture_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its body's error is told, and the next capture has a pool and a stream of its own."""
     recording = Recording(monkeypatch)
-    graphs = CudaGraphs(PLACE)
+    graphs = CudaGraphs(TORCH_DEVICE)
     recording.is_invalid = True
 
     def body() -> None:

@@ -20,7 +20,7 @@ from runtime.messages.ranks import StartRank
 from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.transfers import Here
 from tests.devices import taped
-from tests.devices.cuda.torch_device import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
 
@@ -63,7 +63,7 @@ class Aside:
 
 
 class Watched(TorchExecutor):
-    """The cpu with the card's kernels, whose launches are watched."""
+    """The cpu with the GPU's kernels, whose launches are watched."""
 
     def launch(self, plan: Any) -> Any:
         run = interpreter.InterpretedFunction.run
@@ -88,12 +88,12 @@ def watched(folder: Path) -> Planner:
     return Planner(runner, ready, 4)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="watches the cpu")
+@pytest.mark.skipif(HAS_GPU, reason="watches the cpu")
 @pytest.mark.parametrize("wish", WISHES)
-def test_steps_of_all_kinds(wish: str, tmp_path: Path) -> None:
+def test_steps_of_all_kinds(request: str, tmp_path: Path) -> None:
     """A prompt in chunks, decodes beside it, decodes alone."""
     planner = watched(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
-    rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**WISHES[wish])) for slot in range(2)]
+    rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**WISHES[request])) for slot in range(2)]
     planner.prefill(rows[0])
     planner.run(rows[:1], [(rows[1], 3)])
     planner.run(rows[:1], [(rows[1], 2)])
@@ -101,7 +101,7 @@ def test_steps_of_all_kinds(wish: str, tmp_path: Path) -> None:
     assert [len(row.tokens) for row in rows] == [9, 7]
 
 
-@pytest.mark.skipif(HAS_CARD, reason="watches the cpu")
+@pytest.mark.skipif(HAS_GPU, reason="watches the cpu")
 def test_latents(tmp_path: Path) -> None:
     planner = watched(make_checkpoint("deepseek_v2", tmp_path, first_k_dense_replace=3, num_hidden_layers=1))
     row = planner.row(0, list(range(40)), sampling())

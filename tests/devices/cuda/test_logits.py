@@ -12,20 +12,20 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.operands import Seen
 from runtime.layers.sampling import sampler
 from runtime.layers.sampling.penalties import Counts
-from tests.devices.cuda.torch_device import PLACE
+from tests.devices.cuda.torch_device import TORCH_DEVICE
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
 CLOSE = 1e-6  # of the sum: as far as float32 weights of two devices may move a boundary
 
 
-def draw(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
+def sampling_inputs(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
     kinds = (torch.float32, torch.float32, torch.int64, torch.float32)
     temperature, top_p, top_k, min_p = (
-        torch.tensor(column, dtype=kind).to(PLACE)
+        torch.tensor(column, dtype=kind).to(TORCH_DEVICE)
         for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
     )
     return SamplingInputs(
-        temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(PLACE)
+        temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(TORCH_DEVICE)
     )
 
 
@@ -47,7 +47,7 @@ def shares(logits: Tensor, setting: Settings) -> tuple[Tensor, Tensor]:
 
 
 def check(logits: Tensor, rows: list[Settings], uniforms: list[float], chunk: int, held: int) -> None:
-    found = sample(logits.to(PLACE), draw(rows, uniforms), chunk, held).tolist()
+    found = sample(logits.to(TORCH_DEVICE), sampling_inputs(rows, uniforms), chunk, held).tolist()
     for line, setting, uniform, token in zip(logits, rows, uniforms, found, strict=True):
         if setting[0] == 0:
             assert token == int(line.argmax())
@@ -80,10 +80,10 @@ SETTINGS: list[Settings] = [
 
 
 @pytest.mark.parametrize("spread", [0.01, 4.0])
-def test_same_token_as_a_sort(spread: float) -> None:
+def test_same_token_as_a_sort(moe_align_block_size: float) -> None:
     """Flat rows have more candidates than registers hold; steep ones few."""
-    generator = torch.Generator().manual_seed(int(spread * 100))
-    logits = torch.randn(len(SETTINGS), 150, generator=generator) * spread
+    generator = torch.Generator().manual_seed(int(moe_align_block_size * 100))
+    logits = torch.randn(len(SETTINGS), 150, generator=generator) * moe_align_block_size
     check(
         logits,
         SETTINGS,
@@ -99,18 +99,12 @@ def test_ties_go_by_id() -> None:
     rows: list[Settings] = [(1.0, 1.0, 3, 0.0)] * 3 + [(1.0, 1.0, 5, 0.0)] * 2 + [(1.0, 0.3, 0, 0.0)] * 2
     uniforms = [0.1, 0.5, 0.99, 0.2, 0.999, 0.1, 0.9]
     check(logits.expand(len(rows), -1), rows, uniforms, 16, 16)
-    assert sample(logits.expand(len(rows), -1).to(PLACE), draw(rows, uniforms), 16, 16).tolist() == [
-        1,
-        2,
-        4,
-        1,
-        0,
-        1,
-        2,
-    ]
+    assert sample(
+        logits.expand(len(rows), -1).to(TORCH_DEVICE), sampling_inputs(rows, uniforms), 16, 16
+    ).tolist() == [1, 2, 4, 1, 0, 1, 2]
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, where a card says infinity
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, where a GPU says infinity
 def test_numbers_at_the_edges() -> None:
     """Uniforms 0 and just below 1, logits of all sizes that `clean` leaves."""
     logits = sampler.clean(
@@ -124,34 +118,45 @@ def test_numbers_at_the_edges() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_row(data: st.DataObject) -> None:
-    values = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40))
-    setting = (
-        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
-        data.draw(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
-        data.draw(st.sampled_from([0, 1, 2, 7, 39])),
-        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+    values = data.sampling_inputs(
+        st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40)
     )
-    check(torch.tensor([values]), [setting], [data.draw(st.floats(0, 1, exclude_max=True))], 16, 16)
+    setting = (
+        data.sampling_inputs(st.sampled_from([0.0, 0.3, 1.0])),
+        data.sampling_inputs(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
+        data.sampling_inputs(st.sampled_from([0, 1, 2, 7, 39])),
+        data.sampling_inputs(st.sampled_from([0.0, 0.3, 1.0])),
+    )
+    check(
+        torch.tensor([values]), [setting], [data.sampling_inputs(st.floats(0, 1, exclude_max=True))], 16, 16
+    )
 
 
 def test_company_changes_nothing() -> None:
     logits = torch.randn(3, 60, generator=torch.Generator().manual_seed(1))
     rows: list[Settings] = [(1.0, 0.9, 0, 0.0), (0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0)]
     uniforms = [0.3, 0.9, 0.5]
-    together = sample(logits.to(PLACE), draw(rows, uniforms), 32, 64).tolist()
+    together = sample(logits.to(TORCH_DEVICE), sampling_inputs(rows, uniforms), 32, 64).tolist()
     assert together == [
-        int(sample(logits[i : i + 1].to(PLACE), draw(rows[i : i + 1], uniforms[i : i + 1]), 32, 64))
+        int(
+            sample(
+                logits[i : i + 1].to(TORCH_DEVICE),
+                sampling_inputs(rows[i : i + 1], uniforms[i : i + 1]),
+                32,
+                64,
+            )
+        )
         for i in range(3)
     ]
 
 
 def test_mask() -> None:
-    logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0)).to(PLACE)
+    logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0)).to(TORCH_DEVICE)
     bits = torch.randint(
         -(2**31), 2**31 - 1, (2, 3), dtype=torch.int32, generator=torch.Generator().manual_seed(1)
-    ).to(PLACE)
-    rows = torch.tensor([1, 3], device=PLACE)
-    allowed = (bits.unsqueeze(2) >> torch.arange(32, device=PLACE) & 1).flatten(1)[:, :70].bool()
+    ).to(TORCH_DEVICE)
+    rows = torch.tensor([1, 3], device=TORCH_DEVICE)
+    allowed = (bits.unsqueeze(2) >> torch.arange(32, device=TORCH_DEVICE) & 1).flatten(1)[:, :70].bool()
     expected = logits.clone()
     expected[rows] = expected[rows].masked_fill(~allowed, sampler.BANNED)
     mask(logits, rows, bits)
@@ -161,14 +166,14 @@ def test_mask() -> None:
 def test_penalties() -> None:
     """As layers/sampling/penalties.py has them; other rows stay."""
     generator = torch.Generator().manual_seed(0)
-    logits = (torch.randn(3, 90, generator=generator) * 3).to(PLACE)
-    counts = Counts(90, PLACE)
-    counts.generated = torch.randint(0, 3, (4, 90), dtype=torch.int32, generator=generator).to(PLACE)
-    counts.in_prompt = torch.rand(4, 90, generator=generator).to(PLACE) < 0.3
-    counts.penalties = torch.tensor([[0.5, 0.2, 1.3], [0, 0, 0.7], [1, 0, 1], [0, 2, 1]], device=PLACE)
+    logits = (torch.randn(3, 90, generator=generator) * 3).to(TORCH_DEVICE)
+    counts = Counts(90, TORCH_DEVICE)
+    counts.generated = torch.randint(0, 3, (4, 90), dtype=torch.int32, generator=generator).to(TORCH_DEVICE)
+    counts.in_prompt = torch.rand(4, 90, generator=generator).to(TORCH_DEVICE) < 0.3
+    counts.penalties = torch.tensor([[0.5, 0.2, 1.3], [0, 0, 0.7], [1, 0, 1], [0, 2, 1]], device=TORCH_DEVICE)
     counts.rows = {7: 2, 9: 0}
     expected = logits.clone()
     counts.apply(expected, [0, 2], [7, 9])
-    places, index = (torch.tensor(x, device=PLACE) for x in ([0, 2], [2, 0]))
+    places, index = (torch.tensor(x, device=TORCH_DEVICE) for x in ([0, 2], [2, 0]))
     penalise(logits, places, Seen(counts.generated, counts.in_prompt, counts.penalties), index)
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from runtime.devices.cuda import lora as adapters
-from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
+from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.lora import LoraWeights
 from runtime.layers.lora import TorchLoraOps
-from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, HAS_GPU, TORCH_DEVICE, near
 
 SEATS = {
     "one": [1],
@@ -31,21 +31,21 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
         torch.randn(3, sum(size for _, size in parts), rank, generator=generator).to(dtype),
         parts,
     )
-    plain, card = (
+    plain, gpu = (
         TorchLoraOps(torch.device("cpu"), 3),
-        CudaAdapters(card_of(PLACE) if HAS_CARD else INTERPRETER, PLACE, 3),
+        CudaAdapters(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER, TORCH_DEVICE, 3),
     )
-    there = LoraWeights(weights.a.to(PLACE), weights.b.to(PLACE), parts)
+    there = LoraWeights(weights.a.to(TORCH_DEVICE), weights.b.to(TORCH_DEVICE), parts)
     for lora_slots in (np.array(case) for case in SEATS.values()):
         x, before = (torch.randn(len(lora_slots), size, generator=generator).to(dtype) for size in (ins, 160))
-        expected, found, masked = before.float().clone(), before.clone().to(PLACE), before.clone()
+        expected, found, masked = before.float().clone(), before.clone().to(TORCH_DEVICE), before.clone()
         plain.add(
             expected,
             x.float(),
             LoraWeights(weights.a.float(), weights.b.float(), parts),
             plain.plan(lora_slots),
         )
-        card.add(found, x.to(PLACE), there, card.plan(lora_slots))
+        gpu.add(found, x.to(TORCH_DEVICE), there, gpu.plan(lora_slots))
         plain.add(masked, x, weights, plain.plan_rows(torch.from_numpy(lora_slots)))
         near(found, expected, dtype, 2)
         near(masked, expected, dtype, 2)
@@ -58,13 +58,15 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
 
 
 def test_inputs_that_are_split_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, lora_slots = ((0, 16),), torch.tensor([1, 0, -1, 1], device=PLACE)
-    weights = LoraWeights(torch.randn(2, 1, 8, 200, device=PLACE), torch.randn(2, 16, 8, device=PLACE), parts)
-    x, found = torch.randn(4, 200, device=PLACE), []
+    parts, lora_slots = ((0, 16),), torch.tensor([1, 0, -1, 1], device=TORCH_DEVICE)
+    weights = LoraWeights(
+        torch.randn(2, 1, 8, 200, device=TORCH_DEVICE), torch.randn(2, 16, 8, device=TORCH_DEVICE), parts
+    )
+    x, found = torch.randn(4, 200, device=TORCH_DEVICE), []
     for least in (1000, 70):
         monkeypatch.setattr(adapters, "SPLIT_INPUTS", least)
-        card = CudaAdapters(INTERPRETER, PLACE, 2)
-        found.append(torch.zeros(4, 16, device=PLACE))
-        card.add(found[-1], x, weights, card.plan_rows(lora_slots))
+        gpu = CudaAdapters(INTERPRETER, TORCH_DEVICE, 2)
+        found.append(torch.zeros(4, 16, device=TORCH_DEVICE))
+        gpu.add(found[-1], x, weights, gpu.plan_rows(lora_slots))
     near(found[0] / 30, found[1] / 30, torch.float32)
     assert found[0][[0, 1, 3]].abs().min() > 0

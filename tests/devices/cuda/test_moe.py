@@ -1,4 +1,4 @@
-"""Experts on the card: who goes where, sums, and routing, against the cpu device."""
+"""Experts on the GPU: who goes where, sums, and routing, against the cpu device."""
 
 import pytest
 import torch
@@ -7,15 +7,15 @@ from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cuda import moe as layer
 from runtime.devices.cuda.kernels import moe_permute as spreading
-from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
-from runtime.devices.cuda.kernels.moe_permute import NOBODY, spread
+from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
+from runtime.devices.cuda.kernels.moe_permute import NO_EXPERT, moe_align_block_size
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.layers.moe.routing import route as wanted_route
 from runtime.models.moe_config import Routing
-from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, HAS_GPU, TORCH_DEVICE, near
 
-EXPERTS = CudaExperts(card_of(PLACE) if HAS_CARD else INTERPRETER)
+EXPERTS = CudaExperts(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER)
 IDS = {  # of five experts: what a step may look like
     "one token": [[2, 0]],
     "all choose one": [[1, 3]] * 17,
@@ -26,11 +26,11 @@ IDS = {  # of five experts: what a step may look like
 
 
 def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
-    """The slots of each expert, in their order; checks the rest of what `spread` promises."""
-    tiles = spread(ids, 5, size)
-    owners, slots, found = tiles.owners.tolist(), tiles.slots.view(-1, size).tolist(), {}
-    needed = [owner for owner in owners if owner != NOBODY]
-    assert owners == needed + [NOBODY] * (len(owners) - len(needed)) and needed == sorted(needed)
+    """The slots of each expert, in their order; checks the rest of what `moe_align_block_size` promises."""
+    tiles = moe_align_block_size(ids, 5, size)
+    expert_ids, slots, found = tiles.expert_ids.tolist(), tiles.slots.view(-1, size).tolist(), {}
+    needed = [owner for owner in expert_ids if owner != NO_EXPERT]
+    assert expert_ids == needed + [NO_EXPERT] * (len(expert_ids) - len(needed)) and needed == sorted(needed)
     for owner, line in zip(needed, slots, strict=False):
         real = [slot for slot in line if slot < ids.numel()]
         assert line == real + [ids.numel()] * (size - len(real)) and real
@@ -47,14 +47,14 @@ def test_slots_are_listed_by_expert(case: str, size: int) -> None:
         for expert in range(5)
         if expert in flat
     }
-    assert listed(torch.tensor(IDS[case], device=PLACE), size) == wanted
+    assert listed(torch.tensor(IDS[case], device=TORCH_DEVICE), size) == wanted
 
 
 def test_many_slots_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreading, "PART", 32)
     monkeypatch.setattr(spreading, "CHUNK", 16)
     ids = torch.randint(-1, 6, (50, 4), generator=torch.Generator().manual_seed(1))
-    found = listed(ids.to(PLACE), 16)
+    found = listed(ids.to(TORCH_DEVICE), 16)
     assert found == {expert: torch.nonzero(ids.flatten() == expert).flatten().tolist() for expert in range(5)}
 
 
@@ -73,7 +73,10 @@ def test_apply(dtype: torch.dtype, case: str, single: int, monkeypatch: pytest.M
     oracle = CpuExperts(CpuOps(torch.float32))
     wanted = oracle.apply(x.float(), ids, weights, oracle.pack(gate_up.float(), down.float()))
     found = EXPERTS.apply(
-        x.to(PLACE), ids.to(PLACE), weights.to(PLACE), EXPERTS.pack(gate_up.to(PLACE), down.to(PLACE))
+        x.to(TORCH_DEVICE),
+        ids.to(TORCH_DEVICE),
+        weights.to(TORCH_DEVICE),
+        EXPERTS.pack(gate_up.to(TORCH_DEVICE), down.to(TORCH_DEVICE)),
     )
     near(found, wanted, dtype, 2)
 
@@ -83,23 +86,26 @@ def test_a_token_does_not_depend_on_its_company() -> None:
     x, weights = torch.randn(20, 32, generator=generator), torch.rand(20, 2, generator=generator)
     ids = torch.randint(0, 5, (20, 2), generator=generator)
     packed = EXPERTS.pack(
-        torch.randn(5, 64, 32, generator=generator).to(PLACE),
-        torch.randn(5, 32, 32, generator=generator).to(PLACE),
+        torch.randn(5, 64, 32, generator=generator).to(TORCH_DEVICE),
+        torch.randn(5, 32, 32, generator=generator).to(TORCH_DEVICE),
     )
-    whole = EXPERTS.apply(x.to(PLACE), ids.to(PLACE), weights.to(PLACE), packed)
+    whole = EXPERTS.apply(x.to(TORCH_DEVICE), ids.to(TORCH_DEVICE), weights.to(TORCH_DEVICE), packed)
     order = torch.randperm(20, generator=generator)
-    turned = EXPERTS.apply(x[order].to(PLACE), ids[order].to(PLACE), weights[order].to(PLACE), packed)
-    assert torch.equal(turned, whole[order.to(PLACE)])
+    turned = EXPERTS.apply(
+        x[order].to(TORCH_DEVICE), ids[order].to(TORCH_DEVICE), weights[order].to(TORCH_DEVICE), packed
+    )
+    assert torch.equal(turned, whole[order.to(TORCH_DEVICE)])
 
 
 def test_no_tokens() -> None:
-    packed = EXPERTS.pack(torch.randn(5, 64, 32, device=PLACE), torch.randn(5, 32, 32, device=PLACE))
-    none = torch.zeros(0, 2, device=PLACE)
-    assert EXPERTS.apply(torch.zeros(0, 32, device=PLACE), none.long(), none, packed).shape == (0, 32)
-    assert [tensor.shape for tensor in route(torch.zeros(0, 8, device=PLACE), None, Routing(top_k=2))] == [
-        (0, 2),
-        (0, 2),
-    ]
+    packed = EXPERTS.pack(
+        torch.randn(5, 64, 32, device=TORCH_DEVICE), torch.randn(5, 32, 32, device=TORCH_DEVICE)
+    )
+    none = torch.zeros(0, 2, device=TORCH_DEVICE)
+    assert EXPERTS.apply(torch.zeros(0, 32, device=TORCH_DEVICE), none.long(), none, packed).shape == (0, 32)
+    assert [
+        tensor.shape for tensor in route(torch.zeros(0, 8, device=TORCH_DEVICE), None, Routing(top_k=2))
+    ] == [(0, 2), (0, 2)]
 
 
 ROUTINGS = [
@@ -126,7 +132,7 @@ def test_route(routing: Routing, has_bias: bool) -> None:
     num = 96 if routing.num_groups == 6 else 128
     logits = torch.randn(5, num, generator=torch.Generator().manual_seed(5)) * 3
     bias = torch.rand(num, generator=torch.Generator().manual_seed(6)) if has_bias else None
-    ids, weights = route(logits.to(PLACE), None if bias is None else bias.to(PLACE), routing)
+    ids, weights = route(logits.to(TORCH_DEVICE), None if bias is None else bias.to(TORCH_DEVICE), routing)
     wanted_ids, wanted = wanted_route(logits, bias, routing)
     assert torch.equal(ids.cpu(), wanted_ids)
     torch.testing.assert_close(weights.cpu(), wanted, atol=1e-6, rtol=1e-5)
@@ -136,10 +142,10 @@ def test_route(routing: Routing, has_bias: bool) -> None:
 def test_of_equals_the_first_is_chosen(score: str) -> None:
     """torch's topk takes any of them; here it is always the same, and none twice."""
     logits = torch.tensor([[1.0, 3, 3, 2, 3, 3, 0, 3], [5.0] * 8, [-torch.inf] * 7 + [0]])
-    ids, _ = route(logits.to(PLACE), None, Routing(top_k=3, score=score))
+    ids, _ = route(logits.to(TORCH_DEVICE), None, Routing(top_k=3, score=score))
     assert ids.tolist() == [[1, 2, 4], [0, 1, 2], [7, 0, 1]]
     ids, _ = route(
-        logits.to(PLACE),
+        logits.to(TORCH_DEVICE),
         None,
         Routing(top_k=3, score=score, num_groups=4, top_groups=2, group_score="two largest"),
     )
@@ -149,5 +155,5 @@ def test_of_equals_the_first_is_chosen(score: str) -> None:
 # of numpy
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 def test_nothing_is_chosen_outside_by_what_is_no_number() -> None:
-    ids, _ = route(torch.full((1, 8), torch.nan, device=PLACE), None, Routing(top_k=2))
+    ids, _ = route(torch.full((1, 8), torch.nan, device=TORCH_DEVICE), None, Routing(top_k=2))
     assert bool(((ids >= 0) & (ids < 8)).all())

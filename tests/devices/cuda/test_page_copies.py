@@ -13,7 +13,7 @@ from runtime.devices.cuda import page_copies as copies
 from runtime.devices.cuda.page_copies import CudaPageCopier
 from runtime.devices.host_memory import LAYOUTS, HostPages
 from runtime.errors import StartError
-from tests.devices.cuda.torch_device import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_GPU
 
 PAGE = 4
 
@@ -83,7 +83,7 @@ def index(*places: int) -> np.ndarray:
     return np.array(places, np.int32)
 
 
-@pytest.mark.skipif(HAS_CARD, reason="pages of the cpu; with a card, tests/cuda/test_rank.py copies")
+@pytest.mark.skipif(HAS_GPU, reason="pages of the cpu; with a GPU, tests/cuda/test_rank.py copies")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [16, 6], ids=["words", "bytes"])
 def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> None:

@@ -9,13 +9,13 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.layers.attention.kv_dtype import store_as
-from tests.devices.cuda.torch_device import DTYPES, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, TORCH_DEVICE, near
 
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(PLACE)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(TORCH_DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,8 +67,13 @@ def test_every_rounding_to_8_bits(kind: torch.dtype) -> None:
         )
     )
     numbers = F.pad(numbers, (0, -len(numbers) % 8)).view(-1, 1, 8)
-    caches = [torch.zeros(numbers.shape).to(kind).to(PLACE) for _ in range(2)]
-    store_kv(numbers.to(PLACE), numbers.to(PLACE), *caches, torch.arange(len(numbers), device=PLACE))
+    caches = [torch.zeros(numbers.shape).to(kind).to(TORCH_DEVICE) for _ in range(2)]
+    store_kv(
+        numbers.to(TORCH_DEVICE),
+        numbers.to(TORCH_DEVICE),
+        *caches,
+        torch.arange(len(numbers), device=TORCH_DEVICE),
+    )
     expected = torch.zeros(numbers.shape).to(kind)
     store_as(numbers, expected, torch.arange(len(numbers)))
     for cache in caches:
@@ -77,9 +82,9 @@ def test_every_rounding_to_8_bits(kind: torch.dtype) -> None:
 
 def test_caches_of_other_sizes() -> None:
     """Latents and rotary parts: one head each, of different sizes."""
-    caches = [torch.zeros(8, 1, size, device=PLACE) for size in (24, 8)]
+    caches = [torch.zeros(8, 1, size, device=TORCH_DEVICE) for size in (24, 8)]
     k, v = randn(3, 1, 24), randn(3, 1, 8)
-    store_kv(k, v, *caches, torch.tensor([5, 0, 7], device=PLACE))
+    store_kv(k, v, *caches, torch.tensor([5, 0, 7], device=TORCH_DEVICE))
     assert torch.equal(caches[0][[5, 0, 7]], k) and torch.equal(caches[1][[5, 0, 7]], v)
     assert not caches[0][[1, 2, 3, 4, 6]].any()
 
@@ -90,10 +95,10 @@ def test_caches_of_other_sizes() -> None:
 def test_prepare_is_its_parts(dtype: torch.dtype, kv_dtype: torch.dtype | None, has_norms: bool) -> None:
     heads, kv_heads, dim = 4, 2, 24
     qkv, angles = randn(3, (heads + 2 * kv_heads) * dim, dtype=dtype), randn(3, dim // 2)
-    cos, sin, at = angles.cos(), angles.sin(), torch.tensor([5, 0, 7], device=PLACE)
+    cos, sin, at = angles.cos(), angles.sin(), torch.tensor([5, 0, 7], device=TORCH_DEVICE)
     weight = randn(heads + kv_heads, dim, dtype=dtype) if has_norms else None
     made, expected = (
-        [torch.zeros(8, kv_heads, dim, device=PLACE).to(kv_dtype or dtype) for _ in range(2)]
+        [torch.zeros(8, kv_heads, dim, device=TORCH_DEVICE).to(kv_dtype or dtype) for _ in range(2)]
         for _ in range(2)
     )
     q = prepare_heads(qkv, None if weight is None else (weight, 1e-5), cos, sin, *made, at)

@@ -1,4 +1,4 @@
-"""Which sums go through memory that the cards share. What the operators do is a double's: it has the other
+"""Which sums go through memory that the GPUs share. What the operators do is a double's: it has the other
 rank's numbers."""
 
 from typing import Any

@@ -1,13 +1,13 @@
-"""Where kernels are tested: on the card where there is one, else on the cpu in Triton's interpreter."""
+"""Where kernels are tested: on the GPU where there is one, else on the cpu in Triton's interpreter."""
 
 import torch
 
-from runtime.devices.cuda.kernels.launch import Card, card_of
+from runtime.devices.cuda.kernels.launch import Gpu, gpu_of
 
-HAS_CARD = torch.cuda.is_available()
-PLACE = torch.device("cuda" if HAS_CARD else "cpu")
-CARD = card_of(PLACE) if HAS_CARD else Card(132, 233472)  # tiles of the card, not of the interpreter
-DTYPES = (torch.float32, torch.bfloat16, torch.float16) if HAS_CARD else (torch.float32, torch.bfloat16)
+HAS_GPU = torch.cuda.is_available()
+TORCH_DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+GPU = gpu_of(TORCH_DEVICE) if HAS_GPU else Gpu(132, 233472)  # tiles of the GPU, not of the interpreter
+DTYPES = (torch.float32, torch.bfloat16, torch.float16) if HAS_GPU else (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 

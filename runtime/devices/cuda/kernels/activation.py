@@ -8,7 +8,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def gate(
+def act_and_mul_kernel(
     x: tl.tensor, out: tl.tensor, size: tl.tensor, stride: tl.tensor, KIND: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
     """Grid (rows, pieces of a row)."""
@@ -16,12 +16,12 @@ def gate(
     first = tl.load(x + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
     second = tl.load(x + row * stride + size + at, mask=at < size, other=0.0).to(tl.float32)
     if KIND == "silu":
-        share = 1.0 / (1.0 + tl.exp(-first))
+        sigmoid = 1.0 / (1.0 + tl.exp(-first))
     elif KIND == "gelu":
-        share = 0.5 * (1.0 + tl.math.erf(first * 0.7071067811865476))
+        sigmoid = 0.5 * (1.0 + tl.math.erf(first * 0.7071067811865476))
     else:  # gelu_tanh: 0.5 * (1 + tanh(y)) is the sigmoid of 2 y
-        share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * (first + 0.044715 * first * first * first)))
-    tl.store(out + row * size + at, (first * share * second).to(out.dtype.element_ty), mask=at < size)
+        sigmoid = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * (first + 0.044715 * first * first * first)))
+    tl.store(out + row * size + at, (first * sigmoid * second).to(out.dtype.element_ty), mask=at < size)
 
 
 def act_and_mul(x: Tensor, kind: str) -> Tensor:
@@ -30,7 +30,7 @@ def act_and_mul(x: Tensor, kind: str) -> Tensor:
     out = x.new_empty(*x.shape[:-1], size)
     rows = x.reshape(-1, 2 * size)
     if rows.numel():
-        gate[(len(rows), triton.cdiv(size, BLOCK))](
+        act_and_mul_kernel[(len(rows), triton.cdiv(size, BLOCK))](
             rows, out, size, rows.stride(0), KIND=kind, BLOCK=BLOCK, num_warps=4
         )
     return out

@@ -1,29 +1,79 @@
-"""Attention over pages: one kernel for decodes, prompts and latents, and one that joins the parts of a split
-sequence.
+"""Paged attention for decode, extend and absorbed MLA rows in one kernel, and the merge of split sequences.
 
-A program has a tile of queries, some tokens of one row times some of the heads that share a key head, so that
-a tile of a decode is as tall as the tensor cores want and keys are read once for all of its heads (Ainslie et
-al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao, 2023): first
-those that the window cuts, then those that all queries see, then the diagonal; only the first and the last
-are masked. Where there are fewer programs than the card has room for, the keys are split among several, whose
-parts `merge` joins by their sums (Dao et al., Flash-Decoding, 2023).
+A program has a tile of queries: some tokens of one row times some of the heads that share a KV head, so that
+the tile of a decode row is as tall as the tensor cores want and keys are read once for all of its heads
+(Ainslie et al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao,
+2023): first the keys that the window cuts, then those that all queries see, then the diagonal; only the first
+and the last are masked. Where there are fewer programs than the GPU has room for, the keys are split among
+several programs, whose partial results `merge_splits_kernel` joins (Dao et al., Flash-Decoding, 2023).
 
-Nothing here depends on the host but the grid: rows say where they are by device memory, so a launch may be
-part of a graph. A row of no tokens is zeros. With LATENT the values are the keys (absorbed latent attention),
-beside a second part of keys in another cache.
+Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
+CUDA graph. The output of a row without tokens is zeros. With LATENT the values are the keys (absorbed MLA),
+and a second part of the keys is in another cache.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from runtime.devices.cuda.kernels.fp8_bytes import widen
+from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 
-FAR: tl.constexpr = tl.constexpr(float("-inf"))
+NEG_INF: tl.constexpr = tl.constexpr(float("-inf"))
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
+class Cache(NamedTuple):
+    """Pointers to the KV cache as one KV head and one row see it, and strides of its tokens in elements."""
+
+    k_cache: tl.tensor
+    v_cache: tl.tensor
+    rope_cache: tl.tensor  # rotary parts of the keys, with LATENT only
+    page_table: tl.tensor  # int32, of the row's slot
+    key_stride: tl.tensor
+    value_stride: tl.tensor
+    rope_stride: tl.tensor
+
+
+class Sizes(NamedTuple):
+    """Compile-time sizes of a program."""
+
+    WINDOW: tl.constexpr  # sliding window, 0: none
+    CAPPED: tl.constexpr
+    LATENT: tl.constexpr
+    PAGE: tl.constexpr  # tokens of a page
+    M: tl.constexpr  # queries of a tile
+    N: tl.constexpr  # keys of a tile
+    DK: tl.constexpr  # head sizes of keys, values and rotary parts, and the blocks that hold them
+    DV: tl.constexpr
+    DR: tl.constexpr
+    BLOCK_K: tl.constexpr
+    BLOCK_V: tl.constexpr
+    BLOCK_R: tl.constexpr
+    FP8: tl.constexpr  # format of an 8-bit cache, "" for a cache in the queries' dtype
+    DOT: tl.constexpr  # dtype of the matrix products
+
+
+class Queries(NamedTuple):
+    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], and score factors."""
+
+    q: tl.tensor
+    q_rope: tl.tensor
+    positions: tl.tensor
+    scale: tl.tensor
+    cap: tl.tensor
+
+
+class Softmax(NamedTuple):
+    """State of the online softmax: weighted values [M, BLOCK_V], maximum and sum [M]."""
+
+    acc: tl.tensor
+    row_max: tl.tensor
+    row_sum: tl.tensor
+
+
 @triton.jit
-def _tile(
+def _load_cache_tile(
     cache: tl.tensor,
     locations: tl.tensor,
     stride: tl.tensor,
@@ -31,7 +81,7 @@ def _tile(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
-    NARROW: tl.constexpr,
+    FP8: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tl.tensor:
     """[keys, BLOCK] of a cache, as `tl.dot` takes it."""
@@ -46,85 +96,143 @@ def _tile(
         x = tl.load(at)
     else:
         x = tl.load(at, mask=(dims < DIM)[None, :], other=0)
-    return x.to(DOT) if NARROW == "" else widen(x, NARROW).to(DOT)
+    return x.to(DOT) if FP8 == "" else from_fp8(x, FP8).to(DOT)
 
 
 @triton.jit
-def _scan(
-    acc: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    q: tl.tensor,
-    q_rope: tl.tensor,
-    positions: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    ropes: tl.tensor,
-    table: tl.tensor,
-    key_stride: tl.tensor,
-    value_stride: tl.tensor,
-    rope_stride: tl.tensor,
+def _scores(
+    queries: Queries,
+    k: tl.tensor,
+    cache: Cache,
+    locations: tl.tensor,
+    key_positions: tl.tensor,
+    is_seen: tl.tensor,
+    MASKED: tl.constexpr,
+    S: tl.constexpr,
+) -> tl.tensor:
+    """Scores [M, N] of a tile of keys k [N, BLOCK_K], -inf where a query does not see a key."""
+    scores = tl.dot(queries.q, tl.trans(k), input_precision="tf32x3")
+    if S.LATENT:
+        rope = _load_cache_tile(
+            cache.rope_cache, locations, cache.rope_stride, is_seen, S.DR, S.BLOCK_R, MASKED, S.FP8, S.DOT
+        )
+        scores = tl.dot(queries.q_rope, tl.trans(rope), scores, input_precision="tf32x3")
+    scores *= queries.scale
+    if S.CAPPED:  # cap * tanh(x); x is multiplied by `scale`, and `cap` contains log2(e)
+        scores = queries.cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+    if MASKED:
+        sees = is_seen[None, :] & (key_positions[None, :] <= queries.positions[:, None])
+        if S.WINDOW > 0:
+            sees = sees & (key_positions[None, :] > queries.positions[:, None] - S.WINDOW)
+        scores = tl.where(sees, scores, NEG_INF)
+    return scores
+
+
+@triton.jit
+def _attend_tiles(
+    state: Softmax,
+    queries: Queries,
+    cache: Cache,
     begin: tl.tensor,
     end: tl.tensor,
     first: tl.tensor,
     last: tl.tensor,
-    scale: tl.tensor,
-    cap: tl.tensor,
     MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    LATENT: tl.constexpr,
-    PAGE: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DR: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    NARROW: tl.constexpr,
-    DOT: tl.constexpr,
-) -> tuple:
-    """Keys [begin, end), in tiles of N from a multiple of it on; outside [first, last) nothing is read."""
-    for at in tl.range(begin, end, N):
-        places = at + tl.arange(0, N)
-        is_seen = (places >= first) & (places < last)
-        if PAGE % N == 0:  # a tile lies in one page
-            locations = tl.load(table + at // PAGE).to(tl.int64) * PAGE + at % PAGE + tl.arange(0, N)
+    S: tl.constexpr,
+) -> Softmax:
+    """Adds keys [begin, end) in tiles of N; `begin` is a multiple of N. Nothing outside [first, last) is
+    read."""
+    acc, row_max, row_sum = state.acc, state.row_max, state.row_sum
+    for at in tl.range(begin, end, S.N):
+        key_positions = at + tl.arange(0, S.N)
+        is_seen = (key_positions >= first) & (key_positions < last)
+        if S.PAGE % S.N == 0:  # a tile lies in one page
+            page = tl.load(cache.page_table + at // S.PAGE).to(tl.int64)
+            locations = page * S.PAGE + at % S.PAGE + tl.arange(0, S.N)
         elif MASKED:
-            locations = (
-                tl.load(table + places // PAGE, mask=is_seen, other=0).to(tl.int64) * PAGE + places % PAGE
-            )
+            pages = tl.load(cache.page_table + key_positions // S.PAGE, mask=is_seen, other=0).to(tl.int64)
+            locations = pages * S.PAGE + key_positions % S.PAGE
         else:
-            locations = tl.load(table + places // PAGE).to(tl.int64) * PAGE + places % PAGE
-        k = _tile(keys, locations, key_stride, is_seen, DK, BLOCK_K, MASKED, NARROW, DOT)
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
-        if LATENT:
-            r = _tile(ropes, locations, rope_stride, is_seen, DR, BLOCK_R, MASKED, NARROW, DOT)
-            scores = tl.dot(q_rope, tl.trans(r), scores, input_precision="tf32x3")
-        scores *= scale
-        if CAPPED:  # cap * tanh(x), of which `scale` made x and `cap` knows log2(e)
-            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
-        if MASKED:
-            sees = is_seen[None, :] & (places[None, :] <= positions[:, None])
-            if WINDOW > 0:
-                sees = sees & (places[None, :] > positions[:, None] - WINDOW)
-            scores = tl.where(sees, scores, FAR)
-        top = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(top == FAR, 0.0, top) if MASKED else top
-        weights = tl.exp2(scores - base[:, None])
-        fade = tl.exp2(peak - base)
-        total = total * fade + tl.sum(weights, 1)
-        v = k if LATENT else _tile(values, locations, value_stride, is_seen, DV, BLOCK_V, MASKED, NARROW, DOT)
-        acc = tl.dot(weights.to(DOT), v, acc * fade[:, None], input_precision="tf32x3")
-        peak = top
-    return acc, peak, total
+            pages = tl.load(cache.page_table + key_positions // S.PAGE).to(tl.int64)
+            locations = pages * S.PAGE + key_positions % S.PAGE
+        k = _load_cache_tile(
+            cache.k_cache, locations, cache.key_stride, is_seen, S.DK, S.BLOCK_K, MASKED, S.FP8, S.DOT
+        )
+        scores = _scores(queries, k, cache, locations, key_positions, is_seen, MASKED, S)
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        base = tl.where(new_max == NEG_INF, 0.0, new_max) if MASKED else new_max
+        probs = tl.exp2(scores - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(probs, 1)
+        if S.LATENT:
+            v = k
+        else:
+            v = _load_cache_tile(
+                cache.v_cache, locations, cache.value_stride, is_seen, S.DV, S.BLOCK_V, MASKED, S.FP8, S.DOT
+            )
+        acc = tl.dot(probs.to(S.DOT), v, acc * rescale[:, None], input_precision="tf32x3")
+        row_max = new_max
+    return Softmax(acc, row_max, row_sum)
 
 
 @triton.jit
-def attend(
+def _attend_keys(
+    queries: Queries,
+    cache: Cache,
+    front: tl.tensor,
+    rear: tl.tensor,
+    split: tl.tensor,
+    SPLITS: tl.constexpr,
+    S: tl.constexpr,
+) -> Softmax:
+    """Attends to this split's part of the keys that queries at positions `front` to `rear` see."""
+    state = Softmax(
+        tl.zeros((S.M, S.BLOCK_V), tl.float32),
+        tl.full((S.M,), NEG_INF, tl.float32),
+        tl.zeros((S.M,), tl.float32),
+    )
+    first, last = rear * 0, rear + 1
+    low, full = first, first
+    if S.WINDOW > 0:
+        first = tl.maximum(front - S.WINDOW + 1, 0)
+        low = first // S.N * S.N
+        full = (tl.maximum(rear - S.WINDOW + 1, 0) + S.N - 1) // S.N * S.N
+    high, diagonal = last, (front + 1) // S.N * S.N
+    if SPLITS > 1:
+        size = tl.cdiv(tl.cdiv(last - low, S.N), SPLITS) * S.N
+        low += split * size
+        high = tl.minimum(low + size, last)
+    if S.WINDOW > 0:
+        middle = tl.minimum(tl.maximum(full, low), high)
+        state = _attend_tiles(state, queries, cache, low, middle, first, last, True, S)
+        low = tl.maximum(low, middle)
+    turn = tl.maximum(tl.minimum(diagonal, high), low)
+    state = _attend_tiles(state, queries, cache, low, turn, first, last, False, S)
+    return _attend_tiles(state, queries, cache, turn, high, first, last, True, S)
+
+
+@triton.jit
+def _load_queries(
+    q: tl.tensor,
+    tokens: tl.tensor,
+    heads: tl.tensor,
+    is_query: tl.tensor,
+    stride: tl.tensor,
+    head_stride: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tl.tensor:
+    """[M, BLOCK] of q [tokens, heads, DIM]."""
+    dims = tl.arange(0, BLOCK)
+    at = q + tokens[:, None] * stride + heads[:, None] * head_stride + dims[None, :]
+    return tl.load(at, mask=is_query[:, None] & (dims < DIM)[None, :], other=0).to(DOT)
+
+
+@triton.jit
+def paged_attention_kernel(
     out: tl.tensor,
-    sums: tl.tensor,
+    lse: tl.tensor,
     q: tl.tensor,
     q_rope: tl.tensor,
     keys: tl.tensor,
@@ -136,7 +244,7 @@ def attend(
     sinks: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
-    origin: tl.tensor,
+    first_query: tl.tensor,
     table_stride: tl.tensor,
     q_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -165,293 +273,126 @@ def attend(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    NARROW: tl.constexpr,
+    FP8: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Grid (tiles, key heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
-    first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False it is row i.
-    Queries and results begin with query `origin`. With splits, out [tokens, heads, splits, DV] and sums
-    [tokens, heads, splits] are float32 parts; with one, out [tokens, heads, DV] is the result."""
-    index, split = tl.program_id(0), tl.program_id(2)
-    kv_head, part = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
-    row, offset = index, 0
-    if TILED:
-        row, offset = tl.load(tiles + index), tl.load(tiles + num_tiles + index)
-    slot, start, count = (
-        tl.load(rows + row),
-        tl.load(rows + num_rows + row),
-        tl.load(rows + 2 * num_rows + row),
+    """Grid (tiles, KV heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
+    first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
+    Queries and results begin with query `first_query`. With splits, out [tokens, heads, splits, DV] and lse
+    [tokens, heads, splits] are float32 partial results; with one, out [tokens, heads, DV] is the result."""
+    S: tl.constexpr = Sizes(
+        WINDOW, CAPPED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
-    query = tl.load(rows + 3 * num_rows + row) + offset - origin
+    split, kv_head, part = tl.program_id(2), tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
+    row, offset = tl.program_id(0), 0
+    if TILED:
+        row, offset = tl.load(tiles + tl.program_id(0)), tl.load(tiles + num_tiles + tl.program_id(0))
+    slot, start = tl.load(rows + row), tl.load(rows + num_rows + row)
+    count = tl.load(rows + 2 * num_rows + row)
+    query = tl.load(rows + 3 * num_rows + row) + offset - first_query
     TOKENS: tl.constexpr = M // HEADS
-    lines = tl.arange(0, M)
-    token, member = lines // HEADS, part * HEADS + lines % HEADS
+    index = tl.arange(0, M)
+    token, member = index // HEADS, part * HEADS + index % HEADS
     num_tokens = tl.minimum(count - offset, TOKENS)
-    is_line = (token < tl.maximum(num_tokens, 1)) & (token < TOKENS) & (member < GROUP)
+    is_query = (token < tl.maximum(num_tokens, 1)) & (token < TOKENS) & (member < GROUP)
     head = kv_head * GROUP + member
     front = start + offset  # position of the first query
     rear = tl.where(num_tokens > 0, front + num_tokens - 1, -1)
-    positions = tl.minimum(front + token, rear)
-    dims, rope_dims, out_dims = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
     at = (query + token).to(tl.int64)
-    q_tile = tl.load(
-        q + at[:, None] * q_stride + head[:, None] * q_head_stride + dims[None, :],
-        mask=is_line[:, None] & (dims < DK)[None, :],
-        other=0,
-    ).to(DOT)
+    q_tile = _load_queries(q, at, head, is_query, q_stride, q_head_stride, DK, BLOCK_K, DOT)
     rope_tile = q_tile
     if LATENT:
-        rope_tile = tl.load(
-            q_rope + at[:, None] * rope_q_stride + head[:, None] * rope_q_head_stride + rope_dims[None, :],
-            mask=is_line[:, None] & (rope_dims < DR)[None, :],
-            other=0,
-        ).to(DOT)
-    acc, peak, total = _walk(
-        q_tile,
-        rope_tile,
-        positions,
-        keys + kv_head * DK,
-        values + kv_head * DV,
-        ropes,
-        tables + slot.to(tl.int64) * table_stride,
-        key_stride,
-        value_stride,
-        rope_stride,
-        front,
-        rear,
-        split,
-        scale,
-        cap,
-        SPLITS,
-        WINDOW,
-        CAPPED,
-        LATENT,
-        PAGE,
-        M,
-        N,
-        DK,
-        DV,
-        DR,
-        BLOCK_K,
-        BLOCK_V,
-        BLOCK_R,
-        NARROW,
-        DOT,
-    )
-    if HAS_SINKS and SPLITS == 1:
-        acc, total = _sink(
-            acc, peak, total, tl.load(sinks + head, mask=is_line, other=FAR).to(tl.float32) * LOG2E
+        rope_tile = _load_queries(
+            q_rope, at, head, is_query, rope_q_stride, rope_q_head_stride, DR, BLOCK_R, DOT
         )
-    whole = tl.where(total == 0.0, 1.0, total)
-    acc = acc / whole[:, None]
-    place = at * (KV_HEADS * GROUP) + head
-    if SPLITS > 1:
-        place = place * SPLITS + split
-        tl.store(sums + place, tl.where(total == 0.0, FAR, peak + tl.log2(whole)), mask=is_line)
-    tl.store(
-        out + place[:, None] * DV + out_dims[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=is_line[:, None] & (out_dims < DV)[None, :],
-    )
-
-
-@triton.jit
-def _walk(
-    q: tl.tensor,
-    q_rope: tl.tensor,
-    positions: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    ropes: tl.tensor,
-    table: tl.tensor,
-    key_stride: tl.tensor,
-    value_stride: tl.tensor,
-    rope_stride: tl.tensor,
-    front: tl.tensor,
-    rear: tl.tensor,
-    split: tl.tensor,
-    scale: tl.tensor,
-    cap: tl.tensor,
-    SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    LATENT: tl.constexpr,
-    PAGE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DR: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    NARROW: tl.constexpr,
-    DOT: tl.constexpr,
-) -> tuple:
-    """This split's part of the keys that queries at positions `front` to `rear` see."""
-    acc = tl.zeros((M, BLOCK_V), tl.float32)
-    peak = tl.full((M,), FAR, tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    first, last = rear * 0, rear + 1
-    low, full = first, first
-    if WINDOW > 0:
-        first = tl.maximum(front - WINDOW + 1, 0)
-        low = first // N * N
-        full = (tl.maximum(rear - WINDOW + 1, 0) + N - 1) // N * N
-    high, edge = last, (front + 1) // N * N
-    if SPLITS > 1:
-        size = tl.cdiv(tl.cdiv(last - low, N), SPLITS) * N
-        low += split * size
-        high = tl.minimum(low + size, last)
-    if WINDOW > 0:
-        middle = tl.minimum(tl.maximum(full, low), high)
-        acc, peak, total = _scan(
-            acc,
-            peak,
-            total,
-            q,
-            q_rope,
-            positions,
-            keys,
-            values,
+    state = _attend_keys(
+        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap),
+        Cache(
+            keys + kv_head * DK,
+            values + kv_head * DV,
             ropes,
-            table,
+            tables + slot.to(tl.int64) * table_stride,
             key_stride,
             value_stride,
             rope_stride,
-            low,
-            middle,
-            first,
-            last,
-            scale,
-            cap,
-            True,
-            WINDOW,
-            CAPPED,
-            LATENT,
-            PAGE,
-            N,
-            DK,
-            DV,
-            DR,
-            BLOCK_K,
-            BLOCK_V,
-            BLOCK_R,
-            NARROW,
-            DOT,
-        )
-        low = tl.maximum(low, middle)
-    turn = tl.maximum(tl.minimum(edge, high), low)
-    acc, peak, total = _scan(
-        acc,
-        peak,
-        total,
-        q,
-        q_rope,
-        positions,
-        keys,
-        values,
-        ropes,
-        table,
-        key_stride,
-        value_stride,
-        rope_stride,
-        low,
-        turn,
-        first,
-        last,
-        scale,
-        cap,
-        False,
-        WINDOW,
-        CAPPED,
-        LATENT,
-        PAGE,
-        N,
-        DK,
-        DV,
-        DR,
-        BLOCK_K,
-        BLOCK_V,
-        BLOCK_R,
-        NARROW,
-        DOT,
+        ),
+        front,
+        rear,
+        split,
+        SPLITS,
+        S,
     )
-    acc, peak, total = _scan(
-        acc,
-        peak,
-        total,
-        q,
-        q_rope,
-        positions,
-        keys,
-        values,
-        ropes,
-        table,
-        key_stride,
-        value_stride,
-        rope_stride,
-        turn,
-        high,
-        first,
-        last,
-        scale,
-        cap,
-        True,
-        WINDOW,
-        CAPPED,
-        LATENT,
-        PAGE,
-        N,
-        DK,
-        DV,
-        DR,
-        BLOCK_K,
-        BLOCK_V,
-        BLOCK_R,
-        NARROW,
-        DOT,
-    )
-    return acc, peak, total
+    if HAS_SINKS and SPLITS == 1:
+        state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
+    target = at * (KV_HEADS * GROUP) + head
+    if SPLITS > 1:
+        target = target * SPLITS + split
+    _store_result(out, lse, target, state, is_query, SPLITS, DV, BLOCK_V)
 
 
 @triton.jit
-def _sink(acc: tl.tensor, peak: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tuple:
-    """A learned logit that takes its share of the sum and adds nothing (Xiao et al., 2023)."""
-    top = tl.maximum(peak, sink)
-    top = tl.where(top == FAR, 0.0, top)
-    fade = tl.exp2(peak - top)
-    return acc * fade[:, None], total * fade + tl.exp2(sink - top)
-
-
-@triton.jit
-def merge(
+def _store_result(
     out: tl.tensor,
-    parts: tl.tensor,
-    sums: tl.tensor,
+    lse: tl.tensor,
+    target: tl.tensor,
+    state: Softmax,
+    is_query: tl.tensor,
+    SPLITS: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    """Divides by the sums and stores rows `target` [M] of `out`; with splits, also their binary lse."""
+    dims = tl.arange(0, BLOCK_V)
+    divisor = tl.where(state.row_sum == 0.0, 1.0, state.row_sum)
+    acc = state.acc / divisor[:, None]
+    if SPLITS > 1:
+        sums = tl.where(state.row_sum == 0.0, NEG_INF, state.row_max + tl.log2(divisor))
+        tl.store(lse + target, sums, mask=is_query)
+    tl.store(
+        out + target[:, None] * DV + dims[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=is_query[:, None] & (dims < DV)[None, :],
+    )
+
+
+@triton.jit
+def _add_sink(state: Softmax, sink: tl.tensor) -> Softmax:
+    """Adds a learned logit that takes its share of the sum and has no value (Xiao et al., 2023)."""
+    new_max = tl.maximum(state.row_max, sink)
+    new_max = tl.where(new_max == NEG_INF, 0.0, new_max)
+    rescale = tl.exp2(state.row_max - new_max)
+    row_sum = state.row_sum * rescale + tl.exp2(sink - new_max)
+    return Softmax(state.acc * rescale[:, None], state.row_max, row_sum)
+
+
+@triton.jit
+def merge_splits_kernel(
+    out: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
     sinks: tl.tensor,
     SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DV: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (tokens, heads, pieces of DV): out [tokens, heads, DV] of parts and sums as `attend` leaves
-    them."""
-    place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    """Grid (tokens, heads, blocks of DV): out [tokens, heads, DV] of the partial results and binary lse of
+    `paged_attention_kernel`."""
+    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    shares = tl.load(sums + place * SPLITS + splits)
-    top = tl.max(shares, 0)
+    shares = tl.load(lse + row * SPLITS + splits)
+    row_max = tl.max(shares, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2E
-        top = tl.maximum(top, sink)
-    top = tl.where(top == FAR, 0.0, top)
-    shares = tl.exp2(shares - top)
-    total = tl.sum(shares, 0)
+        row_max = tl.maximum(row_max, sink)
+    row_max = tl.where(row_max == NEG_INF, 0.0, row_max)
+    shares = tl.exp2(shares - row_max)
+    row_sum = tl.sum(shares, 0)
     if HAS_SINKS:
-        total += tl.exp2(sink - top)
-    found = tl.load(
-        parts + (place * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0
+        row_sum += tl.exp2(sink - row_max)
+    partial = tl.load(
+        partials + (row * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0
     )
-    acc = tl.sum(found * shares[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + place * DV + dims, acc.to(out.dtype.element_ty), mask=dims < DV)
+    acc = tl.sum(partial * shares[:, None], 0) / tl.where(row_sum == 0.0, 1.0, row_sum)
+    tl.store(out + row * DV + dims, acc.to(out.dtype.element_ty), mask=dims < DV)

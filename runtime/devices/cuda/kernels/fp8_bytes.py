@@ -1,6 +1,6 @@
 """8-bit floats as bytes: keys and values of --kv-cache-dtype fp8_*.
 
-By their bits, so that every card does it, the same everywhere: conversions of the hardware begin with sm_89,
+By their bits, so that every GPU does it, the same everywhere: conversions of the hardware begin with sm_89,
 and the interpreter rounds differently. Widening costs three integer operations and a product beside a load of
 memory. What exceeds the range becomes the largest number there is. NaN is stored as NaN, and e4m3's is read
 as 480, so that reading has no branch.
@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def widen(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+def from_fp8(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """uint8 -> float16, exactly. Both are a float16 with fewer bits: e5m2 its upper half, e4m3 one with
     another bias."""
     wide = x.to(tl.uint16)
@@ -21,7 +21,7 @@ def widen(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def narrow(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+def to_fp8(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the unit is fixed:
     adding a number whose last place is that unit rounds to it, and leaves the code in the last bits."""
     if KIND == "e4m3":

@@ -1,195 +1,179 @@
-"""Products of activations with weights of any scheme, for one weight or for those of many experts: one
-kernel, and one that joins parts.
+"""Matrix products of activations with weights of any scheme, for one weight or for those of many experts: one
+kernel, and one that adds split sums.
 
-A program has a tile of M rows and N outputs, or of N gates and the N numbers that they gate, and walks the
-inputs K at a time. Numbers of few bits meet as the tensor cores like them: int8 with int8; 8-bit floats as
-they are where the card multiplies them, else as float16, which holds each of them exactly; codes less their
-zero point as the type of the activations, which holds these exactly too. So a product is exact up to its sum,
-and scales come behind it: those of groups after each group, the others at the end.
+A program has a tile of M rows and N outputs (with GATED, N gates and the N numbers that they gate) and walks
+the inputs K at a time. Numbers of few bits are multiplied in the form that the tensor cores take: int8 with
+int8; 8-bit floats as they are where the GPU multiplies them, else as float16, which holds each of them
+exactly; 4-bit and 8-bit codes minus their zero point in the dtype of the activations, which holds these
+exactly too. So a product is exact up to its sum, and scales are applied to sums: those of a group after the
+group, the others at the end.
 
-Codes of four bits are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so
-that both halves of what a program reads meet activations that lie side by side. With few rows the inputs are
-split among several programs, so that all of the card reads weights; their parts are added in order.
+4-bit codes are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so that both
+halves of what a program reads are multiplied with contiguous activations. With few rows the inputs are split
+among several programs, so that the whole GPU reads weights; their partial sums are added in a fixed order.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from runtime.devices.cuda.kernels.fp8_bytes import widen
+from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 
-# tiles of rows that are neighbours in time, so that they find weights in the cache
-BAND: tl.constexpr = tl.constexpr(8)
+# tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
+GROUP_M: tl.constexpr = tl.constexpr(8)
+
+
+class Format(NamedTuple):
+    """Compile-time facts about weights and activations."""
+
+    KIND: tl.constexpr  # of weights: plain, fp8, int8, codes4, codes8
+    INPUTS: tl.constexpr  # of quantized activations: fp8, int8, or "" for activations in full
+    GROUP: tl.constexpr  # inputs that share a scale; 0: all
+    GROUPED_INPUTS: tl.constexpr  # whether activations have a scale for each group
+    HAS_ZEROS: tl.constexpr  # whether codes have zero points of their own
+    EVEN: tl.constexpr  # whether K divides the number of inputs
+    NATIVE: tl.constexpr  # whether the tensor cores multiply 8-bit floats
+    M: tl.constexpr
+    N: tl.constexpr
+    K: tl.constexpr
+    DOT: tl.constexpr  # dtype of products of floats
+
+
+class Weights(NamedTuple):
+    """Pointers to one matrix [rows, ins] for N of its rows: numbers, and scales and zero points by group."""
+
+    at: tl.tensor  # [N]
+    scales: tl.tensor  # [N]
+    zeros: tl.tensor  # [N]
+
+
+class Epilogue(NamedTuple):
+    """Which corrections the sums get before they are stored."""
+
+    FACTORED: tl.constexpr  # a factor for each row
+    SCALED: tl.constexpr  # a scale for each output
+    HAS_SUMS: tl.constexpr  # an int32 addend for each output
+    HAS_BIAS: tl.constexpr
 
 
 @triton.jit
-def _known(
-    raw: tl.tensor,
-    zeros: tl.tensor,
-    is_out: tl.tensor,
-    KIND: tl.constexpr,
-    INPUTS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    NATIVE: tl.constexpr,
-    DOT: tl.constexpr,
-) -> tl.tensor:
-    """[N, K] of weights as they lie -> as they are multiplied, but for their scales."""
-    if KIND == "plain":
-        return raw.to(DOT)
-    elif NATIVE:
+def _to_operand(raw: tl.tensor, zeros: tl.tensor, is_out: tl.tensor, F: tl.constexpr) -> tl.tensor:
+    """Stored weights [N, K] as the matrix product takes them, without their scales."""
+    if F.KIND == "plain":
+        return raw.to(F.DOT)
+    elif F.NATIVE:
         return raw.to(tl.float8e4nv, bitcast=True)
-    elif KIND == "fp8":
-        return widen(raw, "e4m3").to(DOT)
-    elif KIND == "int8":
+    elif F.KIND == "fp8":
+        return from_fp8(raw, "e4m3").to(F.DOT)
+    elif F.KIND == "int8":
         return raw
     else:
-        if HAS_ZEROS:
-            known = raw.to(tl.int16) - tl.load(zeros, mask=is_out, other=0).to(tl.int16)[:, None]
+        if F.HAS_ZEROS:
+            codes = raw.to(tl.int16) - tl.load(zeros, mask=is_out, other=0).to(tl.int16)[:, None]
         else:
-            known = raw.to(tl.int16) - MIDDLE
-        if INPUTS == "int8":
-            return known.to(tl.int8)
+            codes = raw.to(tl.int16) - (8 if F.KIND == "codes4" else 128)
+        if F.INPUTS == "int8":
+            return codes.to(tl.int8)
         else:
-            return known.to(tl.float32).to(DOT)
+            return codes.to(tl.float32).to(F.DOT)
 
 
 @triton.jit
-def _dot(
-    x: tl.tensor, w: tl.tensor, acc: tl.tensor, INPUTS: tl.constexpr, NATIVE: tl.constexpr, K: tl.constexpr
-) -> tl.tensor:
-    if NATIVE:  # the tensor cores' own sums of 8-bit floats are short: none is longer than K
-        return tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=K)
-    elif INPUTS == "int8":
+def _dot(x: tl.tensor, w: tl.tensor, acc: tl.tensor, F: tl.constexpr) -> tl.tensor:
+    """acc + x w^T; `acc` may be None."""
+    if F.NATIVE:  # the tensor cores' own sums of 8-bit floats are short: none is longer than K
+        return tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=F.K)
+    elif F.INPUTS == "int8":
         return tl.dot(x, tl.trans(w), acc, out_dtype=tl.int32)
     else:
         return tl.dot(x, tl.trans(w), acc, input_precision="tf32x3")
 
 
 @triton.jit
-def _inputs(
-    x: tl.tensor,
-    at: tl.tensor,
-    ins: tl.tensor,
-    is_row: tl.tensor,
-    INPUTS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NATIVE: tl.constexpr,
-    K: tl.constexpr,
-    DOT: tl.constexpr,
+def _load_inputs(
+    x: tl.tensor, at: tl.tensor, ins: tl.tensor, is_row: tl.tensor, F: tl.constexpr
 ) -> tl.tensor:
-    """[M, K] of rows that begin at `x` [M]."""
-    columns = at + tl.arange(0, K)
-    mask = is_row[:, None] if EVEN else is_row[:, None] & (columns < ins)[None, :]
-    found = tl.load(x[:, None] + columns[None, :], mask=mask, other=0)
-    if NATIVE:
-        return found.to(tl.float8e4nv, bitcast=True)
-    elif INPUTS == "fp8":
-        return widen(found, "e4m3").to(DOT)
-    elif INPUTS == "int8":
-        return found
+    """Activations [M, K] from column `at` on, of rows that begin at `x` [M]."""
+    columns = at + tl.arange(0, F.K)
+    mask = is_row[:, None] if F.EVEN else is_row[:, None] & (columns < ins)[None, :]
+    values = tl.load(x[:, None] + columns[None, :], mask=mask, other=0)
+    if F.NATIVE:
+        return values.to(tl.float8e4nv, bitcast=True)
+    elif F.INPUTS == "fp8":
+        return from_fp8(values, "e4m3").to(F.DOT)
+    elif F.INPUTS == "int8":
+        return values
     else:
-        return found.to(DOT)
+        return values.to(F.DOT)
 
 
 @triton.jit
-def _scaled(
-    acc: tl.tensor,
-    part: tl.tensor,
-    factor: tl.tensor,
-    scales: tl.tensor,
-    is_out: tl.tensor,
-    GROUPED_INPUTS: tl.constexpr,
+def _add_scaled(
+    acc: tl.tensor, part: tl.tensor, factor: tl.tensor, scales: tl.tensor, is_out: tl.tensor, F: tl.constexpr
 ) -> tl.tensor:
-    """acc and what a group adds."""
+    """acc plus the scaled sums of one group."""
     part = part.to(tl.float32) * tl.load(scales, mask=is_out, other=0.0)[None, :]
-    return acc + (part * factor[:, None] if GROUPED_INPUTS else part)
+    return acc + (part * factor[:, None] if F.GROUPED_INPUTS else part)
 
 
 @triton.jit
-def _walk(
+def _load_weights(
+    at: tl.tensor, block: tl.tensor, ins: tl.tensor, is_out: tl.tensor, F: tl.constexpr
+) -> tl.tensor:
+    """Stored weights [N, K] of one block of columns."""
+    inside = tl.arange(0, F.K)
+    mask = is_out[:, None] if F.EVEN else is_out[:, None] & (block * F.K + inside < ins)[None, :]
+    return tl.load(at[:, None] + block * F.K + inside[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def _accumulate(
     x: tl.tensor,
-    weight: tl.tensor,
-    up: tl.tensor,
+    weights: Weights,
+    gated_weights: Weights,
     factors: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
     is_row: tl.tensor,
     is_out: tl.tensor,
     ins: tl.tensor,
     rows: tl.tensor,
-    above: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
-    KIND: tl.constexpr,
-    INPUTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPED_INPUTS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
     GATED: tl.constexpr,
-    EVEN: tl.constexpr,
-    NATIVE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    DOT: tl.constexpr,
+    F: tl.constexpr,
 ) -> tuple:
-    """Sums over pieces [begin, end) of the inputs: of the outputs, and of those that lie `above` rows further
-    on where they are gated."""
-    HALVES: tl.constexpr = 2 if KIND == "codes4" else 1
-    MIDDLE: tl.constexpr = 8 if KIND == "codes4" else 128
-    GROUPED: tl.constexpr = GROUP > 0
-    ALONE: tl.constexpr = GROUP % (2 * K) != 0  # whether two halves of a byte are of two groups
-    KEPT: tl.constexpr = tl.int32 if INPUTS == "int8" and GROUP == 0 else tl.float32
-    acc = tl.zeros((M, N), KEPT)
-    gated = tl.zeros((M, N), KEPT) if GATED else acc
-    inside = tl.arange(0, K)
+    """Sums [M, N] over blocks [begin, end) of the inputs: of the outputs, and of what they gate. Scales and
+    zero points of a group are `rows` behind those of the group before it."""
+    HALVES: tl.constexpr = 2 if F.KIND == "codes4" else 1
+    GROUPED: tl.constexpr = F.GROUP > 0
+    ALONE: tl.constexpr = F.GROUP % (2 * F.K) != 0  # whether the two halves of a byte are of two groups
+    SUM: tl.constexpr = tl.int32 if F.INPUTS == "int8" and F.GROUP == 0 else tl.float32
+    acc = tl.zeros((F.M, F.N), SUM)
+    gated = tl.zeros((F.M, F.N), SUM) if GATED else acc
     factor = is_row.to(tl.float32)
-    for piece in tl.range(begin, end):
-        mask = is_out[:, None] if EVEN else is_out[:, None] & (piece * K + inside < ins)[None, :]
-        raw = tl.load(weight[:, None] + piece * K + inside[None, :], mask=mask, other=0)
-        other = tl.load(up[:, None] + piece * K + inside[None, :], mask=mask, other=0) if GATED else raw
-        part, other_part = acc, gated
+    for block in tl.range(begin, end):
+        raw = _load_weights(weights.at, block, ins, is_out, F)
+        gated_raw = _load_weights(gated_weights.at, block, ins, is_out, F) if GATED else raw
+        part, gated_part = acc, gated
         for half in tl.static_range(HALVES):
-            at = (piece * HALVES + half) * K
-            group = at // GROUP if GROUPED else 0
-            a = _inputs(x, at, ins, is_row, INPUTS, EVEN, NATIVE, K, DOT)
-            w = _known(
-                raw if HALVES == 1 else (raw & 15 if half == 0 else raw >> 4),
-                zeros + group * rows,
-                is_out,
-                KIND,
-                INPUTS,
-                HAS_ZEROS,
-                MIDDLE,
-                NATIVE,
-                DOT,
-            )
-            part = _dot(a, w, None if GROUPED and (half == 0 or ALONE) else part, INPUTS, NATIVE, K)
+            at = (block * HALVES + half) * F.K
+            group = (at // F.GROUP if GROUPED else 0) * rows
+            a = _load_inputs(x, at, ins, is_row, F)
+            stored = raw if HALVES == 1 else (raw & 15 if half == 0 else raw >> 4)
+            w = _to_operand(stored, weights.zeros + group, is_out, F)
+            part = _dot(a, w, None if GROUPED and (half == 0 or ALONE) else part, F)
             if GATED:
-                w = _known(
-                    other if HALVES == 1 else (other & 15 if half == 0 else other >> 4),
-                    zeros + group * rows + above,
-                    is_out,
-                    KIND,
-                    INPUTS,
-                    HAS_ZEROS,
-                    MIDDLE,
-                    NATIVE,
-                    DOT,
-                )
-                other_part = _dot(
-                    a, w, None if GROUPED and (half == 0 or ALONE) else other_part, INPUTS, NATIVE, K
-                )
+                stored = gated_raw if HALVES == 1 else (gated_raw & 15 if half == 0 else gated_raw >> 4)
+                w = _to_operand(stored, gated_weights.zeros + group, is_out, F)
+                gated_part = _dot(a, w, None if GROUPED and (half == 0 or ALONE) else gated_part, F)
             if GROUPED and (half == HALVES - 1 or ALONE):
-                if GROUPED_INPUTS:
-                    factor = tl.load(factors + group, mask=is_row, other=0.0)
-                acc = _scaled(acc, part, factor, scales + group * rows, is_out, GROUPED_INPUTS)
+                if F.GROUPED_INPUTS:
+                    factor = tl.load(factors + at // F.GROUP, mask=is_row, other=0.0)
+                acc = _add_scaled(acc, part, factor, weights.scales + group, is_out, F)
                 if GATED:
-                    gated = _scaled(
-                        gated, other_part, factor, scales + group * rows + above, is_out, GROUPED_INPUTS
-                    )
+                    gated = _add_scaled(gated, gated_part, factor, gated_weights.scales + group, is_out, F)
         if GROUPED == 0:
-            acc, gated = part, other_part
+            acc, gated = part, gated_part
     return acc, gated
 
 
@@ -201,26 +185,59 @@ def _finish(
     sums: tl.tensor,
     bias: tl.tensor,
     is_out: tl.tensor,
-    FACTORED: tl.constexpr,
-    SCALED: tl.constexpr,
-    HAS_SUMS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    E: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [M, N] of what the loop leaves."""
-    if HAS_SUMS:
+    """Results float32 [M, N] of complete sums."""
+    if E.HAS_SUMS:
         acc += tl.load(sums, mask=is_out, other=0)[None, :]
-    found = acc.to(tl.float32)
-    if FACTORED:
-        found *= factor[:, None]
-    if SCALED:
-        found *= tl.load(scales, mask=is_out, other=0.0)[None, :]
-    if HAS_BIAS:
-        found += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[None, :]
-    return found
+    result = acc.to(tl.float32)
+    if E.FACTORED:
+        result *= factor[:, None]
+    if E.SCALED:
+        result *= tl.load(scales, mask=is_out, other=0.0)[None, :]
+    if E.HAS_BIAS:
+        result += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[None, :]
+    return result
 
 
 @triton.jit
-def multiply(
+def _store_outputs(
+    out: tl.tensor,
+    acc: tl.tensor,
+    gated: tl.tensor,
+    factors: tl.tensor,
+    scales: tl.tensor,
+    sums: tl.tensor,
+    bias: tl.tensor,
+    source: tl.tensor,
+    outs: tl.tensor,
+    is_row: tl.tensor,
+    is_out: tl.tensor,
+    mask: tl.tensor,
+    GATED: tl.constexpr,
+    E: tl.constexpr,
+) -> None:
+    """Corrects complete sums, applies the gate and stores [M, N] at `out`."""
+    factor = tl.load(factors + source, mask=is_row, other=0.0) if E.FACTORED else is_row.to(tl.float32)
+    result = _finish(acc, factor, scales, sums, bias, is_out, E)
+    if GATED:
+        UNBIASED: tl.constexpr = Epilogue(E.FACTORED, E.SCALED, E.HAS_SUMS, False)
+        up = _finish(gated, factor, scales + outs, sums + outs, bias, is_out, UNBIASED)
+        result = result / (1.0 + tl.exp(-result)) * up
+    tl.store(out, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tile_of(num_tiles: tl.tensor, columns: tl.tensor) -> tuple:
+    """Which tile of rows and which of outputs this program has."""
+    index = tl.program_id(0)
+    first = index // (GROUP_M * columns) * GROUP_M
+    height = tl.minimum(num_tiles - first, GROUP_M)
+    return first + index % (GROUP_M * columns) % height, index % (GROUP_M * columns) // height
+
+
+@triton.jit
+def gemm_kernel(
     out: tl.tensor,
     x: tl.tensor,
     weight: tl.tensor,
@@ -230,7 +247,7 @@ def multiply(
     sums: tl.tensor,
     bias: tl.tensor,
     slots: tl.tensor,
-    owners: tl.tensor,
+    expert_ids: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     outs: tl.tensor,
@@ -258,99 +275,62 @@ def multiply(
     K: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or slots, of which REPEAT share a
-    row of x; ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and owners int32 [tiles],
-    "single" for a slot and owner each tile. out [num_rows, outs]; or, with splits, [SPLITS, num_rows, outs]
-    of sums as they are."""
-    columns, index, lines = tl.cdiv(outs, N), tl.program_id(0), tl.arange(0, M)
-    first = index // (BAND * columns) * BAND
-    height = tl.minimum(num_tiles - first, BAND)
-    tile, column = first + index % (BAND * columns) % height, index % (BAND * columns) // height
+    """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
+    share a row of x. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
+    [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected sums
+    [SPLITS, num_rows, outs]."""
+    F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
+    E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
+    index = tl.arange(0, M)
+    tile, column = _tile_of(num_tiles, tl.cdiv(outs, N))
     if ROUTED == "":
-        expert, row = (tile * 0).to(tl.int64), tile * M + lines
+        expert, row = (tile * 0).to(tl.int64), tile * M + index
         is_row = row < num_rows
     elif ROUTED == "tiles":
-        expert, row = tl.load(owners + tile).to(tl.int64), tl.load(slots + tile * M + lines)
+        expert, row = tl.load(expert_ids + tile).to(tl.int64), tl.load(slots + tile * M + index)
         is_row = row < num_rows
     else:
-        expert, row = tl.load(owners + tile).to(tl.int64), tile + lines * 0
-        is_row = lines == 0
+        expert, row = tl.load(expert_ids + tile).to(tl.int64), tile + index * 0
+        is_row = index == 0
     if (expert >= 0) & (expert < num_experts):
-        place = column * N + tl.arange(0, N)
-        is_out = place < outs
+        n = column * N + tl.arange(0, N)
+        is_out = n < outs
         rows = outs * 2 if GATED else outs
         source = (row // REPEAT).to(tl.int64)
         width = ins // 2 if KIND == "codes4" else ins
-        lead = weight + expert * rows * width + place.to(tl.int64) * width
-        grouped = expert * num_groups * rows + place
-        pieces = tl.cdiv(width, K)
-        each = tl.cdiv(pieces, SPLITS)
+        at = weight + expert * rows * width + n.to(tl.int64) * width
+        grouped = expert * num_groups * rows + n
+        blocks = tl.cdiv(width, K)
+        each = tl.cdiv(blocks, SPLITS)
         begin = tl.program_id(1) * each
-        acc, gated = _walk(
+        acc, gated = _accumulate(
             x + source * x_stride,
-            lead,
-            lead + (expert * 0 + outs) * width,
+            Weights(at, scales + grouped, zeros + grouped),
+            Weights(at + (expert * 0 + outs) * width, scales + grouped + outs, zeros + grouped + outs),
             factors + source * num_groups,
-            scales + grouped,
-            zeros + grouped,
             is_row,
             is_out,
             ins,
             rows,
-            outs,
             begin,
-            tl.minimum(begin + each, pieces),
-            KIND,
-            INPUTS,
-            GROUP,
-            GROUPED_INPUTS,
-            HAS_ZEROS,
+            tl.minimum(begin + each, blocks),
             GATED,
-            EVEN,
-            NATIVE,
-            M,
-            N,
-            K,
-            DOT,
+            F,
         )
-        target = row.to(tl.int64)[:, None] * outs + place[None, :]
+        target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]
         if SPLITS > 1:
             tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * outs + target, acc, mask=mask)
         else:
-            factor = tl.load(factors + source, mask=is_row, other=0.0) if FACTORED else is_row.to(tl.float32)
-            lead = expert * rows + place
-            found = _finish(
-                acc,
-                factor,
-                scales + lead,
-                sums + lead,
-                bias + place,
-                is_out,
-                FACTORED,
-                SCALED,
-                HAS_SUMS,
-                HAS_BIAS,
+            lead = expert * rows + n
+            corrections = factors, scales + lead, sums + lead, bias + n
+            _store_outputs(
+                out + target, acc, gated, *corrections, source, outs, is_row, is_out, mask, GATED, E
             )
-            if GATED:
-                passed = _finish(
-                    gated,
-                    factor,
-                    scales + lead + outs,
-                    sums + lead + outs,
-                    bias,
-                    is_out,
-                    FACTORED,
-                    SCALED,
-                    HAS_SUMS,
-                    False,
-                )
-                found = found / (1.0 + tl.exp(-found)) * passed
-            tl.store(out + target, found.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def add_parts(
+def add_splits_kernel(
     out: tl.tensor,
     parts: tl.tensor,
     factors: tl.tensor,
@@ -366,23 +346,13 @@ def add_parts(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (rows, pieces of a row): out [rows, outs] of parts [SPLITS, rows, outs]."""
-    row, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_out = place < outs
-    total = tl.load(parts + row * outs + place, mask=is_out, other=0)
+    """Grid (rows, blocks of a row): out [rows, outs] of partial sums [SPLITS, rows, outs]."""
+    E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_out = n < outs
+    total = tl.load(parts + row * outs + n, mask=is_out, other=0)
     for split in range(1, SPLITS):
-        total += tl.load(parts + (split * num_rows + row) * outs + place, mask=is_out, other=0)
+        total += tl.load(parts + (split * num_rows + row) * outs + n, mask=is_out, other=0)
     factor = tl.load(factors + row + tl.arange(0, 1)) if FACTORED else tl.full((1,), 1.0, tl.float32)
-    found = _finish(
-        total[None, :],
-        factor,
-        scales + place,
-        sums + place,
-        bias + place,
-        is_out,
-        FACTORED,
-        SCALED,
-        HAS_SUMS,
-        HAS_BIAS,
-    )
-    tl.store(out + row * outs + place[None, :], found.to(out.dtype.element_ty), mask=is_out[None, :])
+    result = _finish(total[None, :], factor, scales + n, sums + n, bias + n, is_out, E)
+    tl.store(out + row * outs + n[None, :], result.to(out.dtype.element_ty), mask=is_out[None, :])

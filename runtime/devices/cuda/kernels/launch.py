@@ -1,6 +1,6 @@
 """What all launches share: where kernels run, and the sizes that suit them there.
 
-Kernels run where their tensors are. Without a card that is Triton's interpreter (TRITON_INTERPRET=1 before
+Kernels run where their tensors are. Without a GPU that is Triton's interpreter (TRITON_INTERPRET=1 before
 triton is first imported), which knows bfloat16 as bits only: what enters `tl.dot` is float32 there, and all
 other arithmetic is in float32 everywhere.
 """
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-WIDTHS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-NARROW = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}  # kept as bytes; see narrow.py
+TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+FP8_KINDS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}  # kept as bytes; see narrow.py
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """What the sizes of tiles and grids depend on."""
 
     num_cores: int  # multiprocessors
@@ -25,15 +25,15 @@ class Card:
     has_fp8: bool = False  # whether its tensor cores take 8-bit floats
 
 
-INTERPRETER = Card(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
+INTERPRETER = Gpu(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
 
 
-def card_of(torch_device: torch.device) -> Card:
-    """The card behind a torch device."""
+def gpu_of(torch_device: torch.device) -> Gpu:
+    """The GPU behind a torch device."""
     if torch_device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(torch_device)
-    return Card(
+    return Gpu(
         properties.multi_processor_count,
         properties.shared_memory_per_multiprocessor,
         (properties.major, properties.minor) >= (8, 9),
@@ -42,9 +42,9 @@ def card_of(torch_device: torch.device) -> Card:
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
     """What the matrix products of a kernel over tensors of `dtype` take."""
-    return tl.float32 if knobs.runtime.interpret and dtype == torch.bfloat16 else WIDTHS[dtype]
+    return tl.float32 if knobs.runtime.interpret and dtype == torch.bfloat16 else TL_DTYPES[dtype]
 
 
-def power(number: int, least: int = 1) -> int:
+def next_power_of_2(number: int, least: int = 1) -> int:
     """The next power of two that is not below it, nor below `least`."""
     return max(least, triton.next_power_of_2(number))

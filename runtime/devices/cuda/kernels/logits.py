@@ -11,7 +11,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def ban(
+def mask_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
     bits: tl.tensor,
@@ -33,7 +33,7 @@ def ban(
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """See Ops.mask."""
     if len(rows):
-        ban[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
+        mask_kernel[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits,
             rows,
             bits,
@@ -47,7 +47,7 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 
 @triton.jit
-def penalise_row(
+def penalties_kernel(
     logits: tl.tensor,
     places: tl.tensor,
     index: tl.tensor,
@@ -59,30 +59,30 @@ def penalise_row(
     BLOCK: tl.constexpr,
 ) -> None:
     """Grid (rows, pieces of the vocabulary)."""
-    place, held = (
+    row, state_row = (
         tl.load(places + tl.program_id(0)).to(tl.int64),
         tl.load(index + tl.program_id(0)).to(tl.int64),
     )
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = at < vocab
-    count = tl.load(generated + held * vocab + at, mask=is_there, other=0)
-    is_known = (count > 0) | (tl.load(in_prompt + held * vocab + at, mask=is_there, other=0) != 0)
-    frequency, presence = tl.load(penalties + held * 3), tl.load(penalties + held * 3 + 1)
-    repetition = tl.load(penalties + held * 3 + 2)
-    found = tl.load(logits + place * stride + at, mask=is_there, other=0.0)
-    scaled = tl.where(found > 0, found / repetition, found * repetition)
-    found = (
-        tl.where(is_known, scaled, found)
+    count = tl.load(generated + state_row * vocab + at, mask=is_there, other=0)
+    is_known = (count > 0) | (tl.load(in_prompt + state_row * vocab + at, mask=is_there, other=0) != 0)
+    frequency, presence = tl.load(penalties + state_row * 3), tl.load(penalties + state_row * 3 + 1)
+    repetition = tl.load(penalties + state_row * 3 + 2)
+    values = tl.load(logits + row * stride + at, mask=is_there, other=0.0)
+    scaled = tl.where(values > 0, values / repetition, values * repetition)
+    values = (
+        tl.where(is_known, scaled, values)
         - frequency * count.to(tl.float32)
         - tl.where(count > 0, presence, 0.0)
     )
-    tl.store(logits + place * stride + at, found, mask=is_there & is_known)
+    tl.store(logits + row * stride + at, values, mask=is_there & is_known)
 
 
-def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+def apply_penalties(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
     """See Fused.penalise."""
     if len(rows):
-        penalise_row[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
+        penalties_kernel[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits,
             rows,
             at,

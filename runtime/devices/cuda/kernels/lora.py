@@ -11,12 +11,12 @@ import triton.language as tl
 
 
 @triton.jit
-def shrink(
+def shrink_kernel(
     inner: tl.tensor,
     x: tl.tensor,
     a: tl.tensor,
     slots: tl.tensor,
-    owners: tl.tensor,
+    expert_ids: tl.tensor,
     num_rows: tl.tensor,
     ins: tl.tensor,
     width: tl.tensor,
@@ -30,7 +30,7 @@ def shrink(
     """Grid (tiles, pieces of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a
     [seats, width, ins]."""
     tile, split = tl.program_id(0), tl.program_id(2)
-    lora_slot = tl.load(owners + tile).to(tl.int64)
+    lora_slot = tl.load(expert_ids + tile).to(tl.int64)
     if lora_slot >= 0:
         row, place = (
             tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64),
@@ -38,11 +38,11 @@ def shrink(
         )
         is_row, is_there = row < num_rows, place < width
         lead, weight = x + row * stride, a + (lora_slot * width + place) * ins
-        pieces = tl.cdiv(ins, K)
-        each = tl.cdiv(pieces, SPLITS)
+        column_blocks = tl.cdiv(ins, K)
+        each = tl.cdiv(column_blocks, SPLITS)
         acc = tl.zeros((M, N), tl.float32)
-        for piece in tl.range(split * each, tl.minimum((split + 1) * each, pieces)):
-            at = piece * K + tl.arange(0, K)
+        for block in tl.range(split * each, tl.minimum((split + 1) * each, column_blocks)):
+            at = block * K + tl.arange(0, K)
             left = tl.load(lead[:, None] + at[None, :], mask=is_row[:, None] & (at < ins)[None, :], other=0.0)
             right = tl.load(
                 weight[:, None] + at[None, :], mask=is_there[:, None] & (at < ins)[None, :], other=0.0
@@ -53,13 +53,13 @@ def shrink(
 
 
 @triton.jit
-def expand(
+def expand_kernel(
     out: tl.tensor,
     inner: tl.tensor,
     b: tl.tensor,
-    pieces: tl.tensor,
+    column_blocks: tl.tensor,
     slots: tl.tensor,
-    owners: tl.tensor,
+    expert_ids: tl.tensor,
     num_rows: tl.tensor,
     columns: tl.tensor,
     width: tl.tensor,
@@ -72,17 +72,17 @@ def expand(
     DOT: tl.constexpr,
 ) -> None:
     """Grid (tiles, pieces of columns): adds to out [rows, any] what b [seats, columns, RANK] makes of
-    `inner`. `pieces`, int32 [any, 4]: of which part a piece is, where it begins in b and in out, and how many
+    `inner`. `column_blocks`, int32 [any, 4]: of which part a piece is, where it begins in b and in out, and how many
     columns it has."""
-    tile, piece = tl.program_id(0), pieces + tl.program_id(1) * 4
-    lora_slot = tl.load(owners + tile).to(tl.int64)
+    tile, block = tl.program_id(0), column_blocks + tl.program_id(1) * 4
+    lora_slot = tl.load(expert_ids + tile).to(tl.int64)
     if lora_slot >= 0:
         row = tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64)
         part, first, target, count = (
-            tl.load(piece),
-            tl.load(piece + 1),
-            tl.load(piece + 2),
-            tl.load(piece + 3),
+            tl.load(block),
+            tl.load(block + 1),
+            tl.load(block + 2),
+            tl.load(block + 3),
         )
         at, column = tl.arange(0, K), tl.arange(0, N)
         is_row, is_inner, is_column = row < num_rows, at < RANK, column < count

@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.launch import power
+from runtime.devices.cuda.kernels.launch import next_power_of_2
 
 PART = 4096  # slots of a program
 CHUNK = 1024  # of them at a time
-NOBODY = -1  # the expert of a tile that is not needed
+NO_EXPERT = -1  # the expert of a tile that is not needed
 
 
 @triton.jit
-def count(
+def count_experts_kernel(
     ids: tl.tensor,
     counts: tl.tensor,
     num_slots: tl.tensor,
@@ -40,11 +40,11 @@ def count(
 
 
 @triton.jit
-def place(
+def align_kernel(
     ids: tl.tensor,
     counts: tl.tensor,
     slots: tl.tensor,
-    owners: tl.tensor,
+    expert_ids: tl.tensor,
     num_slots: tl.tensor,
     num_tiles: tl.tensor,
     EXPERTS: tl.constexpr,
@@ -68,12 +68,12 @@ def place(
     end = first + (total + M - 1) // M
     if part == 0:
         for at in range(first, end, BLOCK_E):
-            tl.store(owners + at + experts, expert + experts * 0, mask=at + experts < end)
+            tl.store(expert_ids + at + experts, expert + experts * 0, mask=at + experts < end)
         padding = first * M + total + tl.arange(0, M)
         tl.store(slots + padding, num_slots + tl.arange(0, M) * 0, mask=padding < end * M)
         if expert == EXPERTS - 1:
             for at in range(end, num_tiles, BLOCK_E):
-                tl.store(owners + at + experts, experts * 0 - 1, mask=at + experts < num_tiles)
+                tl.store(expert_ids + at + experts, experts * 0 - 1, mask=at + experts < num_tiles)
     at = first * M + before
     for step in range(0, PART, CHUNK):
         slot = part * PART + step + tl.arange(0, CHUNK)
@@ -84,7 +84,7 @@ def place(
 
 
 @triton.jit
-def gather(
+def sum_experts_kernel(
     x: tl.tensor,
     ids: tl.tensor,
     weights: tl.tensor,
@@ -101,63 +101,63 @@ def gather(
         slot = token * TOP_K + i
         expert = tl.load(ids + slot)
         is_here = (expert >= 0) & (expert < EXPERTS)
-        found = tl.load(x + slot * size + at, mask=is_here & (at < size), other=0.0).to(tl.float32)
-        total += found * tl.where(is_here, tl.load(weights + slot), 0.0)
+        row = tl.load(x + slot * size + at, mask=is_here & (at < size), other=0.0).to(tl.float32)
+        total += row * tl.where(is_here, tl.load(weights + slot), 0.0)
     tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class ExpertTiles:
     """Which slots are multiplied by which expert's weight, a tile at a time."""
 
     # int32 [tiles * size], the number of slots where there is none; or, with size 0, none: tile i has slot i
     # alone
     slots: Tensor
-    owners: Tensor  # [tiles]: an expert of this rank; what is none is not computed
+    expert_ids: Tensor  # [tiles]: an expert of this rank; what is none is not computed
     size: int
 
 
-def spread(ids: Tensor, num_experts: int, size: int) -> Tiles:
+def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTiles:
     """ids int64 [T, k]; with `size` 0 a tile for each slot, for steps so small that experts are rarely
     shared."""
     if not size:
-        return Tiles(ids, ids, 0)
+        return ExpertTiles(ids, ids, 0)
     num_slots = ids.numel()
     num_tiles = (num_slots + min(num_experts, num_slots) * (size - 1)) // size
     parts = triton.cdiv(num_slots, PART)
-    counts, slots, owners = (
+    counts, slots, expert_ids = (
         torch.empty(number, dtype=torch.int32, device=ids.device)
         for number in (num_experts * parts, num_tiles * size, num_tiles)
     )
-    part, chunk = min(PART, power(num_slots, 16)), min(CHUNK, power(num_slots, 16))
+    part, chunk = min(PART, next_power_of_2(num_slots, 16)), min(CHUNK, next_power_of_2(num_slots, 16))
     grid = (num_experts, parts)
-    count[grid](ids, counts, num_slots, PARTS=parts, PART=part, CHUNK=chunk, num_warps=4)
-    place[grid](
+    count_experts_kernel[grid](ids, counts, num_slots, PARTS=parts, PART=part, CHUNK=chunk, num_warps=4)
+    align_kernel[grid](
         ids,
         counts,
         slots,
-        owners,
+        expert_ids,
         num_slots,
         num_tiles,
         EXPERTS=num_experts,
         PARTS=parts,
-        BLOCK_E=power(num_experts),
-        BLOCK_P=power(parts),
+        BLOCK_E=next_power_of_2(num_experts),
+        BLOCK_P=next_power_of_2(parts),
         M=size,
         PART=part,
         CHUNK=chunk,
         num_warps=4,
     )
-    return Tiles(slots, owners, size)
+    return ExpertTiles(slots, expert_ids, size)
 
 
-def join(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
+def moe_sum_reduce(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
     """Rows of slots [T * k, N] -> weighted sums of tokens [T, N]."""
     (num, top_k), size = ids.shape, x.shape[1]
     out = x.new_empty(num, size)
     if num:
-        block = min(1024, power(size, 16))
-        gather[(num, triton.cdiv(size, block))](
+        block = min(1024, next_power_of_2(size, 16))
+        sum_experts_kernel[(num, triton.cdiv(size, block))](
             x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4
         )
     return out

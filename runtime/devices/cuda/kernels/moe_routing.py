@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.launch import power
+from runtime.devices.cuda.kernels.launch import next_power_of_2
 from runtime.models.moe_config import Routing
 
-OUT: tl.constexpr = tl.constexpr(float("-inf"))
+EXCLUDED: tl.constexpr = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _open_groups(
+def _select_groups(
     choice: tl.tensor,
     is_there: tl.tensor,
     group: tl.tensor,
@@ -32,18 +32,18 @@ def _open_groups(
     best = tl.max(choice, 1)
     if SUMMED == 2:
         first = tl.min(tl.where(choice == best[:, None], member[None, :], MEMBERS), 1)
-        best += tl.max(tl.where(member[None, :] == first[:, None], OUT, choice), 1)
-    best = tl.where(group < NUM_GROUPS, best, OUT)
+        best += tl.max(tl.where(member[None, :] == first[:, None], EXCLUDED, choice), 1)
+    best = tl.where(group < NUM_GROUPS, best, EXCLUDED)
     is_open = group < 0
     for _ in range(TOP_GROUPS):
-        top = tl.max(tl.where(is_open, OUT, best), 0)
+        top = tl.max(tl.where(is_open, EXCLUDED, best), 0)
         chosen = tl.min(tl.where((best == top) & (is_open == 0), group, GROUPS), 0)
         is_open = is_open | (group == chosen)
     return is_open
 
 
 @triton.jit
-def choose(
+def topk_kernel(
     logits: tl.tensor,
     bias: tl.tensor,
     ids: tl.tensor,
@@ -68,33 +68,36 @@ def choose(
     group, member, place = tl.arange(0, GROUPS), tl.arange(0, MEMBERS), tl.arange(0, CHOSEN)
     is_there = (group < NUM_GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]
-    found = tl.load(logits + row * stride + expert, mask=is_there, other=OUT)
+    values = tl.load(logits + row * stride + expert, mask=is_there, other=EXCLUDED)
     if SIGMOID:
-        scores = 1.0 / (1.0 + tl.exp(-found))
+        scores = 1.0 / (1.0 + tl.exp(-values))
     else:
-        shares = tl.exp(found - tl.max(tl.max(found, 1), 0))
-        scores = shares / tl.sum(tl.sum(shares, 1), 0)
+        weights_ = tl.exp(values - tl.max(tl.max(values, 1), 0))
+        scores = weights_ / tl.sum(tl.sum(weights_, 1), 0)
     choice = scores
     if HAS_BIAS:
         choice += tl.load(bias + expert, mask=is_there, other=0.0)
-    choice = tl.where(is_there, choice, OUT)
+    choice = tl.where(is_there, choice, EXCLUDED)
     if TOP_GROUPS < NUM_GROUPS:
-        is_open = _open_groups(
+        is_open = _select_groups(
             choice, is_there, group, member, NUM_GROUPS, TOP_GROUPS, SUMMED, GROUPS, MEMBERS
         )
-        choice = tl.where(is_open[:, None], choice, OUT)
-    held, shares = place * 0, place * 0.0
-    for turn in range(TOP_K):
+        choice = tl.where(is_open[:, None], choice, EXCLUDED)
+    chosen_ids, weights_ = place * 0, place * 0.0
+    for nth in range(TOP_K):
         top = tl.max(tl.max(choice, 1), 0)
         best = tl.min(tl.min(tl.where((choice == top) & is_there, expert, NUM_GROUPS * SIZE), 1), 0)
         best = tl.minimum(best, NUM_GROUPS * SIZE - 1)  # of NaN nothing is the largest
         share = tl.sum(tl.sum(tl.where((expert == best) & is_there, scores, 0.0), 1), 0)
-        held, shares = tl.where(place == turn, best, held), tl.where(place == turn, share, shares)
-        choice = tl.where(expert == best, OUT, choice)
+        chosen_ids, weights_ = (
+            tl.where(place == nth, best, chosen_ids),
+            tl.where(place == nth, share, weights_),
+        )
+        choice = tl.where(expert == best, EXCLUDED, choice)
     if NORMALIZES:
-        shares = shares / (tl.sum(shares, 0) + 1e-20)
-    tl.store(ids + row * TOP_K + place, held.to(tl.int64), mask=place < TOP_K)
-    tl.store(weights + row * TOP_K + place, shares * scale, mask=place < TOP_K)
+        weights_ = weights_ / (tl.sum(weights_, 0) + 1e-20)
+    tl.store(ids + row * TOP_K + place, chosen_ids.to(tl.int64), mask=place < TOP_K)
+    tl.store(weights + row * TOP_K + place, weights_ * scale, mask=place < TOP_K)
 
 
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -106,7 +109,7 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     groups = routing.num_groups if has_groups else 1
     size = num_experts // groups
     if num:
-        choose[(num,)](
+        topk_kernel[(num,)](
             logits,
             logits if bias is None else bias,
             ids,
@@ -121,9 +124,9 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
             SIGMOID=routing.score == "sigmoid",
             HAS_BIAS=bias is not None,
             NORMALIZES=routing.normalizes,
-            GROUPS=power(groups),
-            MEMBERS=power(size),
-            CHOSEN=power(routing.top_k),
+            GROUPS=next_power_of_2(groups),
+            MEMBERS=next_power_of_2(size),
+            CHOSEN=next_power_of_2(routing.top_k),
             num_warps=1 if num_experts <= 512 else 4,
         )
     return ids, weights

@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.launch import power
+from runtime.devices.cuda.kernels.launch import next_power_of_2
 
 
 @triton.jit
-def norm(
+def rms_norm_kernel(
     x: tl.tensor,
     out: tl.tensor,
     weight: tl.tensor,
@@ -27,18 +27,18 @@ def norm(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     is_there = (rows < num_rows)[:, None] & (at < SIZE)[None, :]
-    places = (rows // inner).to(tl.int64) * stride + (rows % inner) * inner_stride
-    found = tl.load(x + places[:, None] + at[None, :], mask=is_there, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(found * found, 1) / SIZE + eps)
+    offsets = (rows // inner).to(tl.int64) * stride + (rows % inner) * inner_stride
+    values = tl.load(x + offsets[:, None] + at[None, :], mask=is_there, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 1) / SIZE + eps)
     factors = tl.load(weight + (rows % WEIGHTS)[:, None] * SIZE + at[None, :], mask=is_there, other=0.0).to(
         tl.float32
     )
-    normed = (found * scale[:, None] * factors).to(out.dtype.element_ty)
+    normed = (values * scale[:, None] * factors).to(out.dtype.element_ty)
     tl.store(out + rows.to(tl.int64)[:, None] * SIZE + at[None, :], normed, mask=is_there)
 
 
 @triton.jit
-def add_norm(
+def add_rms_norm_kernel(
     x: tl.tensor,
     residual: tl.tensor,
     out: tl.tensor,
@@ -51,18 +51,18 @@ def add_norm(
 ) -> None:
     """A program a row: residual += x in its own precision, and the norm of what is then there."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    held = residual + row * residual_stride + at
-    total = tl.load(held, mask=at < SIZE, other=0.0).to(tl.float32)
+    residual_at = residual + row * residual_stride + at
+    total = tl.load(residual_at, mask=at < SIZE, other=0.0).to(tl.float32)
     total += tl.load(x + row * stride + at, mask=at < SIZE, other=0.0).to(tl.float32)
     kept = total.to(residual.dtype.element_ty)
-    tl.store(held, kept, mask=at < SIZE)
+    tl.store(residual_at, kept, mask=at < SIZE)
     total = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, 0) / SIZE + eps)
     factors = tl.load(weight + at, mask=at < SIZE, other=0.0).to(tl.float32)
     tl.store(out + row * SIZE + at, (total * scale * factors).to(out.dtype.element_ty), mask=at < SIZE)
 
 
-def warps_for(block: int) -> int:
+def num_warps_for(block: int) -> int:
     """Sixteen numbers a thread, in at most sixteen warps."""
     return min(16, max(1, block // 512))
 
@@ -75,10 +75,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.numel() == 0:
         return out
     rows = x if x.dim() == 3 else x.reshape(-1, 1, size)
-    block = power(size, 16)
+    block = next_power_of_2(size, 16)
     per_program = max(1, min(16, 2048 // block))
     num_rows = rows.shape[0] * rows.shape[1]
-    norm[(triton.cdiv(num_rows, per_program),)](
+    rms_norm_kernel[(triton.cdiv(num_rows, per_program),)](
         rows,
         out,
         weight,
@@ -91,7 +91,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         SIZE=size,
         ROWS=per_program,
         BLOCK=block,
-        num_warps=warps_for(per_program * block),
+        num_warps=num_warps_for(per_program * block),
     )
     return out
 
@@ -100,8 +100,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """See Ops.add_rms_norm; overwrites `residual`. Both [T, D]."""
     out = x.new_empty(x.shape)
     if len(x):
-        block = power(x.shape[1], 16)
-        add_norm[(len(x),)](
+        block = next_power_of_2(x.shape[1], 16)
+        add_rms_norm_kernel[(len(x),)](
             x,
             residual,
             out,
@@ -111,6 +111,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
             eps,
             SIZE=x.shape[1],
             BLOCK=block,
-            num_warps=warps_for(block),
+            num_warps=num_warps_for(block),
         )
     return out, residual

@@ -1,4 +1,4 @@
-"""Copies of whole pages between the card and page-locked host memory, which the card reads and writes where
+"""Copies of whole pages between the GPU and page-locked host memory, which the GPU reads and writes where
 it lies."""
 
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def copy_rows(
+def copy_rows_kernel(
     source: tl.tensor,
     target: tl.tensor,
     source_rows: tl.tensor,

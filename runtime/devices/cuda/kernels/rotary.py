@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.fp8_bytes import narrow
-from runtime.devices.cuda.kernels.launch import NARROW, power
-from runtime.devices.cuda.kernels.norm import warps_for
+from runtime.devices.cuda.kernels.fp8_bytes import to_fp8
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, next_power_of_2
+from runtime.devices.cuda.kernels.norm import num_warps_for
 
 
 @triton.jit
-def turn(
+def rotary_kernel(
     x: tl.tensor,
     out: tl.tensor,
     cos: tl.tensor,
@@ -28,9 +28,9 @@ def turn(
     """A program a token; heads in ROWS, padded."""
     token, heads, at = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_there = (heads < HEADS)[:, None] & (at < HALF)[None, :]
-    line = x + token * stride + heads[:, None] * head_stride + at[None, :]
-    first = tl.load(line, mask=is_there, other=0.0).to(tl.float32)
-    second = tl.load(line + HALF, mask=is_there, other=0.0).to(tl.float32)
+    source = x + token * stride + heads[:, None] * head_stride + at[None, :]
+    first = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
     c = tl.load(cos + token * table_stride + at, mask=at < HALF, other=0.0)[None, :]
     s = tl.load(sin + token * table_stride + at, mask=at < HALF, other=0.0)[None, :]
     target = out + (token * HEADS + heads[:, None]) * (2 * HALF) + at[None, :]
@@ -43,8 +43,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = x.new_empty(x.shape)
     if len(x):
         heads, half = x.shape[1], x.shape[2] // 2
-        rows, block = power(heads), power(half, 8)
-        turn[(len(x),)](
+        rows, block = next_power_of_2(heads), next_power_of_2(half, 8)
+        rotary_kernel[(len(x),)](
             x,
             out,
             cos,
@@ -56,13 +56,13 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             HALF=half,
             ROWS=rows,
             BLOCK=block,
-            num_warps=warps_for(rows * block),
+            num_warps=num_warps_for(rows * block),
         )
     return out
 
 
 @triton.jit
-def prepare(
+def prepare_heads_kernel(
     qkv: tl.tensor,
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -84,9 +84,9 @@ def prepare(
     """Grid (tokens, query, key and value heads)."""
     token, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_there = at < HALF
-    line = qkv + token * stride + head * (2 * HALF) + at
-    first = tl.load(line, mask=is_there, other=0.0).to(tl.float32)
-    second = tl.load(line + HALF, mask=is_there, other=0.0).to(tl.float32)
+    source = qkv + token * stride + head * (2 * HALF) + at
+    first = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
     if head < HEADS + KV_HEADS:
         if NORMS:
             scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
@@ -95,30 +95,30 @@ def prepare(
             second = second * scale * tl.load(factors + HALF, mask=is_there, other=0.0).to(tl.float32)
         c = tl.load(cos + token * table_stride + at, mask=is_there, other=0.0)
         s = tl.load(sin + token * table_stride + at, mask=is_there, other=0.0)
-        turned = first * c - second * s
+        rotated = first * c - second * s
         second = second * c + first * s
-        first = turned
+        first = rotated
     if head < HEADS:
         target = q + (token * HEADS + head) * (2 * HALF) + at
         tl.store(target, first.to(q.dtype.element_ty), mask=is_there)
         tl.store(target + HALF, second.to(q.dtype.element_ty), mask=is_there)
     else:
-        place = tl.load(locations + token).to(tl.int64) * KV_HEADS
+        location = tl.load(locations + token).to(tl.int64) * KV_HEADS
         if head < HEADS + KV_HEADS:
-            cached = k_cache + (place + head - HEADS) * (2 * HALF) + at
+            cached = k_cache + (location + head - HEADS) * (2 * HALF) + at
         else:
-            cached = v_cache + (place + head - HEADS - KV_HEADS) * (2 * HALF) + at
-        keep(cached, first.to(qkv.dtype.element_ty), is_there, KIND)
-        keep(cached + HALF, second.to(qkv.dtype.element_ty), is_there, KIND)
+            cached = v_cache + (location + head - HEADS - KV_HEADS) * (2 * HALF) + at
+        _store_cached(cached, first.to(qkv.dtype.element_ty), is_there, KIND)
+        _store_cached(cached + HALF, second.to(qkv.dtype.element_ty), is_there, KIND)
 
 
 @triton.jit
-def keep(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexpr) -> None:
+def _store_cached(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexpr) -> None:
     """`x` has the precision that it would have between two kernels."""
     if KIND == "":
         tl.store(target, x.to(target.dtype.element_ty), mask=is_there)
     else:
-        tl.store(target, narrow(x.to(tl.float32), KIND), mask=is_there)
+        tl.store(target, to_fp8(x.to(tl.float32), KIND), mask=is_there)
 
 
 def prepare_heads(
@@ -135,10 +135,10 @@ def prepare_heads(
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), num_heads, dim)
     if len(qkv):
-        kind = NARROW.get(k_cache.dtype, "")
+        kind = FP8_KINDS.get(k_cache.dtype, "")
         caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
         weight, eps = (qkv, 0.0) if norm is None else norm
-        prepare[(len(qkv), num_heads + 2 * kv_heads)](
+        prepare_heads_kernel[(len(qkv), num_heads + 2 * kv_heads)](
             qkv,
             q,
             *caches,
@@ -152,7 +152,7 @@ def prepare_heads(
             HEADS=num_heads,
             KV_HEADS=kv_heads,
             HALF=dim // 2,
-            BLOCK=power(dim // 2, 16),
+            BLOCK=next_power_of_2(dim // 2, 16),
             NORMS=norm is not None,
             KIND=kind,
             num_warps=1,

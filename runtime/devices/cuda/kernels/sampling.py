@@ -1,18 +1,16 @@
-"""Tokens from logits without sorting them: the choice of layers/sampling/sampler.py, found by searching for
-thresholds.
+"""Tokens from logits without sorting them, with the result of layers/sampling/sampler.py.
 
-In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some
-weight and some of what equals it; and the token that a random number falls on is one of those of some weight.
-Weights are positive float32, whose bits rise with them, so such a weight is found by thirty halvings, each a
-sum over the weights that might matter. Four launches:
+Four launches:
 
-    peaks    the largest logit of each chunk of a row, and where it is
-    weigh    sums of exp((logit - largest) / temperature) of each chunk, in all and above fixed weights
-    collect  where something is cut: ids of the tokens above the largest of these weights that is low enough, in order
-    pick     one program a row: searches among these, or the chunk and in it the token where the running sum passes the random number
+    chunk_max_kernel           the largest logit of each chunk of a row, and where it is
+    chunk_sums_kernel          sums of exp((logit - largest) / temperature) of each chunk, in all and above fixed weights
+    collect_candidates_kernel  for rows with top_k or top_p: ids of the tokens above the largest of these weights that
+                               keeps enough tokens, in order
+    sample_kernel              one program a row: searches among the candidates (top_k_top_p.py), or finds the chunk and in
+                               it the token where the running sum passes the random number
 
-Sums are float64 in an order that depends on the row alone, so a row's token depends on nothing else. It is
-the token of the cpu device but for rounding: of exp (float32), and of sums in another order (float64).
+Sums are float64 in an order that depends on the row alone, so a row's token does not depend on the batch. It
+is the token of the cpu device except for rounding of exp (float32) and of sums in another order (float64).
 """
 
 import torch
@@ -21,46 +19,42 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.base import SamplingInputs
-from runtime.devices.cuda.kernels.launch import power
+from runtime.devices.cuda.kernels.launch import next_power_of_2
+from runtime.devices.cuda.kernels.top_k_top_p import Candidates, sample_truncated, token_weight
 
 CHUNK = 4096
 NUM_MARKS = 8  # fixed weights: 1/2, 1/8, ... 1/8192, and whatever is above 0
-LEAST: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
-HELD = 1024  # candidates that `pick` holds in registers
+SMALLEST_NORMAL: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # of float32
+HELD = 1024  # candidates that sample_kernel holds in registers
 
 
 @triton.jit
-def weight_of(logits: tl.tensor, peak: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    return tl.exp((logits - peak) / temperature)
-
-
-@triton.jit
-def peaks(
+def chunk_max_kernel(
     logits: tl.tensor,
-    tops: tl.tensor,
+    chunk_max: tl.tensor,
     ids: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Grid (rows, chunks)."""
+    """Grid (rows, chunks): the largest logit of each chunk, and its smallest id."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    found = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
-    top = tl.max(found, 0)
+    values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
+    top = tl.max(values, 0)
     place = row * tl.num_programs(1) + chunk
-    tl.store(tops + place, top)
-    tl.store(ids + place, tl.min(tl.where(found == top, at, vocab), 0))
+    tl.store(chunk_max + place, top)
+    tl.store(ids + place, tl.min(tl.where(values == top, at, vocab), 0))
 
 
 @triton.jit
-def weigh(
+def chunk_sums_kernel(
     logits: tl.tensor,
-    tops: tl.tensor,
-    totals: tl.tensor,
+    chunk_max: tl.tensor,
+    chunk_sums: tl.tensor,
     counts: tl.tensor,
     sums: tl.tensor,
-    draws: tl.tensor,
+    params: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -68,41 +62,41 @@ def weigh(
     CHUNK: tl.constexpr,
     MARKS: tl.constexpr,
 ) -> None:
-    """Grid (rows, chunks). `draws` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]:
-    top_k, vocab for all."""
+    """Grid (rows, chunks): the weight of each chunk, and the number and weight of its tokens above each mark.
+    `params` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(draws + row * 3)
+    temperature = tl.load(params + row * 3)
     if temperature > 0:
-        is_cut = (tl.load(draws + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
+        is_cut = (tl.load(params + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
         chunks = tl.arange(0, CHUNKS)
         num_chunks = tl.num_programs(1)
-        peak = tl.max(
-            tl.load(tops + row * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf")), 0
+        row_max = tl.max(
+            tl.load(chunk_max + row * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf")), 0
         )
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        weights = weight_of(
-            tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature
+        weights = token_weight(
+            tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), row_max, temperature
         )
-        least = tl.where(is_cut, 0.0, tl.load(draws + row * 3 + 2))
+        least = tl.where(is_cut, 0.0, tl.load(params + row * 3 + 2))
         place = row * num_chunks + chunk
-        tl.store(totals + place, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0))
+        tl.store(chunk_sums + place, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0))
         if is_cut:
             for j in tl.static_range(MARKS):
-                is_in = weights >= (0.5 * 0.25**j if j < MARKS - 1 else LEAST)
+                is_in = weights >= (0.5 * 0.25**j if j < MARKS - 1 else SMALLEST_NORMAL)
                 tl.store(counts + place * MARKS + j, tl.sum(is_in.to(tl.int32), 0))
                 tl.store(sums + place * MARKS + j, tl.sum(tl.where(is_in, weights, 0.0).to(tl.float64), 0))
 
 
 @triton.jit
-def collect(
+def collect_candidates_kernel(
     logits: tl.tensor,
-    tops: tl.tensor,
-    totals: tl.tensor,
+    chunk_max: tl.tensor,
+    chunk_sums: tl.tensor,
     counts: tl.tensor,
     sums: tl.tensor,
     candidates: tl.tensor,
-    numbers: tl.tensor,
-    draws: tl.tensor,
+    num_candidates: tl.tensor,
+    params: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -110,10 +104,14 @@ def collect(
     CHUNK: tl.constexpr,
     MARKS: tl.constexpr,
 ) -> None:
-    """Grid (rows, chunks). Those above the largest mark that has top_k tokens, or top_p of the sum where
-    there is no top_k."""
+    """Grid (rows, chunks): ids of the tokens above the largest mark that keeps top_k tokens, or top_p of the
+    weight where there is no top_k."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, top_p, top_k = tl.load(draws + row * 3), tl.load(draws + row * 3 + 1), tl.load(bounds + row)
+    temperature, top_p, top_k = (
+        tl.load(params + row * 3),
+        tl.load(params + row * 3 + 1),
+        tl.load(bounds + row),
+    )
     if (temperature > 0) & ((top_p < 1) | (top_k < vocab)):
         chunks, marks = tl.arange(0, CHUNKS), tl.arange(0, MARKS)
         num_chunks = tl.num_programs(1)
@@ -121,158 +119,38 @@ def collect(
         places = (row * num_chunks + chunks)[:, None] * MARKS + marks[None, :]
         held = tl.load(counts + places, mask=is_chunk[:, None], other=0)
         mass = tl.sum(tl.load(sums + places, mask=is_chunk[:, None], other=0.0), 0)
-        total = tl.sum(tl.load(totals + row * num_chunks + chunks, mask=is_chunk, other=0.0), 0)
+        total = tl.sum(tl.load(chunk_sums + row * num_chunks + chunks, mask=is_chunk, other=0.0), 0)
         by_k, by_p = tl.sum(held, 0) >= top_k, mass >= top_p.to(tl.float64) * total
         is_enough = tl.where(top_k < vocab, by_k, by_p)
         chosen = tl.min(tl.where(is_enough, marks, MARKS - 1), 0)
-        bound = tl.where(chosen == MARKS - 1, LEAST, ((126 - 2 * chosen) << 23).to(tl.float32, bitcast=True))
+        bound = tl.where(
+            chosen == MARKS - 1, SMALLEST_NORMAL, ((126 - 2 * chosen) << 23).to(tl.float32, bitcast=True)
+        )
         of_mark = tl.sum(tl.where(marks[None, :] == chosen, held, 0), 1)
         first = tl.sum(tl.where(chunks < chunk, of_mark, 0), 0)
-        peak = tl.max(tl.load(tops + row * num_chunks + chunks, mask=is_chunk, other=float("-inf")), 0)
+        row_max = tl.max(
+            tl.load(chunk_max + row * num_chunks + chunks, mask=is_chunk, other=float("-inf")), 0
+        )
         at = chunk * CHUNK + tl.arange(0, CHUNK)
         is_in = (
-            weight_of(
-                tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature
+            token_weight(
+                tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")),
+                row_max,
+                temperature,
             )
             >= bound
         )
         tl.store(candidates + row * vocab + first + tl.cumsum(is_in.to(tl.int32), 0) - 1, at, mask=is_in)
         if chunk == 0:
-            tl.store(numbers + row, tl.sum(of_mark, 0))
+            tl.store(num_candidates + row, tl.sum(of_mark, 0))
 
 
 @triton.jit
-def candidate(
-    line: tl.tensor, ids: tl.tensor, at: tl.tensor, num: tl.tensor, peak: tl.tensor, temperature: tl.tensor
-) -> tuple:
-    """Ids, weights and the weights' bits; -1, 0 and -1 behind the last."""
-    known = tl.load(ids + at, mask=at < num, other=0)
-    weights = weight_of(tl.load(line + known, mask=at < num, other=float("-inf")), peak, temperature)
-    return tl.where(at < num, known, -1), weights, tl.where(at < num, weights.to(tl.int32, bitcast=True), -1)
-
-
-@triton.jit
-def above(
+def _sample_full(
     line: tl.tensor,
-    ids: tl.tensor,
-    weights: tl.tensor,
-    bits: tl.tensor,
-    num: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    bound: tl.tensor,
-    HELD: tl.constexpr,
-) -> tuple:
-    """How many candidates have bits of at least `bound`, and the sum of their weights. The first HELD are in
-    registers."""
-    is_in = bits >= bound
-    count, total = tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in, weights, 0.0).to(tl.float64), 0)
-    for at in tl.range(HELD, num, HELD):
-        others, more, more_bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
-        is_in = more_bits >= bound
-        count += tl.sum(is_in.to(tl.int32), 0)
-        total += tl.sum(tl.where(is_in, more, 0.0).to(tl.float64), 0)
-    return count, total
-
-
-@triton.jit
-def search(
-    line: tl.tensor,
-    ids: tl.tensor,
-    weights: tl.tensor,
-    bits: tl.tensor,
-    num: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    target: tl.tensor,
-    BY: tl.constexpr,
-    HELD: tl.constexpr,
-) -> tl.tensor:
-    """The largest bits of which those at or above them are `target` many (BY count), or weigh as much (BY
-    sum), or more (BY more)."""
-    found = num * 0
-    for step in tl.range(0, 30):  # no weight is above 1, whose bits are below 1 << 30
-        trial = found | (1 << (29 - step))
-        count, total = above(line, ids, weights, bits, num, peak, temperature, trial, HELD)
-        if BY == "count":
-            is_low = count.to(tl.float64) >= target
-        elif BY == "sum":
-            is_low = total >= target
-        else:
-            is_low = total > target
-        found = tl.where(is_low, trial, found)
-    return found
-
-
-@triton.jit
-def pick_cut(
-    line: tl.tensor,
-    ids: tl.tensor,
-    num: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    temperature: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
-    top_k: tl.tensor,
-    vocab: tl.tensor,
-    uniform: tl.tensor,
-    HELD: tl.constexpr,
-) -> tl.tensor:
-    """Kept is what has more than `edge` as bits, and the first `ties` of those that have just these."""
-    known, weights, bits = candidate(line, ids, tl.arange(0, HELD), num, peak, temperature)
-    edge, ties, mass = num * 0, num * 0, total
-    if top_k < vocab:
-        edge = search(line, ids, weights, bits, num, peak, temperature, top_k.to(tl.float64), "count", HELD)
-        more, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
-        ties = tl.where(edge > 0, top_k - more, 0)
-        mass = sum_more + ties * edge.to(tl.float32, bitcast=True).to(tl.float64)
-    if top_p < 1:
-        mass = mass * top_p.to(tl.float64)
-        lower = search(line, ids, weights, bits, num, peak, temperature, mass, "sum", HELD)
-        most = tl.where(lower > edge, num, ties)
-        edge = tl.maximum(lower, edge)
-        more, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
-        wanted = tl.ceil(
-            (mass - sum_more) / tl.maximum(edge.to(tl.float32, bitcast=True), 1e-38).to(tl.float64)
-        )
-        same, sum_same = above(line, ids, weights, bits, num, peak, temperature, edge, HELD)
-        ties = tl.minimum(tl.maximum(wanted, 1.0), tl.minimum(most, same - more).to(tl.float64)).to(tl.int32)
-    least = min_p.to(tl.int32, bitcast=True) - 1
-    ties = tl.where(least >= edge, 0, ties)
-    edge = tl.maximum(edge, least)
-    num_kept, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
-    unit = edge.to(tl.float32, bitcast=True).to(tl.float64)
-    target = uniform * (sum_more + tl.where(ties > 0, ties * unit, 0.0))
-    value, most = edge, ties
-    if (ties == 0) | (target < sum_more):
-        value = search(line, ids, weights, bits, num, peak, temperature, target, "more", HELD)
-        most, sum_same = above(line, ids, weights, bits, num, peak, temperature, value, HELD)
-        more, sum_more = above(line, ids, weights, bits, num, peak, temperature, value + 1, HELD)
-        most -= more
-        unit = value.to(tl.float32, bitcast=True).to(tl.float64)
-    nth = tl.minimum(tl.maximum(tl.floor((target - sum_more) / unit), 0.0), (most - 1).to(tl.float64)).to(
-        tl.int32
-    )
-    is_same = bits == value
-    order = tl.cumsum(is_same.to(tl.int32), 0)
-    token = tl.max(tl.where(is_same & (order == nth + 1), known, -1), 0)
-    passed = tl.max(order, 0)
-    for at in tl.range(HELD, num, HELD):
-        known, others, bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
-        is_same = bits == value
-        order = passed + tl.cumsum(is_same.to(tl.int32), 0)
-        token = tl.maximum(token, tl.max(tl.where(is_same & (order == nth + 1), known, -1), 0))
-        passed = tl.max(order, 0)
-    return token
-
-
-@triton.jit
-def pick_plain(
-    line: tl.tensor,
-    totals: tl.tensor,
+    chunk_sums: tl.tensor,
     num_chunks: tl.tensor,
-    peak: tl.tensor,
+    row_max: tl.tensor,
     temperature: tl.tensor,
     min_p: tl.tensor,
     vocab: tl.tensor,
@@ -280,14 +158,15 @@ def pick_plain(
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> tl.tensor:
-    """In the order of the vocabulary: the chunk where the running sum passes, then the token."""
+    """The token id of a row without top_k and top_p, in the order of the vocabulary: the chunk where the
+    running sum passes the random number, then the token."""
     chunks = tl.arange(0, CHUNKS)
-    sums = tl.cumsum(tl.load(totals + chunks, mask=chunks < num_chunks, other=0.0), 0)
+    sums = tl.cumsum(tl.load(chunk_sums + chunks, mask=chunks < num_chunks, other=0.0), 0)
     target = uniform * tl.max(sums, 0)
     chunk = tl.min(tl.where(sums > target, chunks, CHUNKS - 1), 0)
     before = tl.max(tl.where(chunks < chunk, sums, 0.0), 0)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    weights = weight_of(tl.load(line + at, mask=at < vocab, other=float("-inf")), peak, temperature)
+    weights = token_weight(tl.load(line + at, mask=at < vocab, other=float("-inf")), row_max, temperature)
     weights = tl.where(weights >= min_p, weights, 0.0)
     running = before + tl.cumsum(weights.to(tl.float64), 0)
     last = tl.max(tl.where(weights > 0, at, 0), 0)  # should rounding have made the chunk's own sum larger
@@ -295,15 +174,15 @@ def pick_plain(
 
 
 @triton.jit
-def pick(
+def sample_kernel(
     logits: tl.tensor,
     tokens: tl.tensor,
-    tops: tl.tensor,
-    top_ids: tl.tensor,
-    totals: tl.tensor,
+    chunk_max: tl.tensor,
+    chunk_argmax: tl.tensor,
+    chunk_sums: tl.tensor,
     candidates: tl.tensor,
-    numbers: tl.tensor,
-    draws: tl.tensor,
+    num_candidates: tl.tensor,
+    params: tl.tensor,
     bounds: tl.tensor,
     uniforms: tl.tensor,
     vocab: tl.tensor,
@@ -313,130 +192,74 @@ def pick(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
 ) -> None:
-    """Grid (rows,)."""
+    """Grid (rows,): the token id of each row, int64."""
     row = tl.program_id(0).to(tl.int64)
-    temperature, top_p, min_p = (
-        tl.load(draws + row * 3),
-        tl.load(draws + row * 3 + 1),
-        tl.load(draws + row * 3 + 2),
-    )
+    temperature = tl.load(params + row * 3)
+    top_p, min_p = tl.load(params + row * 3 + 1), tl.load(params + row * 3 + 2)
     top_k, uniform = tl.load(bounds + row), tl.load(uniforms + row)
     line = logits + row * stride
     chunks = tl.arange(0, CHUNKS)
-    is_chunk = chunks < num_chunks
-    found = tl.load(tops + row * num_chunks + chunks, mask=is_chunk, other=float("-inf"))
-    peak = tl.max(found, 0)
+    is_chunk, at = chunks < num_chunks, row * num_chunks + chunks
+    values = tl.load(chunk_max + at, mask=is_chunk, other=float("-inf"))
+    row_max = tl.max(values, 0)
     if temperature > 0:
         if (top_p < 1) | (top_k < vocab):
-            total = tl.sum(tl.load(totals + row * num_chunks + chunks, mask=is_chunk, other=0.0), 0)
-            token = pick_cut(
-                line,
-                candidates + row * vocab,
-                tl.load(numbers + row),
-                peak,
-                total,
-                temperature,
-                top_p,
-                min_p,
-                top_k,
-                vocab,
-                uniform,
-                HELD,
-            )
+            total = tl.sum(tl.load(chunk_sums + at, mask=is_chunk, other=0.0), 0)
+            num = tl.load(num_candidates + row)
+            of = Candidates(line, candidates + row * vocab, num, row_max, temperature)
+            token = sample_truncated(of, total, top_p, min_p, top_k, vocab, uniform, HELD)
         else:
-            token = pick_plain(
-                line,
-                totals + row * num_chunks,
-                num_chunks,
-                peak,
-                temperature,
-                min_p,
-                vocab,
-                uniform,
-                CHUNKS,
-                CHUNK,
+            sums = chunk_sums + row * num_chunks
+            token = _sample_full(
+                line, sums, num_chunks, row_max, temperature, min_p, vocab, uniform, CHUNKS, CHUNK
             )
     else:
-        token = tl.min(
-            tl.where(
-                found == peak, tl.load(top_ids + row * num_chunks + chunks, mask=is_chunk, other=0), vocab
-            ),
-            0,
-        )
+        ids = tl.load(chunk_argmax + at, mask=is_chunk, other=0)
+        token = tl.min(tl.where(values == row_max, ids, vocab), 0)
     tl.store(tokens + row, token.to(tl.int64))
 
 
-def sample(logits: Tensor, draw: SamplingInputs, chunk: int = CHUNK, held: int = HELD) -> Tensor:
-    """See Ops.sample: finite float32 logits [N, V] -> int64 [N]. Nothing is read from the device."""
+def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int = HELD) -> Tensor:
+    """A token id, int64 [N], for each row of finite float32 logits [N, V]; see Ops.sample. Nothing is read
+    from the device."""
     num, vocab = logits.shape
     tokens = torch.empty(num, dtype=torch.int64, device=logits.device)
     if num == 0:
         return tokens
-    draws = torch.stack((draw.temperature, draw.top_p, draw.min_p), dim=1)
-    bounds = torch.where(draw.top_k > 0, draw.top_k, vocab).clamp_max(vocab).int()
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(num, *shape, dtype=dtype, device=logits.device)
+
     num_chunks = triton.cdiv(vocab, chunk)
-
-    def empty(kind: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(num, *shape, dtype=kind, device=logits.device)
-
-    tops, top_ids, totals = (
-        empty(torch.float32, num_chunks),
-        empty(torch.int32, num_chunks),
-        empty(torch.float64, num_chunks),
+    params = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
+    bounds = torch.where(inputs.top_k > 0, inputs.top_k, vocab).clamp_max(vocab).int()
+    chunk_max, chunk_argmax = empty(torch.float32, num_chunks), empty(torch.int32, num_chunks)
+    chunk_sums = empty(torch.float64, num_chunks)
+    marks = empty(torch.int32, num_chunks, NUM_MARKS), empty(torch.float64, num_chunks, NUM_MARKS)
+    candidates, num_candidates = empty(torch.int32, vocab), empty(torch.int32)
+    grid, stride = (num, num_chunks), logits.stride(0)
+    sizes = {"CHUNKS": next_power_of_2(num_chunks, 2), "CHUNK": chunk, "num_warps": 8}
+    rows = (params, bounds, vocab, stride)
+    chunk_max_kernel[grid](logits, chunk_max, chunk_argmax, vocab, stride, CHUNK=chunk, num_warps=8)
+    chunk_sums_kernel[grid](logits, chunk_max, chunk_sums, *marks, *rows, MARKS=NUM_MARKS, **sizes)
+    collect_candidates_kernel[grid](
+        logits, chunk_max, chunk_sums, *marks, candidates, num_candidates, *rows, MARKS=NUM_MARKS, **sizes
     )
-    counts, sums = empty(torch.int32, num_chunks, NUM_MARKS), empty(torch.float64, num_chunks, NUM_MARKS)
-    candidates, numbers = empty(torch.int32, vocab), empty(torch.int32)
-    grid, stride, chunks = (num, num_chunks), logits.stride(0), power(num_chunks, 2)
-    peaks[grid](logits, tops, top_ids, vocab, stride, CHUNK=chunk, num_warps=8)
-    weigh[grid](
-        logits,
-        tops,
-        totals,
-        counts,
-        sums,
-        draws,
-        bounds,
-        vocab,
-        stride,
-        CHUNKS=chunks,
-        CHUNK=chunk,
-        MARKS=NUM_MARKS,
-        num_warps=8,
-    )
-    collect[grid](
-        logits,
-        tops,
-        totals,
-        counts,
-        sums,
-        candidates,
-        numbers,
-        draws,
-        bounds,
-        vocab,
-        stride,
-        CHUNKS=chunks,
-        CHUNK=chunk,
-        MARKS=NUM_MARKS,
-        num_warps=8,
-    )
-    pick[(num,)](
+    sample_kernel[(num,)](
         logits,
         tokens,
-        tops,
-        top_ids,
-        totals,
+        chunk_max,
+        chunk_argmax,
+        chunk_sums,
         candidates,
-        numbers,
-        draws,
+        num_candidates,
+        params,
         bounds,
-        draw.uniform,
+        inputs.uniform,
         vocab,
         stride,
         num_chunks,
-        CHUNKS=chunks,
-        CHUNK=chunk,
         HELD=held,
-        num_warps=8,
+        **sizes,
     )
     return tokens

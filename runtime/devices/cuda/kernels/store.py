@@ -5,16 +5,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.cuda.kernels.fp8_bytes import narrow
-from runtime.devices.cuda.kernels.launch import NARROW, power
+from runtime.devices.cuda.kernels.fp8_bytes import to_fp8
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, next_power_of_2
 
 
 @triton.jit
-def put(
+def _store_heads(
     x: tl.tensor,
     cache: tl.tensor,
     token: tl.tensor,
-    place: tl.tensor,
+    location: tl.tensor,
     stride: tl.tensor,
     head_stride: tl.tensor,
     HEADS: tl.constexpr,
@@ -24,14 +24,14 @@ def put(
 ) -> None:
     """One token's heads, of which the cache has one behind the other."""
     at = tl.arange(0, BLOCK)
-    found = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
+    values = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
     if KIND != "":
-        found = narrow(found.to(tl.float32), KIND)
-    tl.store(cache + place * (HEADS * DIM) + at, found.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
+        values = to_fp8(values.to(tl.float32), KIND)
+    tl.store(cache + location * (HEADS * DIM) + at, values.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
 
 
 @triton.jit
-def store(
+def store_kv_kernel(
     k: tl.tensor,
     v: tl.tensor,
     k_cache: tl.tensor,
@@ -50,21 +50,21 @@ def store(
 ) -> None:
     """Grid (tokens, 2): keys, values."""
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(locations + token).to(tl.int64)
+    location = tl.load(locations + token).to(tl.int64)
     if tl.program_id(1) == 0:
-        put(k, k_cache, token, place, k_stride, k_head_stride, HEADS, DK, BLOCK_K, KIND)
+        _store_heads(k, k_cache, token, location, k_stride, k_head_stride, HEADS, DK, BLOCK_K, KIND)
     else:
-        put(v, v_cache, token, place, v_stride, v_head_stride, HEADS, DV, BLOCK_V, KIND)
+        _store_heads(v, v_cache, token, location, v_stride, v_head_stride, HEADS, DV, BLOCK_V, KIND)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
     """See Ops.store_kv."""
     if len(k) == 0:
         return
-    kind = NARROW.get(k_cache.dtype, "")
+    kind = FP8_KINDS.get(k_cache.dtype, "")
     caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
     heads, dim_k, dim_v = k.shape[1], k.shape[2], v.shape[2]
-    store[(len(k), 2)](
+    store_kv_kernel[(len(k), 2)](
         k,
         v,
         *caches,
@@ -76,8 +76,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
         HEADS=heads,
         DK=dim_k,
         DV=dim_v,
-        BLOCK_K=power(heads * dim_k),
-        BLOCK_V=power(heads * dim_v),
+        BLOCK_K=next_power_of_2(heads * dim_k),
+        BLOCK_V=next_power_of_2(heads * dim_v),
         KIND=kind,
         num_warps=4,
     )
