@@ -1,14 +1,14 @@
-"""Attention on the GPU by other kernels than ours, chosen for each phase: `--attention-backend`.
+"""Attention kernels of other packages, chosen separately for prefill and decode: `--attention-backend`.
 
-What each of them can do is data, in options/attention_backends.py; here is what makes them. Rows of one phase
-come together: all of them decode one token, or none need to. Kernels that know no sinks tell the logarithm of
-a row's sum instead, from which `apply_sinks` makes the same.
+What each backend can do is data, in options/attention_backends.py; this file opens them. A backend gets the
+rows of one phase: all of them decode one token, or they are the other rows. Kernels without attention sinks
+return the log-sum-exp of each row, from which `apply_sinks` computes the same result.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,35 +19,38 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.errors import StartError
-from runtime.layers.attention import sdpa as gathered
+from runtime.layers.attention import sdpa
 from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 
+Metadata = TypeVar("Metadata")
 
-class AttentionBackend(Protocol):
-    """Of one phase."""
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
-        """Once a step, of rows of this phase alone."""
+class AttentionBackend(Protocol[Metadata]):
+    """Attention kernels of one phase. `Metadata`: what a step's layers share."""
+
+    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Metadata:
+        """Called once a step, with the rows of this phase alone; arguments as in Ops.plan_attention."""
         ...
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Any:
-        """As Graphs.plan_decodes; only of those that can be captured."""
+    ) -> Metadata:
+        """The same for captured decode rows, see Graphs.plan_decodes; for backends that can be captured."""
         ...
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: Any, scores: Scores) -> Tensor:
-        """As Ops.attention, of these rows' queries."""
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: Metadata, scores: Scores) -> Tensor:
+        """Attention of these rows' queries, see Ops.attention."""
         ...
 
-    def replan(self, metadata: Any, lengths: np.ndarray) -> None:
-        """Called before a graph is replayed in whose body `metadata` was made: int32 [rows], keys of each."""
+    def replan(self, metadata: Metadata, lengths: np.ndarray) -> None:
+        """Called before the replay of a graph in whose body `metadata` was made. `lengths`: int32 [rows], the
+        number of keys of each row."""
         ...
 
 
 class TritonBackend:
-    """Our own, where the other phase has others."""
+    """This project's Triton kernels, for one phase where the other phase has another backend."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -55,93 +58,107 @@ class TritonBackend:
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> paged.AttentionPlan:
+        """The plan of these rows."""
         return paged.plan_attention(plan, page_tables, page_size)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> paged.AttentionPlan:
+        """The plan of captured decode rows."""
         return paged.plan_decodes(slots, lengths, page_tables, page_size)
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, metadata: paged.AttentionPlan, scores: Scores
     ) -> Tensor:
+        """Paged attention."""
         return paged.attention(q, keys, values, metadata, scores, self.gpu)
 
     def replan(self, metadata: paged.AttentionPlan, lengths: np.ndarray) -> None:
-        """Its kernels read lengths on the device."""
+        """Nothing to do: the kernels read lengths on the device."""
 
 
 class TorchNativeBackend:
-    """torch's scaled_dot_product_attention over gathered pages: what the cpu does."""
+    """torch's scaled_dot_product_attention over gathered pages, as on the cpu."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         self.dtype = dtype
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> gathered.AttentionPlan:
-        return gathered.plan_attention(plan, page_tables, page_size, windows, self.dtype)
+    ) -> sdpa.AttentionPlan:
+        """Gathers the locations of the keys of these rows."""
+        return sdpa.plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Any:
+    ) -> sdpa.AttentionPlan:
+        """Not supported."""
         raise AssertionError("torch_native is not captured")
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, metadata: gathered.AttentionPlan, scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, metadata: sdpa.AttentionPlan, scores: Scores
     ) -> Tensor:
-        return gathered.attend(q, keys, values, metadata, scores)
+        """SDPA over the gathered keys."""
+        return sdpa.attend(q, keys, values, metadata, scores)
 
-    def replan(self, metadata: gathered.AttentionPlan, lengths: np.ndarray) -> None:
+    def replan(self, metadata: sdpa.AttentionPlan, lengths: np.ndarray) -> None:
+        """Not supported."""
         raise AssertionError("torch_native is not captured")
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePlan:
-    """The queries of a phase in a step, and what their kernels made of it."""
+class PhasePlan(Generic[Metadata]):
+    """The queries of one phase in a step, with the plan of its backend."""
 
     queries: slice
-    backend: AttentionBackend
-    metadata: Any
+    backend: AttentionBackend[Metadata]
+    metadata: Metadata
 
 
 class HybridAttentionBackend:
-    """Prompts with one kind of kernels, decodes with another, or the same."""
+    """A backend for prefill and one for decode, which may be the same."""
 
-    def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+    def __init__(self, prefill: AttentionBackend[Any], decode: AttentionBackend[Any]) -> None:
         self.prefill = prefill
         self.decode = decode
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[PhasePlan, ...]:
-        parts, num, end = [], plan.num_decodes, int(plan.counts.sum())
+    ) -> tuple[PhasePlan[Any], ...]:
+        """One plan for each phase that the step has rows of; see Ops.plan_attention."""
+        phases, num, end = [], plan.num_decodes, int(plan.counts.sum())
         if num:
-            metadata = self.decode.plan(rows_of(plan, slice(0, num), num), page_tables, page_size, windows)
-            parts.append(PhasePlan(slice(0, num), self.decode, metadata))
+            metadata = self.decode.plan(
+                select_rows(plan, slice(0, num), num), page_tables, page_size, windows
+            )
+            phases.append(PhasePlan(slice(0, num), self.decode, metadata))
         if num < len(plan.slots):
-            metadata = self.prefill.plan(rows_of(plan, slice(num, None), 0), page_tables, page_size, windows)
-            parts.append(PhasePlan(slice(num, end), self.prefill, metadata))
-        return tuple(parts)
+            metadata = self.prefill.plan(
+                select_rows(plan, slice(num, None), 0), page_tables, page_size, windows
+            )
+            phases.append(PhasePlan(slice(num, end), self.prefill, metadata))
+        return tuple(phases)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[PhasePlan, ...]:
+    ) -> tuple[PhasePlan[Any], ...]:
+        """The plan of captured decode rows; see Graphs.plan_decodes."""
         metadata = self.decode.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return (PhasePlan(slice(0, len(slots)), self.decode, metadata),)
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, parts: tuple[PhasePlan, ...], scores: Scores
+        self, q: Tensor, keys: Tensor, values: Tensor, phases: tuple[PhasePlan[Any], ...], scores: Scores
     ) -> Tensor:
-        if len(parts) == 1:
-            return parts[0].backend.attend(q, keys, values, parts[0].metadata, scores)
+        """Attention of all rows of the step; see Ops.attention."""
+        if len(phases) == 1:
+            return phases[0].backend.attend(q, keys, values, phases[0].metadata, scores)
         return torch.cat(
-            [part.backend.attend(q[part.queries], keys, values, part.metadata, scores) for part in parts]
+            [phase.backend.attend(q[phase.queries], keys, values, phase.metadata, scores) for phase in phases]
         )
 
 
-def rows_of(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
-    """Some of a step's rows, of which kernels want to know no more than where they are."""
+def select_rows(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
+    """A plan with some of the rows of a step: slots, starts and counts, which is all that backends read."""
     return structs.replace(
         plan,
         num_decodes=num_decodes,
@@ -152,12 +169,12 @@ def rows_of(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
 
 
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """What [T, H, D] becomes when each head's sum has a sink beside it: `lse` float32 [T, H], the natural
-    logarithm of the sum without."""
+    """Attention output [T, H, D] with a sink in each head's sum. `lse` float32 [T, H]: the natural logarithm of
+    the sums without sinks."""
     return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
-# name -> module:class, made with (dtype, GPU)
+# name -> module:class, constructed with (dtype, gpu)
 BACKEND_CLASSES = {
     "triton": "runtime.devices.cuda.attention_backends:TritonBackend",
     "torch_native": "runtime.devices.cuda.attention_backends:TorchNativeBackend",
@@ -168,34 +185,38 @@ BACKEND_CLASSES = {
 }
 
 
-def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]) -> AttentionBackend:
-    """Raises StartError where the GPU or its packages do not have them."""
+def open_backend(
+    name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
+) -> AttentionBackend[Any]:
+    """The backend of this name. Raises StartError where the GPU or its packages do not have them."""
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
-        wanted, found = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
+        wanted, actual = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
         raise StartError(
-            f"--attention-backend {name} needs a GPU of compute capability {wanted}, and this one has {found}; take triton"
+            f"--attention-backend {name} needs a GPU of compute capability {wanted}, and this one has {actual}; "
+            "choose triton"
         )
     if facts.dtypes and str(dtype).removeprefix("torch.") not in facts.dtypes:
         raise StartError(
-            f"--attention-backend {name} computes in {' and '.join(facts.dtypes)}; give one as --dtype, or take triton"
+            f"--attention-backend {name} computes in {' and '.join(facts.dtypes)}; set one as --dtype, "
+            "or choose triton"
         )
     module, _, kind = BACKEND_CLASSES[name].partition(":")
-    made: Callable[[torch.dtype, Gpu], AttentionBackend] = getattr(import_module(module), kind)
+    make: Callable[[torch.dtype, Gpu], AttentionBackend[Any]] = getattr(import_module(module), kind)
     try:
-        return made(dtype, gpu)
+        return make(dtype, gpu)
     except ImportError as error:
         raise StartError(
             f"--attention-backend {name} needs the package {facts.package} ({error}); "
-            f"install it as {facts.install or facts.package}, or take triton"
+            f"install it as {facts.install or facts.package}, or choose triton"
         ) from error
 
 
 def open_hybrid_backend(
     prefill: str, decode: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
 ) -> HybridAttentionBackend | None:
-    """None: both are our own."""
+    """The backends of both phases; None where both are triton, which needs no adapter."""
     if prefill == decode == "triton":
         return None
-    made = {name: open_backend(name, dtype, gpu, capability) for name in {prefill, decode}}
-    return HybridAttentionBackend(made[prefill], made[decode])
+    backends = {name: open_backend(name, dtype, gpu, capability) for name in {prefill, decode}}
+    return HybridAttentionBackend(backends[prefill], backends[decode])

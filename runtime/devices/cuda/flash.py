@@ -1,13 +1,13 @@
 """FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's
 flash_attn_interface, built from its folder hopper) and `fa4` (the package flash-attn-4). Written by their
-documents; see options/attention_backends.py for what each is known to take.
+documents; options/attention_backends.py lists what each supports.
 
-Both align a causal mask at the lower right corner of a row, read keys through a page table, and tell the
-logarithm of each sum.
+Both align a causal mask at the lower right corner of a row, read keys through a page table, and return the
+log-sum-exp of each row.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from runtime.messages.steps import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class FlashRows:
-    """Of a phase, for the layers of one window."""
+    """The rows of a phase, as the layers of one window see them."""
 
     table: Tensor  # int32 [R, pages]
     lengths: Tensor  # int32 [R], keys in it
@@ -33,22 +33,22 @@ class FlashRows:
 
 @dataclass(frozen=True, slots=True)
 class FlashPlan:
-    """Of a step."""
+    """The rows of one phase of a step."""
 
     page_size: int
-    rows: dict[int, FlashRows]  # by window
+    rows: dict[int, FlashRows]  # window -> rows
 
 
 class Flash(Protocol):
-    """What the two packages have in common."""
+    """The call that the two packages have in common: attention output, and with `wants_lse` the log-sum-exp."""
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
-    ) -> Any: ...
+    ) -> "Tensor | tuple[Tensor, ...]": ...
 
 
 class FlashBackend:
-    """See phases.Kernels."""
+    """What the two backends share; see AttentionBackend."""
 
     flash: Flash
 
@@ -71,6 +71,7 @@ class FlashBackend:
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashPlan:
+        """The same of captured decode rows."""
         return FlashPlan(
             page_size,
             {
@@ -84,6 +85,7 @@ class FlashBackend:
         )
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: FlashPlan, scores: Scores) -> Tensor:
+        """Attention of these rows' queries."""
         rows = metadata.rows[scores.window]
         pages = [cache.unflatten(0, (-1, metadata.page_size)) for cache in (keys, values)]
         queries = q.unsqueeze(1) if rows.ends is None else q  # [R, 1, H, D] or [T, H, D]
@@ -94,18 +96,18 @@ class FlashBackend:
         return apply_sinks(out.view(q.shape), lse.squeeze(2) if rows.ends is None else lse.T, scores.sinks)
 
     def replan(self, metadata: FlashPlan, lengths: np.ndarray) -> None:
-        """Lengths are read on the device."""
+        """Nothing to do: lengths are read on the device."""
 
 
 class FlashAttention3Backend(FlashBackend):
-    """flash_attn_with_kvcache, to which new keys need not be given."""
+    """FlashAttention 3: flash_attn_with_kvcache without new keys, which are in the cache already."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flash_attn_interface import flash_attn_with_kvcache
 
         def flash(
             q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
-        ) -> Any:
+        ) -> Tensor | tuple[Tensor, ...]:
             return flash_attn_with_kvcache(
                 q,
                 keys,
@@ -125,14 +127,14 @@ class FlashAttention3Backend(FlashBackend):
 
 
 class FlashAttention4Backend(FlashBackend):
-    """flash_attn_varlen_func, which also takes rows of one length in a dimension of their own."""
+    """FlashAttention 4: flash_attn_varlen_func, which also takes rows of equal lengths as [R, 1, H, D]."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flash_attn.cute import flash_attn_varlen_func
 
         def flash(
             q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
-        ) -> Any:
+        ) -> Tensor | tuple[Tensor, ...]:
             result = flash_attn_varlen_func(
                 q,
                 keys,

@@ -1,8 +1,8 @@
 """FlashInfer over pages (Ye et al., 2025): `--attention-backend flashinfer`, the package flashinfer-python.
 
-Its kernels follow a schedule that `plan` makes on the host from the rows' lengths, once a step for each kind
-of layer. In a captured step the schedule lies in buffers that are written anew before each replay; the pages
-of rows, which the host does not know, are listed by the graph itself.
+Its kernels follow a schedule that the wrapper's `plan` makes on the host from the rows' lengths, once a step
+for each kind of layer. In a captured step the schedule is in buffers that are written again before each
+replay; the pages of rows, which the host does not know, are listed by the graph itself.
 """
 
 import math
@@ -26,7 +26,7 @@ GROUP = 4  # query heads of a key head from which tensor cores pay in decodes
 
 @dataclass(frozen=True, slots=True)
 class WrapperKey:
-    """What a schedule depends on besides rows: layers that agree in it share one."""
+    """What a schedule depends on besides rows: layers with equal keys share a wrapper."""
 
     heads: int
     kv_heads: int
@@ -39,6 +39,7 @@ class WrapperKey:
 
     @classmethod
     def of(cls, q: Tensor, keys: Tensor, scores: Scores) -> "WrapperKey":
+        """The key of a layer with these queries, cache and scores."""
         return cls(
             q.shape[1],
             keys.shape[1],
@@ -53,7 +54,7 @@ class WrapperKey:
 
 @dataclass(frozen=True, slots=True)
 class PageIndices:
-    """Of rows, for the layers of one window."""
+    """The pages of the rows of a phase, as the layers of one window see them."""
 
     ends: np.ndarray  # int32 [R + 1]: where each row's pages begin
     last: np.ndarray  # int32 [R]: tokens in its last page
@@ -62,25 +63,25 @@ class PageIndices:
 
 @dataclass(slots=True)
 class FlashInferPlan:
-    """Of a step; or, where it is captured, of all steps of a number of rows, with the wrappers that are
-    theirs."""
+    """The plan of a step; or, where it is captured, of all steps with this number of rows."""
 
     page_size: int
-    pages: dict[int, PageIndices]  # by window
+    pages: dict[int, PageIndices]  # window -> pages
     queries: np.ndarray | None  # int32 [R + 1]: where each row's queries begin; None: one each
     is_captured: bool = False
     wrappers: dict[WrapperKey, "PlannedWrapper"] = field(default_factory=dict)
 
 
 class PlannedWrapper:
-    """A wrapper, which keeps its schedule for a kind of layers."""
+    """One of FlashInfer's wrappers, which keeps the schedule of a kind of layers."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
-        # the latest schedule has left the pinned memory that the next one is made in
+        # recorded when the latest schedule has left the pinned memory that the next one is made in
         self.plan_copied: torch.cuda.Event | None = None
 
     def plan(self, key: WrapperKey, pages: PageIndices, queries: np.ndarray | None, page_size: int) -> None:
+        """Makes the schedule for these rows."""
         if self.plan_copied is not None:
             self.plan_copied.synchronize()
         ends, last = torch.from_numpy(pages.ends), torch.from_numpy(pages.last)
@@ -103,7 +104,7 @@ class PlannedWrapper:
 
 
 class FlashInferBackend:
-    """See phases.Kernels."""
+    """FlashInfer's wrappers over pages; see AttentionBackend."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
@@ -111,13 +112,14 @@ class FlashInferBackend:
         self.decode: Any = BatchDecodeWithPagedKVCacheWrapper
         self.prefill: Any = BatchPrefillWithPagedKVCacheWrapper
         self.workspace: Tensor | None = None
-        # of steps that are not captured, by whether they decode
+        # (key, whether rows decode) -> wrapper of steps that are not captured
         self.eager_wrappers: dict[tuple[WrapperKey, bool], PlannedWrapper] = {}
-        self.captured_plans: dict[int, FlashInferPlan] = {}  # by rows
+        self.captured_plans: dict[int, FlashInferPlan] = {}  # number of rows -> plan
 
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashInferPlan:
+        """Pages of these rows, for each window."""
         queries = None if plan.num_decodes else np.concatenate(([0], plan.counts.cumsum())).astype(np.int32)
         pages = {
             window: page_indices(plan, page_tables[-1 if window else 0], page_size, window)
@@ -128,7 +130,7 @@ class FlashInferBackend:
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashInferPlan:
-        """The same buffers each time it is called for a number of rows: by the warm-up, then by the
+        """The plan of captured decode rows: the same buffers for each number of rows, in the warm-up and in the
         capture."""
         num = len(slots)
         tables = {
@@ -157,54 +159,56 @@ class FlashInferBackend:
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, metadata: FlashInferPlan, scores: Scores
     ) -> Tensor:
+        """Attention of these rows' queries."""
         key = WrapperKey.of(q, keys, scores)
         if key not in metadata.wrappers:
             pages, is_decode = metadata.pages[scores.window], metadata.queries is None
-            made = (
+            wrapper = (
                 self.captured_wrapper(key, pages)
                 if metadata.is_captured
                 else self.eager_wrapper(key, q.device, is_decode)
             )
-            made.plan(key, pages, metadata.queries, metadata.page_size)
-            metadata.wrappers[key] = made
+            wrapper.plan(key, pages, metadata.queries, metadata.page_size)
+            metadata.wrappers[key] = wrapper
         caches = tuple(cache.unflatten(0, (-1, metadata.page_size)) for cache in (keys, values))
-        found = metadata.wrappers[key].wrapper.run(
+        result = metadata.wrappers[key].wrapper.run(
             q.contiguous(), caches, return_lse=scores.sinks is not None
         )
         if scores.sinks is None:
-            return found
-        out, sums = found  # its logarithms are binary
-        return apply_sinks(out, sums * math.log(2), scores.sinks)
+            return result
+        out, lse = result  # binary logarithms
+        return apply_sinks(out, lse * math.log(2), scores.sinks)
 
     def replan(self, metadata: FlashInferPlan, lengths: np.ndarray) -> None:
-        for key, wrappers in metadata.wrappers.items():
-            counted = lengths.astype(np.int64)
-            _, keys = kv_ranges(counted - 1, np.ones_like(counted), metadata.page_size, key.window)
+        """Makes the schedules of the next replay."""
+        for key, wrapper in metadata.wrappers.items():
+            kv_lengths = lengths.astype(np.int64)
+            _, keys = kv_ranges(kv_lengths - 1, np.ones_like(kv_lengths), metadata.page_size, key.window)
             ends, last = page_counts(keys, metadata.page_size)
-            wrappers.plan(
+            wrapper.plan(
                 key, PageIndices(ends, last, metadata.pages[key.window].ids), None, metadata.page_size
             )
 
     def workspace_buffer(self, torch_device: torch.device) -> Tensor:
+        """The workspace that all wrappers share, allocated at the first call."""
         if self.workspace is None:
             self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=torch_device)
         return self.workspace
 
     def eager_wrapper(self, key: WrapperKey, torch_device: torch.device, is_decode: bool) -> PlannedWrapper:
-        """The one that all steps take which are not captured: each follows on the one before, in the order of
-        the device."""
-        key = key, is_decode
-        if key not in self.eager_wrappers:
+        """The wrapper of steps that are not captured, which run one after the other on the device."""
+        entry = key, is_decode
+        if entry not in self.eager_wrappers:
             workspace_buffer = self.workspace_buffer(torch_device)
-            self.eager_wrappers[key] = PlannedWrapper(
+            self.eager_wrappers[entry] = PlannedWrapper(
                 self.decode(workspace_buffer, "NHD", use_tensor_cores=key.heads >= GROUP * key.kv_heads)
                 if is_decode
                 else self.prefill(workspace_buffer, "NHD")
             )
-        return self.eager_wrappers[key]
+        return self.eager_wrappers[entry]
 
     def captured_wrapper(self, key: WrapperKey, pages: PageIndices) -> PlannedWrapper:
-        """One whose buffers stay where they are."""
+        """A wrapper of captured steps, with buffers of its own."""
         torch_device = pages.ids.device
         return PlannedWrapper(
             self.decode(
@@ -222,8 +226,8 @@ class FlashInferBackend:
 
 
 def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows with so many keys: where the pages of each begin, int32 [R + 1], and how many keys are in its
-    last one, int32 [R]."""
+    """Of rows with `keys` [R] keys: where the pages of each begin, int32 [R + 1], and the number of keys in its
+    last page, int32 [R]."""
     counts = -(-keys // page_size)
     return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(
         np.int32
@@ -231,6 +235,7 @@ def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def page_indices(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> PageIndices:
+    """The pages that these rows see."""
     first, keys = kv_ranges(plan.starts, plan.counts, page_size, window)
     ends, last = page_counts(keys, page_size)
     rows = np.repeat(np.arange(len(keys)), np.diff(ends))
@@ -242,8 +247,8 @@ def page_indices(plan: StepPlan, page_table: Tensor, page_size: int, window: int
 
 
 def flatten_pages(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:
-    """In a captured body: the pages of all rows (int32 [R, width], of `keys` [R] tokens) behind one another,
-    at the beginning of `ids`."""
+    """Concatenates the pages of all rows (int32 [R, width], with `keys` [R] keys each) at the beginning of
+    `ids`. Runs in captured bodies."""
     ends = ((keys + page_size - 1) // page_size).cumsum(0)
     places = torch.arange(len(ids), device=ids.device)
     rows = torch.searchsorted(ends, places, right=True).clamp_max(len(table) - 1)

@@ -1,8 +1,8 @@
 """torch's flex_attention over gathered pages: `--attention-backend flex_attention`. Compiled on a GPU, eager
-elsewhere.
+in tests without one.
 
-The keys of all rows lie behind one another, and so do their queries; a mask of blocks says which queries see
-which keys, so that what no query of a block sees costs nothing.
+The keys of all rows are concatenated, and so are their queries; a block mask says which queries see which
+keys, so that blocks of keys that no query sees cost nothing.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ from runtime.messages.steps import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """All that layers of one window see in a step."""
+    """What the layers of one window share in a step."""
 
     locations: Tensor  # int64 [keys] in the cache
     mask: BlockMask
 
 
 class FlexAttentionBackend:
-    """See phases.Kernels."""
+    """flex_attention; see AttentionBackend."""
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         self.compiles = gpu != INTERPRETER
@@ -43,12 +43,14 @@ class FlexAttentionBackend:
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> dict[int, FlexPlan]:
+        """window -> plan of its layers."""
         return {
             window: self.window_plan(plan, page_tables[-1 if window else 0], page_size, window)
             for window in windows
         }
 
     def window_plan(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> FlexPlan:
+        """Locations of the keys and the block mask of one window; two copies to the device each."""
         starts, counts, torch_device = (
             plan.starts.astype(np.int64),
             plan.counts.astype(np.int64),
@@ -75,12 +77,14 @@ class FlexAttentionBackend:
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Any:
+    ) -> dict[int, FlexPlan]:
+        """Not supported."""
         raise AssertionError("flex_attention is not captured")
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, metadata: dict[int, FlexPlan], scores: Scores
     ) -> Tensor:
+        """Attention of these rows' queries."""
         window_plan = metadata[scores.window]
         read = [read_as(cache, window_plan.locations, q.dtype) for cache in (keys, values)]
         inputs = [x.transpose(0, 1).unsqueeze(0) for x in (q, *read)]
@@ -102,17 +106,17 @@ class FlexAttentionBackend:
         )
 
     def replan(self, metadata: dict[int, FlexPlan], lengths: np.ndarray) -> None:
+        """Not supported."""
         raise AssertionError("flex_attention is not captured")
 
 
 def flat_ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of `counts` numbers from `firsts` on for each row, all behind one another: their row, and the
-    numbers."""
+    """Ranges of `counts` numbers from `firsts` on, concatenated: the row of each number, and the numbers."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
 
 
 @cache
 def soft_cap(cap: float) -> Callable[..., Tensor]:
-    """The same function for the same cap, or each step would be compiled again."""
+    """A score_mod that caps scores, cached because a new function would be compiled again."""
     return lambda score, b, h, q, k: cap * torch.tanh(score / cap)

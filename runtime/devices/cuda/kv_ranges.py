@@ -1,8 +1,7 @@
-"""What kernels that take page tables and lengths want to know of rows: pages from the first one on that a row
-sees.
+"""Page tables and lengths of rows for kernels of other packages, from the first page on that a row sees.
 
-A page table's columns before a window may hold anything, so they are left out; a row's position in what is
-left follows from its end.
+The columns of a page table before a sliding window may hold anything, so they are left out; positions within
+what is left follow from its end.
 """
 
 import numpy as np
@@ -16,7 +15,8 @@ from runtime.messages.steps import StepPlan
 def kv_ranges(
     starts: np.ndarray, counts: np.ndarray, page_size: int, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row the first page, and the number of keys from there on; int64."""
+    """The first page that each row sees and the number of keys from there on, int64 [R] each. `window` 0: no
+    sliding window."""
     first = (
         np.maximum(starts.astype(np.int64) - window + 1, 0) // page_size
         if window
@@ -26,8 +26,8 @@ def kv_ranges(
 
 
 def page_table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
-    """int32 [R, width] and [R]: pages, and keys in them. Columns behind a row's last page repeat what is
-    there; they are not read."""
+    """Pages int32 [R, width] and the number of keys in them [R]. Columns behind a row's last page are not
+    read."""
     first, lengths = kv_ranges(plan.starts, plan.counts, page_size, window)
     columns = np.minimum(
         first[:, None] + np.arange(-(-int(lengths.max()) // page_size)), page_table.shape[1] - 1
@@ -41,7 +41,8 @@ def page_table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: in
 def decode_page_table(
     slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int
 ) -> tuple[Tensor, Tensor]:
-    """The same in captured bodies: as wide as any length may want, from tensors alone (int64 [R])."""
+    """The same for captured decode rows, from tensors alone (int64 [R]): as wide as the longest row may
+    need."""
     if not window:
         return page_table[slots], lengths.int()
     first = (lengths - window).clamp_min(0) // page_size

@@ -173,19 +173,19 @@ def test_splits_of_every_kind() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_batch(data: st.DataObject) -> None:
-    decodes = data.sampling_inputs(st.lists(st.tuples(st.integers(0, 200), st.just(1)), max_size=3))
-    extends = data.sampling_inputs(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
+    decodes = data.draw(st.lists(st.tuples(st.integers(0, 200), st.just(1)), max_size=3))
+    extends = data.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
     rows = [*decodes, *extends] or [(0, 1)]
-    group, kv_heads = data.sampling_inputs(st.integers(1, 5)), data.sampling_inputs(st.integers(1, 2))
+    group, kv_heads = data.draw(st.integers(1, 5)), data.sampling_inputs(st.integers(1, 2))
     check(
         rows,
         len(decodes),
         (group * kv_heads, kv_heads),
         (16, 16),
-        data.sampling_inputs(st.sampled_from([1, 3, 16, 64, 128])),
+        data.draw(st.sampled_from([1, 3, 16, 64, 128])),
         torch.float32,
-        Scores(0.3, data.sampling_inputs(st.sampled_from([0, 1, 17, 64, 100]))),
-        gpu=data.sampling_inputs(st.sampled_from([GPU, Gpu(2, 100 << 10)])),
+        Scores(0.3, data.draw(st.sampled_from([0, 1, 17, 64, 100]))),
+        gpu=data.draw(st.sampled_from([GPU, Gpu(2, 100 << 10)])),
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.devices.base import SamplingInputs
-from runtime.devices.cuda.kernels.logits import mask, penalise
+from runtime.devices.cuda.kernels.logits import apply_penalties, mask
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.operands import Seen
 from runtime.layers.sampling import sampler
@@ -118,17 +118,17 @@ def test_numbers_at_the_edges() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_row(data: st.DataObject) -> None:
-    values = data.sampling_inputs(
+    values = data.draw(
         st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40)
     )
     setting = (
-        data.sampling_inputs(st.sampled_from([0.0, 0.3, 1.0])),
-        data.sampling_inputs(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
-        data.sampling_inputs(st.sampled_from([0, 1, 2, 7, 39])),
-        data.sampling_inputs(st.sampled_from([0.0, 0.3, 1.0])),
+        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+        data.draw(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
+        data.draw(st.sampled_from([0, 1, 2, 7, 39])),
+        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
     )
     check(
-        torch.tensor([values]), [setting], [data.sampling_inputs(st.floats(0, 1, exclude_max=True))], 16, 16
+        torch.tensor([values]), [setting], [data.draw(st.floats(0, 1, exclude_max=True))], 16, 16
     )
 
 
@@ -175,5 +175,5 @@ def test_penalties() -> None:
     expected = logits.clone()
     counts.apply(expected, [0, 2], [7, 9])
     places, index = (torch.tensor(x, device=TORCH_DEVICE) for x in ([0, 2], [2, 0]))
-    penalise(logits, places, Seen(counts.generated, counts.in_prompt, counts.penalties), index)
+    apply_penalties(logits, places, Seen(counts.generated, counts.in_prompt, counts.penalties), index)
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)
