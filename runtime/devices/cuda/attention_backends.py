@@ -169,8 +169,8 @@ def select_rows(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
 
 
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Attention output [T, H, D] with a sink in each head's sum. `lse` float32 [T, H]: the natural logarithm of
-    the sums without sinks."""
+    """Attention output [T, H, D] with a sink in each head's sum. `lse` float32 [T, H]: the natural logarithm
+    of the sums without sinks."""
     return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
@@ -188,13 +188,13 @@ BACKEND_CLASSES = {
 def open_backend(
     name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
 ) -> AttentionBackend[Any]:
-    """The backend of this name. Raises StartError where the GPU or its packages do not have them."""
+    """The backend of this name. Raises StartError where the GPU or the installed packages lack it."""
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
         wanted, actual = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
         raise StartError(
-            f"--attention-backend {name} needs a GPU of compute capability {wanted}, and this one has {actual}; "
-            "choose triton"
+            f"--attention-backend {name} needs a GPU of compute capability {wanted}, and this one has "
+            f"{actual}; choose triton"
         )
     if facts.dtypes and str(dtype).removeprefix("torch.") not in facts.dtypes:
         raise StartError(

@@ -29,20 +29,21 @@ def set_device(options: CudaOptions, rank: int) -> torch.device:
         )
     if number >= count:
         raise StartError(
-            f"rank {rank} needs GPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
-            "lower --tensor-parallel-size or these two"
+            f"rank {rank} needs GPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are "
+            f"{count}, from 0; lower --tensor-parallel-size or these two"
         )
     capability = torch.cuda.get_device_capability(number)
     if capability < OLDEST:
         raise StartError(
-            f"card {number} ({torch.cuda.get_device_name(number)}) has compute capability {'.'.join(map(str, capability))}; "
-            f"--device cuda needs {'.'.join(map(str, OLDEST))} or more"
+            f"GPU {number} ({torch.cuda.get_device_name(number)}) has compute capability "
+            f"{'.'.join(map(str, capability))}; --device cuda needs {'.'.join(map(str, OLDEST))} or more"
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
     torch_device = set_device(options, rank)
     try:
@@ -74,7 +75,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.cuda.get_device_capability(),
     )
     graphs = (
-        CudaGraphs(torch_device, collects=options.cudagraph_gc, attention_backend=attention_backend) if start.graph_sizes else None
+        CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
+        if start.graph_sizes
+        else None
     )
     ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)
     adapters = (

@@ -40,7 +40,8 @@ class FlashPlan:
 
 
 class Flash(Protocol):
-    """The call that the two packages have in common: attention output, and with `wants_lse` the log-sum-exp."""
+    """The call that the two packages have in common: attention output, and with `wants_lse` the
+    log-sum-exp."""
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: FlashRows, scores: Scores, *, wants_lse: bool
@@ -55,6 +56,7 @@ class FlashBackend:
     def plan(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashPlan:
+        """Page tables and lengths of these rows, for each window."""
         ends, longest = None, int(plan.counts.max())
         if plan.num_decodes < len(plan.slots):
             ends = upload(np.concatenate(([0], plan.counts.cumsum())).astype(np.int32), page_tables.device)

@@ -130,8 +130,8 @@ class FlashInferBackend:
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashInferPlan:
-        """The plan of captured decode rows: the same buffers for each number of rows, in the warm-up and in the
-        capture."""
+        """The plan of captured decode rows: the same buffers for each number of rows, in the warm-up and in
+        the capture."""
         num = len(slots)
         tables = {
             window: decode_page_table(slots, lengths, page_tables[-1 if window else 0], page_size, window)
@@ -226,8 +226,8 @@ class FlashInferBackend:
 
 
 def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows with `keys` [R] keys: where the pages of each begin, int32 [R + 1], and the number of keys in its
-    last page, int32 [R]."""
+    """Of rows with `keys` [R] keys: where the pages of each begin, int32 [R + 1], and the number of keys in
+    its last page, int32 [R]."""
     counts = -(-keys // page_size)
     return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(
         np.int32

@@ -1,4 +1,4 @@
-"""What the GPU does in one launch."""
+"""Fused kernels of the cuda device."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from runtime.devices.operands import Seen
 
 
 class CudaFused:
-    """See devices/operands.py for what each one means."""
+    """Fused (devices/operands.py) in Triton."""
 
     def prepare_heads(
         self,
@@ -20,7 +20,9 @@ class CudaFused:
         v_cache: Tensor,
         locations: Tensor,
     ) -> Tensor:
+        """One launch; see Fused.prepare_heads."""
         return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+        """Penalties of repetition, frequency and presence, in place."""
         apply_penalties(logits, rows, seen, at)

@@ -1,5 +1,5 @@
-"""Launches of matrix products: activations quantized as a scheme wants them, then multiplied, for one weight or
-for the experts of many slots."""
+"""Launches of matrix products: activations quantized as a scheme wants them, then multiplied, for one weight
+or for the experts of many slots."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,8 @@ def quantize_activations(
 ) -> GemmInputs:
     """x [rows, ins] in the form that products with `packed` take.
 
-    `ids`: the expert of each slot, where `packed` are the weights of experts; `repeat` slots share a row of x.
+    `ids`: the expert of each slot, where `packed` are the weights of experts; `repeat` slots share a row of
+    x.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     if not packed.inputs and packed.columns is None:

@@ -1,23 +1,24 @@
-"""Which kernels multiply what, and in which tiles: data that bench/gpu_gemm.py measures on a GPU.
+"""Which kernel computes a matrix product, and in which tiles: data that bench/gpu_gemm.py measures on a GPU.
 
-Until it has, these figures are reasoned. Few rows are bound by the reading of weights, which many programs
-that each read a part do best (our kernel with splits); from some dozens of rows on, torch's own products of
-8-bit numbers (CUTLASS, cuBLASLt) have pipelines for each GPU that Triton's compiler does not find.
+Until it has, these figures are estimates. With few rows a product is bound by reading weights, which many
+programs that each read a part do best (the Triton kernel with splits); from some dozens of rows on, torch's
+own products of 8-bit numbers (CUTLASS, cuBLASLt) have pipelines for each GPU that Triton's compiler does not
+find.
 """
 
 from dataclasses import dataclass
 
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_2
 
-# rows from which torch's own product is taken; else Triton's
+# scheme -> number of rows from which torch's own product is taken instead of Triton's
 TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
-# choices of experts up to which each is a tile of its own: the kernels that line them up cost more than is
-# shared
+# MoE slots up to which each is a tile of its own: the kernels that align them would cost more than sharing
+# weights saves
 SINGLE_SLOTS = 16
-SPLIT_ROWS = 64  # rows up to which the inputs of a product may be split
-FILL = 2  # programs for each multiprocessor that splits are to reach
-SPLIT_K_BLOCKS = 4  # pieces of inputs that each of them has at least
-# of --fp8-gemm-backend: by_rows is TORCH_FROM, cutlass torch's product
+SPLIT_ROWS = 64  # the most rows of a product whose inputs may be split
+FILL = 2  # programs per multiprocessor that splits aim at
+SPLIT_K_BLOCKS = 4  # the fewest blocks of inputs of a split
+# values of --fp8-gemm-backend: by_rows follows TORCH_FROM, cutlass is torch's product
 NAMES = ("by_rows", "triton", "cutlass")
 
 
@@ -34,15 +35,15 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """What the bytes of a tile depend on."""
+    """What the size of a tile in bytes depends on."""
 
     input_bytes: float
     weight_bytes: float
-    k_block: int  # inputs at a time at most
-    is_fixed: bool  # just these
+    k_block: int  # the most inputs at a time
+    is_fixed: bool  # whether it is exactly k_block inputs
     is_gated: bool
     is_wide: bool  # float32 products
-    is_grouped: bool = False  # sums of a group beside sums of all: twice the registers
+    is_grouped: bool = False  # a group's sums next to the total: twice the registers
 
 
 #       rows up to: rows, outputs, inputs, warps of a tile
@@ -51,12 +52,12 @@ WIDE = {16: (16, 32, 64, 4), 1 << 30: (64, 64, 32, 4)}  # of float32 numbers, ea
 
 
 def rows_of(rows: int, gpu: Gpu) -> int:
-    """How many rows of an expert a tile has, when it is expected to have `rows`."""
+    """The number of rows of a tile of experts that are expected to have `rows` rows each."""
     return next_power_of_2(min(rows, 128 if gpu != INTERPRETER else 16), 16)
 
 
 def select_tile(rows: int, outs: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
-    """For a tile that is to have `rows` rows at most."""
+    """Sizes of a program whose tile has at most `rows` rows."""
     if gpu == INTERPRETER:
         return Tile(
             min(next_power_of_2(rows, 16), 64), min(next_power_of_2(outs, 16), 128), tile_bytes.k_block, 4, 1
@@ -67,7 +68,7 @@ def select_tile(rows: int, outs: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
         n //= 2
     if tile_bytes.is_grouped and m >= 64:
         warps = 8
-        if m > 64 and gpu.shared_bytes < 200 << 10:  # GPUs whose sums lie in registers with all else
+        if m > 64 and gpu.shared_bytes < 200 << 10:  # GPUs that keep sums in registers
             n //= 2
     if m >= 64 and tile_bytes.input_bytes == 1 and tile_bytes.weight_bytes == 1 and not tile_bytes.is_wide:
         k = 128
@@ -81,7 +82,7 @@ def select_tile(rows: int, outs: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
 
 
 def select_splits(programs: int, rows: int, num_k_blocks: int, gpu: Gpu) -> int:
-    """Into how many parts the inputs are split: as many as fill the GPU."""
+    """The number of splits of the inputs: as many as fill the GPU. `num_k_blocks`: blocks of inputs."""
     if rows > SPLIT_ROWS or programs >= gpu.num_cores:
         return 1
     return max(1, min(FILL * gpu.num_cores // programs, num_k_blocks // SPLIT_K_BLOCKS, 16))

@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs. What a body is, and when it is captured, is ranks/decode_graphs.py's.
+"""Captured steps as CUDA graphs. ranks/decode_graphs.py decides what is captured, and when.
 
 All graphs share one pool of memory: they are replayed one after the other on one stream, and what outlives a
-replay lies outside. Captures have a stream of their own, and are `thread_local`: another thread waits for the
-events of earlier steps meanwhile.
+replay is not in the pool. Captures run on a stream of their own and are `thread_local`, because another
+thread waits for the events of earlier steps meanwhile.
 """
 
 import gc
@@ -11,51 +11,53 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.cuda.attention import plan_decodes
+from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A capture, and the attention in it that wants to know lengths."""
+    """A captured step, with the attention plans in it whose backends want the lengths of each replay."""
 
-    recorded: Any
-    parts: tuple[PhasePlan, ...]
+    cuda_graph: torch.cuda.CUDAGraph
+    phases: tuple[PhasePlan[Any], ...]
 
 
 class CudaGraphs:
-    """See devices/base.py."""
+    """Graphs (devices/base.py) of one GPU."""
 
     def __init__(
         self,
         torch_device: torch.device,
         *,
-        collects: bool = False,
+        allows_gc: bool = False,
         attention_backend: HybridAttentionBackend | None = None,
     ) -> None:
-        """`collects`: Python's garbage collector may run during a capture; `attention_backend`: attention by other
-        kernels than ours."""
+        """`allows_gc`: Python's garbage collector may run during a capture. `attention_backend`: None for the
+        Triton kernels."""
         self.torch_device = torch_device
         self.attention_backend = attention_backend
-        self.parts: tuple[PhasePlan, ...] = ()  # that the latest body has planned
-        self.collects = collects
+        self.phases: tuple[PhasePlan[Any], ...] = ()  # the attention plans of the latest body
+        self.allows_gc = allows_gc
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(torch_device)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Any:
+    ) -> AttentionPlan | tuple[PhasePlan[Any], ...]:
+        """The attention plan of captured decode rows; see Graphs.plan_decodes."""
         if self.attention_backend is None:
             return plan_decodes(slots, lengths, page_tables, page_size)
-        self.parts = self.attention_backend.plan_decodes(slots, lengths, page_tables, page_size, windows)
-        return self.parts
+        self.phases = self.attention_backend.plan_decodes(slots, lengths, page_tables, page_size, windows)
+        return self.phases
 
-    def capture(self, body: Callable[[], None]) -> Any:
-        """Where the memory that steps have left lying about is in the way, it is given back, and the capture
-        tried again."""
+    def capture(self, body: Callable[[], None]) -> Graph:
+        """Captures what `body` launches; where memory is short, once more after the allocator has freed what
+        it caches."""
         try:
             return self._capture(body)
         except torch.OutOfMemoryError:
@@ -63,42 +65,43 @@ class CudaGraphs:
             return self._capture(body)
 
     def forget(self) -> None:
-        """A pool that no graph is in is gone with its memory, and takes no new ones."""
+        """Takes a new pool: the old one is freed with the last of its graphs."""
         self.pool = torch.cuda.graph_pool_handle()
 
-    def replay(self, graph: "Graph", lengths: Any) -> None:
-        for part in graph.parts:
-            part.backend.replan(part.metadata, lengths)
-        graph.recorded.replay()
+    def replay(self, graph: Graph, lengths: np.ndarray | tuple[()]) -> None:
+        """Launches a captured step again. `lengths`: int32 [rows], this step's token included."""
+        for phase in graph.phases:
+            phase.backend.replan(phase.metadata, lengths)
+        graph.cuda_graph.replay()
 
-    def _capture(self, body: Callable[[], None]) -> "Graph":
-        self.parts = ()
+    def _capture(self, body: Callable[[], None]) -> Graph:
+        self.phases = ()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.torch_device)
-        with _still(self.collects), torch.cuda.stream(self.stream):
+        with _without_gc(self.allows_gc), torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 body()
             except BaseException:
-                self._give_up(graph)
+                self._end_failed_capture(graph)
                 raise
             try:
                 graph.capture_end()
             except RuntimeError:
                 self._leave_pool()
                 raise
-        return Graph(graph, self.parts)
+        return Graph(graph, self.phases)
 
-    def _give_up(self, graph: Any) -> None:
-        """Ends the capture of a body that raised: of one that did what a capture forbids, this raises as
-        well."""
+    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends the capture of a body that raised; ending it raises as well where the body did what a capture
+        forbids."""
         try:
             graph.capture_end()
         except RuntimeError:  # the body's own error says more
             self._leave_pool()
 
     def _leave_pool(self) -> None:
-        """After an invalid capture torch's allocator still believes in it, and would never again reuse what
+        """Ends an invalid capture in torch's allocator, which would otherwise never again reuse memory that
         other streams have read."""
         torch._C._cuda_endAllocateToPool(self.torch_device.index, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
@@ -106,9 +109,9 @@ class CudaGraphs:
 
 
 @contextmanager
-def _still(collects: bool) -> Iterator[None]:
-    """Without garbage collection, which may free what a capture must not see freed."""
-    if collects or not gc.isenabled():
+def _without_gc(allows_gc: bool) -> Iterator[None]:
+    """Disables garbage collection, which may free what must not be freed during a capture."""
+    if allows_gc or not gc.isenabled():
         yield
         return
     gc.disable()

@@ -1,6 +1,6 @@
-"""Kernels on a machine without a GPU: Triton's interpreter. For tests and dry runs of benches; slow.
+"""Triton's interpreter, for tests and dry runs of benches on a machine without a GPU. Slow.
 
-To be called before anything imports triton, which decides then.
+It must be chosen before anything imports triton.
 """
 
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def use_interpreter() -> None:
-    """Kernels defined from now on run in numpy."""
+    """Makes kernels that are defined from now on run in numpy."""
     assert "triton.language" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", (
         "triton has been imported already"
     )
@@ -21,7 +21,8 @@ def use_interpreter() -> None:
         return
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
-        """numpy 2.4 makes no number of an array of one element, as triton 3.6 has bounds of loops."""
+        """Gives scalars __index__: numpy 2.4 does not convert arrays of one element, which bounds of loops
+        are."""
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 

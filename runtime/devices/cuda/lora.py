@@ -1,5 +1,5 @@
-"""Adapters on the GPU: two launches for a linear layer, whatever adapters its rows have. Nothing is read by
-the host, so such steps can be captured."""
+"""LoRA on a GPU: two launches for a linear layer, whatever adapters its rows have. The host reads nothing, so
+such steps can be captured."""
 
 import numpy as np
 import torch
@@ -12,32 +12,35 @@ from runtime.devices.cuda.kernels.moe_permute import ExpertTiles, moe_align_bloc
 from runtime.devices.lora import LoraWeights
 from runtime.layers.upload import upload
 
-COLUMNS = 64  # of a program that expands
-MOST_ROWS = 64  # of a tile
-SPLIT_ROWS = 256  # rows of a step up to which inputs are split, so that few rows fill the GPU
-SPLIT_INPUTS = 512  # that a split has at least
+COLUMNS = 64  # of a program of expand_kernel
+MAX_TILE_ROWS = 64
+SPLIT_ROWS = 256  # the most rows of a step whose inputs are split, so that few rows fill the GPU
+SPLIT_INPUTS = 512  # the fewest inputs of a split
 
 
 class CudaAdapters:
-    """See devices/lora.py for what each one means."""
+    """AdapterOps (devices/lora.py) in Triton."""
 
     def __init__(self, gpu: Gpu, torch_device: torch.device, num_lora_slots: int) -> None:
         self.gpu = gpu
         self.torch_device = torch_device
         self.num_lora_slots = num_lora_slots
-        self.column_blocks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # by LoraWeights.parts
+        self.column_blocks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # LoraWeights.parts -> blocks
 
     def plan(self, lora_slots: np.ndarray) -> ExpertTiles:
+        """Tiles of rows by LoRA slot; int32 [T], -1: no adapter."""
         return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))
 
     def plan_rows(self, lora_slots: Tensor) -> ExpertTiles:
+        """The same of LoRA slots on the device, int64 [T]."""
         return moe_align_block_size(
             lora_slots.unsqueeze(1),
             self.num_lora_slots,
-            min(MOST_ROWS, next_power_of_2(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)),
+            min(MAX_TILE_ROWS, next_power_of_2(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)),
         )
 
     def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: ExpertTiles) -> None:
+        """Adds the adapters' products to out [T, O]; see AdapterOps.add."""
         num_rows, ins = x.shape
         rank, width = weights.a.shape[2], weights.a.shape[1] * weights.a.shape[2]
         splits = max(1, min(16, ins // SPLIT_INPUTS)) if num_rows <= SPLIT_ROWS else 1
@@ -83,7 +86,8 @@ class CudaAdapters:
         )
 
     def _column_blocks(self, parts: tuple[tuple[int, int], ...]) -> Tensor:
-        """Made at the first call, which no capture is."""
+        """int32 [blocks, 4]: part, first column in b, first column in the output, number of columns. Made at
+        the first call, which is never captured."""
         if parts not in self.column_blocks:
             blocks, first = [], 0
             for index, (offset, size) in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Memory of one GPU: what its driver says is free."""
+"""Memory of one GPU, by what its driver reports as free."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,22 @@ class CudaMemory:
         self.torch_device = torch_device
 
     def free_bytes(self) -> int:
+        """Bytes that the driver reports as free."""
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def used_bytes(self) -> int:
+        """Bytes that torch's allocator holds."""
         return int(torch.cuda.memory_reserved(self.torch_device))
 
     def prepare_loading(self) -> None:
-        """The GPU's allocator gives back what nobody holds."""
+        """Nothing to do: the allocator can free weights."""
 
     def empty_cache(self) -> None:
+        """Frees what the allocator caches."""
         torch.cuda.empty_cache()
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """With what the allocator takes beyond what is asked of it."""
+        """The most bytes that `run` takes, with what the allocator takes beyond what is asked of it."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         before = torch.cuda.memory_reserved(self.torch_device)
@@ -42,14 +45,14 @@ class CudaMemory:
         return measure_peak
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+        """Zeros [num_tokens, num_heads, head_dim]."""
         return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.torch_device)
 
     def free_host_bytes(self, cache_bytes: int) -> int:
+        """This rank's share of the available host memory, in bytes."""
         return available_bytes() // self.num_ranks
 
-    def open_page_copier(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
-    ) -> PageCopier:
-        """Raises StartError."""
+    def open_page_copier(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> PageCopier:
+        """Page-locks the host pages and opens copies to them. Raises StartError."""
         lock(host)
         return CudaPageCopier(kv, host, page_size, torch.cuda)

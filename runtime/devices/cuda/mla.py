@@ -1,8 +1,8 @@
 """Multi-head latent attention on the GPU (DeepSeek-V2, 2024), over pages of latents and rotary key parts.
 
-Decodes and short chunks are absorbed: queries go to the latents, all heads of a tile see one key, and the
-sums of latents become values afterwards. Long chunks make keys and values of all heads from the row's
-latents, in parts of the heads that fit the memory set aside.
+Decode rows and short chunks are absorbed: queries are projected to the latents, so that all heads share one
+key, and the sums of latents are projected to values afterwards. Long chunks expand keys and values of all
+heads from the row's latents, as many heads at a time as fit the memory set aside (EXPANDED).
 """
 
 from dataclasses import dataclass
@@ -11,28 +11,29 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention import AttentionPlan, AttentionLaunch, launch_attention
+from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan, launch_attention
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu
 from runtime.models.mla_config import MAX_EXPANDED
 
-ONE_PAGE = 1 << 30  # a page that holds any sequence: keys that lie one behind the other
+ONE_PAGE = 1 << 30  # a page that holds any sequence: for keys that are contiguous
 
 
 @dataclass(frozen=True, slots=True)
 class UpProjection:
-    """What makes keys and values from latents, of this rank's heads."""
+    """Projections from latents to keys and values of this rank's heads."""
 
     keys: Tensor  # [H, N, R]
     values: Tensor  # [H, R, V]
 
     def absorbs(self, count: int) -> bool:
-        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both
-        sides."""
-        rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
-        return count * (2 * rank - made) < rank * made
+        """Whether `count` queries of a row are cheaper absorbed. The length of the row is a factor of both
+        costs and does not matter."""
+        rank, expanded = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
+        return count * (2 * rank - expanded) < rank * expanded
 
 
 def pack_latent(up: Tensor, nope_dim: int) -> UpProjection:
+    """Splits kv_b [H, N + V, R] into projections of keys and values."""
     return UpProjection(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
 
@@ -46,35 +47,35 @@ def mla_attention(
     scale: float,
     gpu: Gpu,
 ) -> Tensor:
-    """See Ops.latent_attention."""
+    """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for launch in plan.launches:
-        for part in _parts(launch, plan, up):
-            lines = part.queries
-            if part.ends is None or up.absorbs(part.num_queries):
-                queries = torch.bmm(q[lines].transpose(0, 1), up.keys).transpose(0, 1)  # [n, H, R]
-                found = q.new_empty(queries.shape)
+        for rows in _launches_of(launch, plan, up):
+            tokens = rows.queries
+            if rows.ends is None or up.absorbs(rows.num_queries):
+                queries = torch.bmm(q[tokens].transpose(0, 1), up.keys).transpose(0, 1)  # [n, H, R]
+                attended = q.new_empty(queries.shape)
                 launch_attention(
-                    found, queries, latents, latents, part, plan, Scores(scale), gpu, q_rope[lines], ropes
+                    attended, queries, latents, latents, rows, plan, Scores(scale), gpu, q_rope[tokens], ropes
                 )
-                out[lines] = torch.bmm(found.transpose(0, 1), up.values).transpose(0, 1)
+                out[tokens] = torch.bmm(attended.transpose(0, 1), up.values).transpose(0, 1)
             else:
                 _attend_expanded(
-                    torch.cat((q[lines], q_rope[lines]), 2),
+                    torch.cat((q[tokens], q_rope[tokens]), 2),
                     latents,
                     ropes,
                     up,
-                    part,
+                    rows,
                     plan,
                     Scores(scale),
                     gpu,
-                    out[lines],
+                    out[tokens],
                 )
     return out
 
 
-def _parts(launch: AttentionLaunch, plan: AttentionPlan, up: UpProjection) -> list[AttentionLaunch]:
-    """All of a span together where every row absorbs, else its rows one by one."""
+def _launches_of(launch: AttentionLaunch, plan: AttentionPlan, up: UpProjection) -> list[AttentionLaunch]:
+    """One launch where every row is absorbed, else a launch for each row."""
     if launch.ends is None or up.absorbs(launch.num_queries):
         return [launch]
     parts, first = [], launch.first
@@ -90,11 +91,11 @@ def _parts(launch: AttentionLaunch, plan: AttentionPlan, up: UpProjection) -> li
     return parts
 
 
-def _read(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, 1, D] of a cache; torch's index kernels know no fp8."""
+def _read(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, 1, D] of a cache; torch's index kernels do not support fp8."""
     if cache.dtype in FP8_KINDS:
-        return cache.view(torch.uint8).index_select(0, places).view(cache.dtype).to(dtype)
-    return cache.index_select(0, places).to(dtype)
+        return cache.view(torch.uint8).index_select(0, locations).view(cache.dtype).to(dtype)
+    return cache.index_select(0, locations).to(dtype)
 
 
 def _attend_expanded(
@@ -108,24 +109,24 @@ def _attend_expanded(
     gpu: Gpu,
     out: Tensor,
 ) -> None:
-    """One row: q [n, H, N + P] -> out [n, H, V]."""
+    """Attention of one row over expanded keys and values: q [n, H, N + P] -> out [n, H, V]."""
     positions = torch.arange(launch.max_kv_len, device=q.device)
     slot = launch.rows[0].long()
     pages = plan.page_tables[0, slot, positions // plan.page_size].long()
-    places = pages * plan.page_size + positions % plan.page_size
-    seen, turned = _read(latents, places, q.dtype).squeeze(1), _read(ropes, places, q.dtype)
+    locations = pages * plan.page_size + positions % plan.page_size
+    row_latents, row_ropes = _read(latents, locations, q.dtype).squeeze(1), _read(ropes, locations, q.dtype)
     num_heads, nope_dim, _ = up.keys.shape
     dim, value_dim = q.shape[2], up.values.shape[2]
     table = torch.zeros(1, 1, 1, dtype=torch.int32, device=q.device).expand(1, plan.page_tables.shape[1], 1)
-    whole = AttentionPlan((launch,), table, ONE_PAGE)
+    row_plan = AttentionPlan((launch,), table, ONE_PAGE)
     step = max(1, MAX_EXPANDED // ((dim + value_dim) * launch.max_kv_len))
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))
         num = heads.stop - at
-        keys = seen.new_empty(launch.max_kv_len, num, dim)
-        keys[..., :nope_dim] = (seen @ up.keys[heads].flatten(0, 1).T).unflatten(1, (num, nope_dim))
-        keys[..., nope_dim:] = turned
-        values = torch.matmul(seen, up.values[heads]).transpose(0, 1).contiguous()
-        found = q.new_empty(len(q), num, value_dim)
-        launch_attention(found, q[:, heads], keys, values, launch, whole, scores, gpu)
-        out[:, heads] = found
+        keys = row_latents.new_empty(launch.max_kv_len, num, dim)
+        keys[..., :nope_dim] = (row_latents @ up.keys[heads].flatten(0, 1).T).unflatten(1, (num, nope_dim))
+        keys[..., nope_dim:] = row_ropes
+        values = torch.matmul(row_latents, up.values[heads]).transpose(0, 1).contiguous()
+        attended = q.new_empty(len(q), num, value_dim)
+        launch_attention(attended, q[:, heads], keys, values, launch, row_plan, scores, gpu)
+        out[:, heads] = attended

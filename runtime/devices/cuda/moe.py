@@ -1,8 +1,8 @@
-"""Experts on the GPU: grouped products in Triton. Nothing is read by the host, so a step with experts can be
-captured.
+"""Mixture of experts on a GPU: grouped matrix products in Triton. The host reads nothing, so a step with
+experts can be captured.
 
-A layer is six launches: the router, two that list the slots by their experts, the gated product of gates and
-ups, the product down, and the sum of each token; rounding activations takes two more.
+A layer is six launches: the router, two that align slots by expert, the gated product, the down product, and
+the sum of each token; quantizing activations takes two more.
 """
 
 import torch
@@ -21,23 +21,26 @@ ExpertWeights = tuple[PackedWeight, PackedWeight]
 
 
 class CudaExperts:
-    """See devices/base.py for what each one means."""
+    """Experts (devices/base.py) in Triton."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Expert ids and weights of each token; see Experts.route."""
         return route(logits, bias, routing)
 
     def pack(self, gate_up: Tensor, down: Tensor) -> ExpertWeights:
+        """Weights in full."""
         return pack_dense(gate_up), pack_dense(down)
 
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> ExpertWeights:
+        """Quantized weights. Raises ModelError for a shape that no kernel takes."""
         return pack(gate_up), pack(down)
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: ExpertWeights) -> Tensor:
-        """Sums in float32 and in the order of a token's choices, so that they do not depend on its
-        company."""
+        """The experts' weighted sum for each token [T, hidden]; see Experts.apply. Sums are float32 in the
+        order of the token's expert ids, so they do not depend on the batch."""
         gate_up, down = packed
         num_slots, num_experts = expert_ids.numel(), len(gate_up.weight)
         if num_slots == 0:

@@ -1,5 +1,4 @@
-"""Arithmetic of the cuda device: Triton kernels, and cuBLAS through torch for matrix products. Runs where its
-tensors are."""
+"""Ops of the cuda device: Triton kernels, and cuBLAS through torch for matrix products in full precision."""
 
 from typing import Any
 
@@ -10,9 +9,9 @@ from torch.nn import functional as F
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cuda import attention as paged
-from runtime.devices.cuda import gemm as products
+from runtime.devices.cuda import gemm
 from runtime.devices.cuda.attention import AttentionPlan
-from runtime.devices.cuda.attention_backends import HybridAttentionBackend
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlan
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import mask
@@ -22,12 +21,12 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
 from runtime.devices.cuda.weights import PackedWeight, pack
-from runtime.layers import torch_ops as plain
+from runtime.layers import torch_ops
 from runtime.messages.steps import StepPlan
 
 
 class CudaOps:
-    """See devices/base.py for what each one means."""
+    """Ops (devices/base.py) of one GPU. Runs where its tensors are."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class CudaOps:
         fp8_gemm: str = "by_rows",
         attention_backend: HybridAttentionBackend | None = None,
     ) -> None:
-        """`fp8_gemm`: of choices.NAMES; `attention_backend`: attention by other kernels than ours."""
+        """`fp8_gemm`: one of gemm_tiles.NAMES. `attention_backend`: None for the Triton kernels."""
         self.dtype = dtype
         self.gpu = gpu
         self.fp8_gemm = fp8_gemm
@@ -44,17 +43,20 @@ class CudaOps:
 
     def plan_attention(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> Any:
+    ) -> AttentionPlan | tuple[PhasePlan[Any], ...]:
+        """The attention plan of a step."""
         if self.attention_backend is not None:
             return self.attention_backend.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
 
     def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scores: Scores) -> Tensor:
+        """Paged attention, q [T, H, D] -> [T, H, D]."""
         if self.attention_backend is not None:
             return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)
         return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> UpProjection:
+        """Projections from latents to keys and values of this rank's heads."""
         return pack_latent(up, nope_dim)
 
     def latent_attention(
@@ -67,41 +69,55 @@ class CudaOps:
         plan: AttentionPlan,
         scale: float,
     ) -> Tensor:
+        """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
         return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+        """Writes keys and values to the cache."""
         store_kv(k, v, k_cache, v_cache, locations)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return plain.rms_norm(x, weight, eps) if torch.compiler.is_compiling() else rms_norm(x, weight, eps)
+        """RMS norm; in torch's operators where torch compiles."""
+        return (
+            torch_ops.rms_norm(x, weight, eps) if torch.compiler.is_compiling() else rms_norm(x, weight, eps)
+        )
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """RMS norm of x + residual, and that sum."""
         if torch.compiler.is_compiling():
-            return plain.add_rms_norm(x, residual, weight, eps)
+            return torch_ops.add_rms_norm(x, residual, weight, eps)
         return add_rms_norm(x, residual, weight, eps)
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables as they are."""
         return cos, sin
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary positions of x [T, heads, D]."""
         return rotary(x, cos, sin)
 
     def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
-        return plain.act_and_mul(x, kind) if torch.compiler.is_compiling() else act_and_mul(x, kind)
+        """Gated activation; in torch's operators where torch compiles."""
+        return torch_ops.act_and_mul(x, kind) if torch.compiler.is_compiling() else act_and_mul(x, kind)
 
-    def pack_linear(self, weight: Tensor) -> Any:
+    def pack_linear(self, weight: Tensor) -> Tensor:
+        """The weight as it is."""
         return weight
 
     def pack_quantized(self, weight: Quantized) -> PackedWeight:
+        """A quantized weight as gemm_kernel reads it."""
         return pack(weight)
 
-    def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [N, in] -> [N, out]."""
         if isinstance(packed, PackedWeight):
-            return products.linear(x, packed, bias, self.gpu, self.fp8_gemm)
+            return gemm.linear(x, packed, bias, self.gpu, self.fp8_gemm)
         return F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, sampling_inputs: SamplingInputs) -> Tensor:
-        return sample(logits, sampling_inputs)
+    def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        """A token id for each row, int64 [N]."""
+        return sample(logits, inputs)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Bans tokens by bit masks, in place."""
         mask(logits, rows, bits)

@@ -1,8 +1,8 @@
 """Copies between a GPU's pages and host memory, on a stream of their own.
 
-The mapping that both processes have is locked and told to the GPU, so a kernel reads and writes its pages in
-place: no staging, and one launch for each cache of a layer, however many pages go. Main stream and copies
-wait for each other by events; the host waits for neither.
+The host memory that both processes map is page-locked and registered with the GPU, so a kernel reads and
+writes its pages in place: no staging, and one launch for each cache of a layer, however many pages are
+copied. The main stream and the stream of copies wait for each other by events; the host waits for neither.
 """
 
 from dataclasses import dataclass
@@ -30,23 +30,24 @@ class CachePages:
 
 
 class LayerLoads:
-    """Loads of one step on their way: an event for each layer."""
+    """Loads of one step that are under way: an event for each layer."""
 
     def __init__(self, events: list[Any], streams: Any) -> None:
         self._events = events
         self._streams = streams
 
     def wait(self, layer: int) -> None:
+        """Lets the current stream wait for the loads of this layer."""
         self._streams.current_stream().wait_event(self._events[layer])
 
 
 class CudaPageCopier:
-    """See devices/base.py. `streams`: torch's module of the device."""
+    """Copies (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
 
     def __init__(
         self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any
     ) -> None:
-        """The host memory is locked already."""
+        """`host` is page-locked already; see `lock`."""
         self._host = host  # the mapping must live as long as the views of it
         self._layers = [
             [cache_pages(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)]
@@ -58,6 +59,7 @@ class CudaPageCopier:
         self._stream = streams.Stream()
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
+        """Copies device pages to host pages; the main stream waits for the copies."""
         index = self._begin(pages, hosts)
         with self._streams.stream(self._stream):
             for layer in self._layers:
@@ -67,6 +69,7 @@ class CudaPageCopier:
         self._streams.current_stream().wait_stream(self._stream)
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
+        """Begins to copy host pages to device pages, layer by layer."""
         index, events = self._begin(pages, hosts), []
         with self._streams.stream(self._stream):
             for layer in self._layers:
@@ -76,15 +79,17 @@ class CudaPageCopier:
         return LayerLoads(events, self._streams)
 
     def finish(self) -> None:
+        """Lets the main stream wait for all copies."""
         self._streams.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
+        """Waits for all copies and unlocks the host memory."""
         self._stream.synchronize()
         unlock(self._host)
 
     def _begin(self, pages: np.ndarray, hosts: np.ndarray) -> Tensor:
-        """Rows of both sides, int32 [2, N]; what follows on the stream of copies follows all that the main
-        one has been given."""
+        """Device and host page ids on the device, int32 [2, N]. Lets the stream of copies wait for the main
+        stream."""
         for what, indices, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
             if not 0 <= int(indices.min()) <= int(indices.max()) < limit:
                 raise IndexError(
@@ -98,7 +103,8 @@ class CudaPageCopier:
 
 
 def cache_pages(cache: Tensor, part: np.ndarray, page_size: int) -> CachePages:
-    """`part`: uint8 [host pages, bytes of a page]. Rows of the widest words that both sides are made of."""
+    """One cache and `part`, uint8 [host pages, bytes of a page], as rows of the widest words that fit
+    both."""
     pages, host = cache.view(len(cache) // page_size, -1).view(torch.uint8), torch.from_numpy(part)
     if not any(number % 8 for number in (pages.shape[1], host.stride(0), host.data_ptr())):
         return CachePages(pages.view(torch.int64), host.view(torch.int64))
@@ -106,6 +112,7 @@ def cache_pages(cache: Tensor, part: np.ndarray, page_size: int) -> CachePages:
 
 
 def copy_pages(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
+    """Copies rows of `source` to rows of `target`, int32 [N] each."""
     width = source.shape[1]
     copy_rows_kernel[(len(source_rows), triton.cdiv(width, BLOCK))](
         source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK
@@ -113,15 +120,16 @@ def copy_pages(source: Tensor, target: Tensor, source_rows: Tensor, target_rows:
 
 
 def lock(host: HostPages) -> None:
-    """Page-locks host memory where it is, and lets the GPU address it. Raises StartError."""
+    """Page-locks host memory and registers it with the GPU. Raises StartError."""
     failed = int(torch.cuda.cudart().cudaHostRegister(host.address, host.num_bytes, 0))
     if failed:
         raise StartError(
-            f"{host.num_bytes / 1e9:.1f} GB of host pages cannot be page-locked (CUDA error {failed}); lower --hicache-size "
-            "or --hicache-ratio, or raise the limit of locked memory (ulimit -l)"
+            f"{host.num_bytes / 1e9:.1f} GB of host pages cannot be page-locked (CUDA error {failed}); "
+            "lower --hicache-size or --hicache-ratio, or raise the limit of locked memory (ulimit -l)"
         )
 
 
 def unlock(host: HostPages) -> None:
+    """Undoes `lock`."""
     if torch.cuda.is_available():
         torch.cuda.cudart().cudaHostUnregister(host.address)

@@ -1,13 +1,13 @@
-"""Sums of small tensors through memory that all GPUs of a model read and write directly
+"""All-reduce of small tensors through memory that all GPUs of a model read and write directly
 (torch.distributed._symmetric_memory).
 
-    bytes of the tensor          how
-    up to ONE_SHOT               every GPU reads what all the others have, and sums it
-    up to the buffer's size      every GPU sums a part, and writes it to all the others
-    more, or another dtype       the collective library
+    bytes of the tensor          algorithm
+    up to ONE_SHOT               one shot: every GPU reads the tensors of all others and sums them
+    up to the buffer's size      two shots: every GPU sums a part and writes it to all others
+    more, or another dtype       NCCL
 
-A tensor goes through one buffer, whose ends the operators guard with barriers of the GPUs, so the next sum
-may follow at once.
+Tensors go through one buffer. The operators begin and end with a barrier of the GPUs, so the next sum may
+follow at once.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from runtime.errors import StartError
 
 ONE_SHOT = 256 << 10
 BUFFER = 8 << 20
-ALIGNED = 16  # bytes that the operators read at a time
-DTYPES = (torch.bfloat16, torch.float32)  # that they sum
+ALIGNED = 16  # bytes that the operators read at once
+DTYPES = (torch.bfloat16, torch.float32)  # that the operators sum
 
 
 class SymmetricSums:
-    """The buffer of one rank, known to the `size` ranks of the group."""
+    """One rank's buffer, which the other ranks of the group can address."""
 
     def __init__(self, buffer: Tensor, group: str, size: int, ops: Any) -> None:
         """`ops`: torch.ops.symm_mem."""
@@ -35,7 +35,8 @@ class SymmetricSums:
 
     @classmethod
     def open(cls, group: str, size: int, torch_device: torch.device) -> "SymmetricSums":
-        """All ranks together. Raises StartError where the GPUs cannot read each other's memory."""
+        """Called by all ranks of the group. Raises StartError where the GPUs cannot read each other's
+        memory."""
         from torch.distributed import _symmetric_memory
 
         try:
@@ -44,12 +45,12 @@ class SymmetricSums:
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(
-                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); leave it out"
+                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); omit it"
             ) from error
         return cls(buffer, group, size, torch.ops.symm_mem)
 
     def sum(self, x: Tensor) -> Tensor | None:
-        """Over the ranks; None: it is nothing for this way, on all ranks alike."""
+        """The sum over ranks; None, on all ranks, where NCCL must do it."""
         if x.dtype not in DTYPES or x.nbytes > len(self.buffer) or x.nbytes % ALIGNED or not x.nbytes:
             return None
         is_small = x.nbytes <= ONE_SHOT

@@ -1,4 +1,4 @@
-"""Weights of all schemes as kernels/product.py reads them: a stack of as many as there are experts, or of
+"""Weights of all schemes as kernels/gemm.py reads them: a stack with one weight for each expert, or with
 one."""
 
 from dataclasses import dataclass
@@ -10,30 +10,29 @@ from runtime.devices.base import Quantized
 from runtime.layers.quantization.quantized_weight import unpack_codes
 from runtime.models.quantization_schemes import Fp8, Int8, PackedInt
 
-K_BLOCKS = (128, 64, 32, 16)  # inputs that a product may take at a time
-# what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8
-# bits
+K_BLOCKS = (128, 64, 32, 16)  # numbers of inputs that gemm_kernel may take at a time
+# other groups are padded to a multiple of this, the fewest 8-bit numbers that tensor cores take
 GROUP_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """E weights [outs, ins]; `padded` is what ins comes to where groups are filled up."""
+    """E weights [outs, ins]. `padded`: ins, with padded groups."""
 
-    scheme: str  # of SCHEMES, or "" for weights in full
-    kind: str  # of numbers: plain, fp8, int8, codes4, codes8
-    inputs: str  # what activations are rounded to: fp8, int8, or "" where they stay
+    scheme: str  # one of SCHEMES, or "" for weights in full
+    kind: str  # format of the weights: plain, fp8, int8, codes4, codes8
+    inputs: str  # format that activations are quantized to: fp8, int8, or "" where they are not
     # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleave`
     weight: Tensor
     outs: int
     ins: int
     padded: int
-    group: int = 0  # of `padded` inputs that share a scale; 0: all
-    source_group: int = 0  # the same of `ins`
-    k_block: int = K_BLOCKS[0]  # inputs of a product at most; codes4: just these
+    group: int = 0  # padded inputs that share a scale; 0: all
+    source_group: int = 0  # inputs that share a scale; 0: all
+    k_block: int = K_BLOCKS[0]  # the most inputs that a program takes at a time; for codes4, the exact number
     scales: Tensor | None = None  # float32 [E, groups, outs]
     zeros: Tensor | None = None  # uint8 [E, groups, outs]
-    columns: Tensor | None = None  # int32 [E, padded]: which input stands where; -1: none
+    columns: Tensor | None = None  # int32 [E, padded]: the input of each column; -1: padding
     input_scale: Tensor | None = None  # float32 [E]: input_scale
     input_offset: Tensor | None = None  # float32 [E]: input_offset
     sums: Tensor | None = None  # int32 [E, outs]
@@ -45,17 +44,18 @@ class PackedWeight:
 
     @property
     def has_expert_inputs(self) -> bool:
-        """Whether experts want a token's activations differently."""
+        """Whether a token's activations differ between experts."""
         return self.columns is not None or self.input_scale is not None
 
 
 def pack_dense(weight: Tensor) -> PackedWeight:
+    """Weights in full, [E, outs, ins]."""
     return PackedWeight("", "plain", "", weight, *weight.shape[1:], weight.shape[2])
 
 
 def pack(weight: Quantized) -> PackedWeight:
-    """The bytes are the checkpoint's, but for codes of four bits, and for groups of sizes that no kernel
-    likes."""
+    """A quantized weight, or a stack of them. The bytes are the checkpoint's, except for 4-bit codes and for
+    groups of other sizes than the kernel takes."""
     scheme = weight.scheme
     numbers, scale = (t if t.dim() == 3 else t.unsqueeze(0) for t in (weight.weight, weight.scale))
     has_groups = scale.shape[2] > 1
@@ -160,7 +160,7 @@ def _pack_codes(
 
 
 def _is_aligned(k_blocks: tuple[int, ...], bits: int, group: int, ins: int) -> bool:
-    """Whether products can take these groups as they are."""
+    """Whether gemm_kernel takes these groups without padding."""
     if bits == 4:
         return ins % (group or ins) == 0 and any(
             (group or ins) % p == 0 and ins % (2 * p) == 0 for p in k_blocks
@@ -168,12 +168,12 @@ def _is_aligned(k_blocks: tuple[int, ...], bits: int, group: int, ins: int) -> b
     return group == 0 or (group % k_blocks[-1] == 0 and ins % group == 0)
 
 
-def align_groups(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
-    """Groups behind one another, all as wide: order int64 [E, ins], which group an input is in -> int32 [E,
-    groups * width], which input stands where, and the width, a multiple of `filled`. Inputs of a group keep
-    their order; -1 fills up."""
+def align_groups(order: Tensor, num_groups: int, alignment: int) -> tuple[Tensor, int]:
+    """Makes groups contiguous and equally wide: order int64 [E, ins], the group of each input -> int32 [E,
+    groups * width], the input of each column (-1: padding), and the width, a multiple of `alignment`. Inputs
+    of a group keep their order."""
     counts = torch.stack([torch.bincount(line, minlength=num_groups) for line in order])
-    width = -(-max(1, int(counts.max())) // filled) * filled
+    width = -(-max(1, int(counts.max())) // alignment) * alignment
     sorted_ids = order.argsort(dim=1, stable=True)
     group = order.gather(1, sorted_ids)
     rank = torch.arange(order.shape[1], device=order.device) - (counts.cumsum(1) - counts).gather(1, group)
@@ -183,7 +183,7 @@ def align_groups(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, i
 
 
 def _reorder(octets: Tensor, columns: Tensor | None, bits: int, k_block: int) -> Tensor:
-    """One weight's codes in the order of `columns`; those of four bits interleaved."""
+    """One weight's codes in the order of `columns`; 4-bit codes are interleaved."""
     values = unpack_codes(octets, bits)
     if columns is not None:
         values = values.index_select(1, columns.clamp(min=0).long())
@@ -191,7 +191,7 @@ def _reorder(octets: Tensor, columns: Tensor | None, bits: int, k_block: int) ->
 
 
 def interleave(values: Tensor, k_block: int) -> Tensor:
-    """uint8 [outs, ins] -> [outs, ins / 2]: of each 2 * piece inputs the first half in the lower four bits,
-    the second in the upper."""
+    """uint8 [outs, ins] -> [outs, ins / 2]: of each 2 * k_block inputs, the first half is in the lower four
+    bits and the second half in the upper."""
     low, high = values.unflatten(1, (-1, 2, k_block)).unbind(2)
     return (low | (high << 4)).flatten(1)

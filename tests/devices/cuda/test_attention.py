@@ -176,7 +176,7 @@ def test_any_batch(data: st.DataObject) -> None:
     decodes = data.draw(st.lists(st.tuples(st.integers(0, 200), st.just(1)), max_size=3))
     extends = data.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
     rows = [*decodes, *extends] or [(0, 1)]
-    group, kv_heads = data.draw(st.integers(1, 5)), data.sampling_inputs(st.integers(1, 2))
+    group, kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
     check(
         rows,
         len(decodes),

@@ -13,7 +13,7 @@ from runtime.devices.cuda.gemm_tiles import TileBytes, select_splits, select_til
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, gpu_of
 from runtime.devices.cuda.weights import align_groups, interleave, pack
 from runtime.models.quantization_schemes import PackedInt, Fp8, Int8, Scheme
-from tests.devices.cuda.torch_device import GPU, DTYPES, HAS_GPU, TORCH_DEVICE, near
+from tests.devices.cuda.torch_device import DTYPES, GPU, HAS_GPU, TORCH_DEVICE, near
 
 HERE = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
 

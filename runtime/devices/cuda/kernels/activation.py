@@ -11,7 +11,7 @@ BLOCK = 1024
 def act_and_mul_kernel(
     x: tl.tensor, out: tl.tensor, size: tl.tensor, stride: tl.tensor, KIND: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """Grid (rows, pieces of a row)."""
+    """Grid (rows, blocks of a row)."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(x + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
     second = tl.load(x + row * stride + size + at, mask=at < size, other=0.0).to(tl.float32)

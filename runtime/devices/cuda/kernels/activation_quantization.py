@@ -1,5 +1,5 @@
-"""Quantization of activations to 8 bits, with a scale for each row or for each row and group, and reordering of
-their columns.
+"""Quantization of activations to 8 bits, with a scale for each row or for each row and group, and reordering
+of their columns.
 
 A row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
 are rounded by adding 1.5 * 2**23: the sum's low bits are the integer, rounded to the nearest, ties to even.
@@ -28,7 +28,8 @@ def _quantize(x: tl.tensor, scale: tl.tensor, offset: tl.tensor, KIND: tl.conste
 def _load_columns(
     x: tl.tensor, order: tl.tensor, at: tl.tensor, size: tl.tensor, padded: tl.tensor, ORDERED: tl.constexpr
 ) -> tl.tensor:
-    """Columns `at` of a row; ORDERED: column order[at]. Columns beyond the row and those of order -1 are 0."""
+    """Columns `at` of a row; ORDERED: column order[at]. Columns beyond the row and those of order -1 are
+    0."""
     if ORDERED:
         column = tl.load(order + at, mask=at < padded, other=-1)
         return tl.load(x + column, mask=column >= 0, other=0.0)
@@ -108,8 +109,8 @@ def quantize_groups_kernel(
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (rows, blocks of GROUPS groups): 8-bit floats [rows, groups * WIDTH], each group padded with zeros,
-    and scales [rows, groups]."""
+    """Grid (rows, blocks of GROUPS groups): 8-bit floats [rows, groups * WIDTH], each group padded with
+    zeros, and scales [rows, groups]."""
     row = tl.program_id(0).to(tl.int64)
     expert = row * 0
     if ROUTED:

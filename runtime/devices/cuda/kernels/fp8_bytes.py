@@ -1,8 +1,8 @@
-"""8-bit floats as bytes: keys and values of --kv-cache-dtype fp8_*.
+"""Conversion of 8-bit floats from and to bytes: keys and values of --kv-cache-dtype fp8_*.
 
-By their bits, so that every GPU does it, the same everywhere: conversions of the hardware begin with sm_89,
-and the interpreter rounds differently. Widening costs three integer operations and a product beside a load of
-memory. What exceeds the range becomes the largest number there is. NaN is stored as NaN, and e4m3's is read
+It works on bits, so that the result is the same on every GPU: the hardware converts from sm_89 on, and the
+interpreter rounds differently. Reading costs three integer operations and a multiplication, next to a load
+from memory. Numbers beyond the range become the largest number. NaN is stored as NaN, and NaN of e4m3 is read
 as 480, so that reading has no branch.
 """
 
@@ -22,8 +22,8 @@ def from_fp8(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def to_fp8(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the unit is fixed:
-    adding a number whose last place is that unit rounds to it, and leaves the code in the last bits."""
+    """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the spacing is fixed:
+    adding a number with that spacing rounds, and leaves the code in the last bits."""
     if KIND == "e4m3":
         MOST: tl.constexpr = 448.0
         SHIFT: tl.constexpr = 20

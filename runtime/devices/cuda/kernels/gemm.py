@@ -8,9 +8,10 @@ exactly; 4-bit and 8-bit codes minus their zero point in the dtype of the activa
 exactly too. So a product is exact up to its sum, and scales are applied to sums: those of a group after the
 group, the others at the end.
 
-4-bit codes are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so that both
-halves of what a program reads are multiplied with contiguous activations. With few rows the inputs are split
-among several programs, so that the whole GPU reads weights; their partial sums are added in a fixed order.
+4-bit codes are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so that
+both halves of what a program reads are multiplied with contiguous activations. With few rows the inputs are
+split among several programs, so that the whole GPU reads weights; their partial sums are added in a fixed
+order.
 """
 
 from typing import NamedTuple
@@ -277,8 +278,8 @@ def gemm_kernel(
 ) -> None:
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
     share a row of x. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
-    [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected sums
-    [SPLITS, num_rows, outs]."""
+    [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected
+    sums [SPLITS, num_rows, outs]."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     index = tl.arange(0, M)

@@ -1,8 +1,8 @@
-"""What all launches share: where kernels run, and the sizes that suit them there.
+"""What all kernel launches share: facts about the GPU, and dtypes and sizes of kernels.
 
 Kernels run where their tensors are. Without a GPU that is Triton's interpreter (TRITON_INTERPRET=1 before
-triton is first imported), which knows bfloat16 as bits only: what enters `tl.dot` is float32 there, and all
-other arithmetic is in float32 everywhere.
+triton is first imported), which knows bfloat16 as bits only: operands of `tl.dot` are float32 there, and all
+other arithmetic is float32 everywhere.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ import triton.language as tl
 from triton import knobs
 
 TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-FP8_KINDS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}  # kept as bytes; see narrow.py
+FP8_KINDS = {
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}  # read and written as bytes; see fp8_bytes.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,8 @@ class Gpu:
     """What the sizes of tiles and grids depend on."""
 
     num_cores: int  # multiprocessors
-    shared_bytes: int  # that one of them has for all programs on it
-    has_fp8: bool = False  # whether its tensor cores take 8-bit floats
+    shared_bytes: int  # shared memory of a multiprocessor, for all programs on it
+    has_fp8: bool = False  # whether tensor cores multiply 8-bit floats
 
 
 INTERPRETER = Gpu(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
@@ -41,10 +44,10 @@ def gpu_of(torch_device: torch.device) -> Gpu:
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What the matrix products of a kernel over tensors of `dtype` take."""
+    """The dtype of operands of `tl.dot` in a kernel over tensors of `dtype`."""
     return tl.float32 if knobs.runtime.interpret and dtype == torch.bfloat16 else TL_DTYPES[dtype]
 
 
 def next_power_of_2(number: int, least: int = 1) -> int:
-    """The next power of two that is not below it, nor below `least`."""
+    """The smallest power of two that is at least `number` and `least`."""
     return max(least, triton.next_power_of_2(number))

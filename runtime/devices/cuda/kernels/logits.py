@@ -1,4 +1,4 @@
-"""What changes logits in place before a token is drawn: penalties, and bans by grammars."""
+"""Kernels that change logits in place before sampling: penalties and grammar masks."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def mask_kernel(
     banned: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (rows, pieces of the vocabulary)."""
+    """Grid (rows, blocks of the vocabulary): bans tokens whose bit is 0."""
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(bits + tl.program_id(0).to(tl.int64) * words + at // 32, mask=at < vocab, other=-1)
@@ -31,7 +31,7 @@ def mask_kernel(
 
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """See Ops.mask."""
+    """Bans tokens whose bit is 0, int32 `bits` [M, ceil(V / 32)], in `rows` [M] of logits; see Ops.mask."""
     if len(rows):
         mask_kernel[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits,
@@ -58,7 +58,7 @@ def penalties_kernel(
     stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (rows, pieces of the vocabulary)."""
+    """Grid (rows, blocks of the vocabulary): repetition, frequency and presence penalties."""
     row, state_row = (
         tl.load(places + tl.program_id(0)).to(tl.int64),
         tl.load(index + tl.program_id(0)).to(tl.int64),
@@ -80,7 +80,7 @@ def penalties_kernel(
 
 
 def apply_penalties(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-    """See Fused.penalise."""
+    """Penalizes `rows` [M] of float32 logits [N, V] by rows `at` [M] of `seen`; see Fused.penalise."""
     if len(rows):
         penalties_kernel[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits,

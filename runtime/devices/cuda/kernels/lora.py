@@ -1,9 +1,9 @@
-"""Low-rank adapters of many sequences in one step (Chen et al., Punica, 2023): rows are listed by the seat of
-their adapter, as slots are by experts (spreading.py), and each tile of rows goes through the two small
-matrices of one seat. Rows without an adapter are in no tile.
+"""LoRA adapters of many sequences in one step (Chen et al., Punica, 2023): rows are aligned by LoRA slot, as
+MoE slots are by expert (moe_permute.py), and each tile of rows is multiplied with the two small matrices of
+one slot. Rows without an adapter are in no tile.
 
 The first product is narrow and long, so its inputs are split among several programs; the second adds their
-sums up as it reads them.
+partial sums as it reads them.
 """
 
 import triton
@@ -27,8 +27,8 @@ def shrink_kernel(
     K: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Grid (tiles, pieces of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a
-    [seats, width, ins]."""
+    """Grid (tiles, blocks of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a
+    [LoRA slots, width, ins]."""
     tile, split = tl.program_id(0), tl.program_id(2)
     lora_slot = tl.load(expert_ids + tile).to(tl.int64)
     if lora_slot >= 0:
@@ -38,10 +38,10 @@ def shrink_kernel(
         )
         is_row, is_there = row < num_rows, place < width
         lead, weight = x + row * stride, a + (lora_slot * width + place) * ins
-        column_blocks = tl.cdiv(ins, K)
-        each = tl.cdiv(column_blocks, SPLITS)
+        k_blocks = tl.cdiv(ins, K)
+        each = tl.cdiv(k_blocks, SPLITS)
         acc = tl.zeros((M, N), tl.float32)
-        for block in tl.range(split * each, tl.minimum((split + 1) * each, column_blocks)):
+        for block in tl.range(split * each, tl.minimum((split + 1) * each, k_blocks)):
             at = block * K + tl.arange(0, K)
             left = tl.load(lead[:, None] + at[None, :], mask=is_row[:, None] & (at < ins)[None, :], other=0.0)
             right = tl.load(
@@ -71,9 +71,9 @@ def expand_kernel(
     K: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Grid (tiles, pieces of columns): adds to out [rows, any] what b [seats, columns, RANK] makes of
-    `inner`. `column_blocks`, int32 [any, 4]: of which part a piece is, where it begins in b and in out, and how many
-    columns it has."""
+    """Grid (tiles, blocks of columns): adds `inner` times b [LoRA slots, columns, RANK] to out [rows, any].
+    `column_blocks`, int32 [any, 4]: the part of a block, its first column in b and in out, and its number of
+    columns."""
     tile, block = tl.program_id(0), column_blocks + tl.program_id(1) * 4
     lora_slot = tl.load(expert_ids + tile).to(tl.int64)
     if lora_slot >= 0:

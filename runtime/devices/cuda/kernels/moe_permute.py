@@ -1,10 +1,11 @@
-"""Tokens to experts and back. A *slot* is one choice of one token: slot `token * k + i` is its i-th expert.
+"""MoE permutation: slots aligned by expert, and the weighted sum of a token's slots. A *slot* is one expert
+of one token: slot `token * k + i` is the token's i-th expert.
 
-Slots are listed by their experts, each expert's part filled up to whole tiles, so that a tile of a product
-reads one weight. Nothing is sorted and nothing is added by atomics: a program for each expert and part of the
-slots looks at all of that part, counts, and in a second launch writes where the counts before it say. So the
-order is always that of the slots. The host never learns the counts: grids are as large as the worst case
-needs, and tiles that nobody needs say so. Ids that are no expert's of this rank are found by no program.
+Slots are listed by expert, each expert's list padded to whole tiles, so that a tile of a product reads one
+weight. Nothing is sorted and there are no atomics: a program for each expert and part of the slots reads all
+of that part and counts, and in a second launch writes behind what the earlier counts take. So slots keep
+their order. The host does not know the counts: grids are as large as the worst case needs, and unused tiles
+have no expert. Ids of other ranks' experts match no program.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.launch import next_power_of_2
 
-PART = 4096  # slots of a program
-CHUNK = 1024  # of them at a time
-NO_EXPERT = -1  # the expert of a tile that is not needed
+PART = 4096  # slots that a program reads
+CHUNK = 1024  # slots that it reads at a time
+NO_EXPERT = -1  # the expert id of an unused tile
 
 
 @triton.jit
@@ -30,7 +31,7 @@ def count_experts_kernel(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Grid (experts, parts): int32 counts [experts, PARTS]."""
+    """Grid (experts, parts): the number of slots of each, int32 counts [experts, PARTS]."""
     expert, part = tl.program_id(0), tl.program_id(1)
     total = tl.zeros((CHUNK,), tl.int32)
     for at in range(0, PART, CHUNK):
@@ -55,7 +56,7 @@ def align_kernel(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Grid (experts, parts): slots int32 [tiles * M], where no slot is `num_slots`, and owners int32
+    """Grid (experts, parts): slots int32 [tiles * M], padded with `num_slots`, and expert_ids int32
     [tiles]."""
     expert, part = tl.program_id(0), tl.program_id(1)
     experts, parts = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_P)
@@ -94,7 +95,7 @@ def sum_experts_kernel(
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (tokens, pieces of a row): float32 sums in the order of the choices."""
+    """Grid (tokens, blocks of a row): float32 sums in the order of a token's expert ids."""
     token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for i in range(TOP_K):
@@ -108,18 +109,17 @@ def sum_experts_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """Which slots are multiplied by which expert's weight, a tile at a time."""
+    """Slots by expert, a tile at a time."""
 
-    # int32 [tiles * size], the number of slots where there is none; or, with size 0, none: tile i has slot i
-    # alone
+    # int32 [tiles * size], padded with the number of slots; not read with size 0, where tile i is slot i
     slots: Tensor
-    expert_ids: Tensor  # [tiles]: an expert of this rank; what is none is not computed
-    size: int
+    expert_ids: Tensor  # [tiles]: expert of each tile; tiles of other ranks' experts are skipped
+    size: int  # slots of a tile, 0: one
 
 
 def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTiles:
-    """ids int64 [T, k]; with `size` 0 a tile for each slot, for steps so small that experts are rarely
-    shared."""
+    """Tiles of `size` slots of ids int64 [T, k]. With `size` 0 each slot is a tile, for steps so small that
+    slots rarely share an expert."""
     if not size:
         return ExpertTiles(ids, ids, 0)
     num_slots = ids.numel()
@@ -152,7 +152,7 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTile
 
 
 def moe_sum_reduce(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
-    """Rows of slots [T * k, N] -> weighted sums of tokens [T, N]."""
+    """Rows of slots x [T * k, N] -> weighted sums of tokens [T, N]."""
     (num, top_k), size = ids.shape, x.shape[1]
     out = x.new_empty(num, size)
     if num:

@@ -1,8 +1,8 @@
-"""Which experts a token goes to: scores, groups, the chosen ones and their weights in one launch, a program
-for each token.
+"""MoE routing: scores, expert groups, top-k experts and their weights in one launch, a program for each
+token.
 
-The largest are found one after the other, so that of equal ones the expert or group with the lowest number
-comes first. Softmax and sigmoid are float32, as in layers/moe/routing.py.
+The largest scores are found one after the other, so that of equal scores the lowest expert or group comes
+first. Softmax and sigmoid are float32, as in layers/moe/routing.py.
 """
 
 import torch
@@ -28,7 +28,7 @@ def _select_groups(
     GROUPS: tl.constexpr,
     MEMBERS: tl.constexpr,
 ) -> tl.tensor:
-    """Which groups a token's experts may be of, bool [GROUPS]."""
+    """The groups that a token's experts are chosen from, bool [GROUPS]."""
     best = tl.max(choice, 1)
     if SUMMED == 2:
         first = tl.min(tl.where(choice == best[:, None], member[None, :], MEMBERS), 1)
@@ -62,8 +62,8 @@ def topk_kernel(
     MEMBERS: tl.constexpr,
     CHOSEN: tl.constexpr,
 ) -> None:
-    """Grid (tokens,). A token's experts are a tile [GROUPS, MEMBERS], of which NUM_GROUPS and SIZE are
-    there."""
+    """Grid (tokens,): ids and weights of the TOP_K experts of a token. Its experts are a tile [GROUPS,
+    MEMBERS], padded from NUM_GROUPS and SIZE."""
     row = tl.program_id(0).to(tl.int64)
     group, member, place = tl.arange(0, GROUPS), tl.arange(0, MEMBERS), tl.arange(0, CHOSEN)
     is_there = (group < NUM_GROUPS)[:, None] & (member < SIZE)[None, :]
@@ -72,8 +72,8 @@ def topk_kernel(
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-values))
     else:
-        weights_ = tl.exp(values - tl.max(tl.max(values, 1), 0))
-        scores = weights_ / tl.sum(tl.sum(weights_, 1), 0)
+        exps = tl.exp(values - tl.max(tl.max(values, 1), 0))
+        scores = exps / tl.sum(tl.sum(exps, 1), 0)
     choice = scores
     if HAS_BIAS:
         choice += tl.load(bias + expert, mask=is_there, other=0.0)
@@ -83,25 +83,25 @@ def topk_kernel(
             choice, is_there, group, member, NUM_GROUPS, TOP_GROUPS, SUMMED, GROUPS, MEMBERS
         )
         choice = tl.where(is_open[:, None], choice, EXCLUDED)
-    chosen_ids, weights_ = place * 0, place * 0.0
+    chosen_ids, chosen_weights = place * 0, place * 0.0
     for nth in range(TOP_K):
         top = tl.max(tl.max(choice, 1), 0)
         best = tl.min(tl.min(tl.where((choice == top) & is_there, expert, NUM_GROUPS * SIZE), 1), 0)
         best = tl.minimum(best, NUM_GROUPS * SIZE - 1)  # of NaN nothing is the largest
         share = tl.sum(tl.sum(tl.where((expert == best) & is_there, scores, 0.0), 1), 0)
-        chosen_ids, weights_ = (
+        chosen_ids, chosen_weights = (
             tl.where(place == nth, best, chosen_ids),
-            tl.where(place == nth, share, weights_),
+            tl.where(place == nth, share, chosen_weights),
         )
         choice = tl.where(expert == best, EXCLUDED, choice)
     if NORMALIZES:
-        weights_ = weights_ / (tl.sum(weights_, 0) + 1e-20)
+        chosen_weights = chosen_weights / (tl.sum(chosen_weights, 0) + 1e-20)
     tl.store(ids + row * TOP_K + place, chosen_ids.to(tl.int64), mask=place < TOP_K)
-    tl.store(weights + row * TOP_K + place, weights_ * scale, mask=place < TOP_K)
+    tl.store(weights + row * TOP_K + place, chosen_weights * scale, mask=place < TOP_K)
 
 
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """See Experts.route."""
+    """Expert ids int64 [T, k] and weights float32 [T, k] from float32 logits [T, E]; see Experts.route."""
     num, num_experts = logits.shape
     ids = torch.empty(num, routing.top_k, dtype=torch.int64, device=logits.device)
     weights = torch.empty(num, routing.top_k, dtype=torch.float32, device=logits.device)

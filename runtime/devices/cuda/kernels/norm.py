@@ -1,4 +1,4 @@
-"""Root-mean-square norms (Zhang and Sennrich, 2019), alone and behind the addition to the residual."""
+"""RMS norms (Zhang and Sennrich, 2019), alone and fused with the addition to the residual."""
 
 import triton
 import triton.language as tl
@@ -22,8 +22,8 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Rows of x [outer, inner, SIZE]; ROWS a program. `weight` has WEIGHTS rows, of which each row of `inner`
-    has its own, or all one."""
+    """Norms rows of x [outer, inner, SIZE], ROWS in each program. `weight` has WEIGHTS rows: one for each of
+    `inner`, or one for all."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     is_there = (rows < num_rows)[:, None] & (at < SIZE)[None, :]
@@ -49,7 +49,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A program a row: residual += x in its own precision, and the norm of what is then there."""
+    """Grid (rows,): residual += x in the dtype of the residual, and the norm of that sum."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     residual_at = residual + row * residual_stride + at
     total = tl.load(residual_at, mask=at < SIZE, other=0.0).to(tl.float32)
@@ -63,7 +63,8 @@ def add_rms_norm_kernel(
 
 
 def num_warps_for(block: int) -> int:
-    """Sixteen numbers a thread, in at most sixteen warps."""
+    """The number of warps for a program of `block` numbers: sixteen numbers a thread, at most sixteen
+    warps."""
     return min(16, max(1, block // 512))
 
 

@@ -1,5 +1,5 @@
-"""Copies of whole pages between the GPU and page-locked host memory, which the GPU reads and writes where
-it lies."""
+"""Copies of whole pages between the GPU and page-locked host memory, which the GPU reads and writes in
+place."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def copy_rows_kernel(
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (rows, pieces of a row). Strides and width in elements."""
+    """Grid (rows, blocks of a row). Strides and width in elements."""
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin = source + tl.load(source_rows + row).to(tl.int64) * source_stride
     end = target + tl.load(target_rows + row).to(tl.int64) * target_stride

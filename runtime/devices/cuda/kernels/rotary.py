@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al., 2021), alone and as one pass over what a layer's projection made: norms of
-heads, turns, keys and values to the cache."""
+"""Rotary positions (Su et al., 2021), alone and fused with the norms of heads before them and the stores of
+keys and values after them."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def rotary_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A program a token; heads in ROWS, padded."""
+    """Grid (tokens,): all heads of a token, padded to ROWS."""
     token, heads, at = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_there = (heads < HEADS)[:, None] & (at < HALF)[None, :]
     source = x + token * stride + heads[:, None] * head_stride + at[None, :]
@@ -39,7 +39,7 @@ def rotary_kernel(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, D], cos and sin float32 [T, D / 2]."""
+    """Rotates x [T, heads, D] by cos and sin, float32 [T, D / 2]."""
     out = x.new_empty(x.shape)
     if len(x):
         heads, half = x.shape[1], x.shape[2] // 2
@@ -81,7 +81,7 @@ def prepare_heads_kernel(
     NORMS: tl.constexpr,
     KIND: tl.constexpr,
 ) -> None:
-    """Grid (tokens, query, key and value heads)."""
+    """Grid (tokens, H + 2 K): one query, key or value head in each program."""
     token, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_there = at < HALF
     source = qkv + token * stride + head * (2 * HALF) + at
@@ -114,7 +114,7 @@ def prepare_heads_kernel(
 
 @triton.jit
 def _store_cached(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexpr) -> None:
-    """`x` has the precision that it would have between two kernels."""
+    """Stores `x`, which the caller has rounded to the dtype it would have between two kernels."""
     if KIND == "":
         tl.store(target, x.to(target.dtype.element_ty), mask=is_there)
     else:
@@ -130,7 +130,8 @@ def prepare_heads(
     v_cache: Tensor,
     locations: Tensor,
 ) -> Tensor:
-    """See Fused.prepare_heads; cos and sin float32 [T, D / 2]."""
+    """Norm, rotary positions and cache stores of qkv [T, (H + 2 K) * D] -> queries [T, H, D]; see
+    Fused.prepare_heads. cos and sin float32 [T, D / 2]."""
     kv_heads, dim = k_cache.shape[1:]
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), num_heads, dim)

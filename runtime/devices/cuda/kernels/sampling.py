@@ -3,11 +3,12 @@
 Four launches:
 
     chunk_max_kernel           the largest logit of each chunk of a row, and where it is
-    chunk_sums_kernel          sums of exp((logit - largest) / temperature) of each chunk, in all and above fixed weights
-    collect_candidates_kernel  for rows with top_k or top_p: ids of the tokens above the largest of these weights that
-                               keeps enough tokens, in order
-    sample_kernel              one program a row: searches among the candidates (top_k_top_p.py), or finds the chunk and in
-                               it the token where the running sum passes the random number
+    chunk_sums_kernel          sums of exp((logit - largest) / temperature) of each chunk, in all and
+                               above fixed weights
+    collect_candidates_kernel  for rows with top_k or top_p: ids of the tokens above the largest of these
+                               weights that keeps enough tokens, in order
+    sample_kernel              searches a row's candidates (top_k_top_p.py), or finds the chunk and in it the
+                               token where the running sum passes the random number
 
 Sums are float64 in an order that depends on the row alone, so a row's token does not depend on the batch. It
 is the token of the cpu device except for rounding of exp (float32) and of sums in another order (float64).

@@ -1,4 +1,4 @@
-"""Keys and values to their places in the cache, both in one launch, as they are or as 8-bit floats."""
+"""Stores of keys and values to the cache, both in one launch, as they are or as 8-bit floats."""
 
 import torch
 import triton
@@ -22,7 +22,7 @@ def _store_heads(
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
 ) -> None:
-    """One token's heads, of which the cache has one behind the other."""
+    """Stores the heads of one token, which are contiguous in the cache."""
     at = tl.arange(0, BLOCK)
     values = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
     if KIND != "":
@@ -48,7 +48,7 @@ def store_kv_kernel(
     BLOCK_V: tl.constexpr,
     KIND: tl.constexpr,
 ) -> None:
-    """Grid (tokens, 2): keys, values."""
+    """Grid (tokens, 2): keys, then values."""
     token = tl.program_id(0).to(tl.int64)
     location = tl.load(locations + token).to(tl.int64)
     if tl.program_id(1) == 0:
@@ -58,7 +58,7 @@ def store_kv_kernel(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
-    """See Ops.store_kv."""
+    """Writes k [T, K, DK] and v [T, K, DV] to `locations` of the caches; see Ops.store_kv."""
     if len(k) == 0:
         return
     kind = FP8_KINDS.get(k_cache.dtype, "")

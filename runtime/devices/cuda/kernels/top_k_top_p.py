@@ -2,8 +2,8 @@
 
 In the order "largest weight first, then smallest id", top_k and top_p keep everything above some weight and
 the first few tokens of just that weight; and the sampled token is one of those of some weight. Weights are
-positive float32, whose bits rise with them, so such a weight is found by thirty bisections, each of which sums
-the candidates. The first HELD candidates stay in registers, the others are read again each time.
+positive float32, whose bits rise with them, so such a weight is found by thirty bisections, each of which
+sums the candidates. The first HELD candidates stay in registers, the others are read again each time.
 """
 
 from typing import NamedTuple
