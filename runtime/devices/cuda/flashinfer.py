@@ -242,7 +242,9 @@ def page_indices(plan: StepPlan, page_table: Tensor, page_size: int, window: int
     columns = np.arange(len(rows)) - ends[rows] + first[rows]
     torch_device = page_table.device
     return PageIndices(
-        ends, last, page_table[upload_int64(plan.slots[rows], torch_device), upload_int64(columns, torch_device)]
+        ends,
+        last,
+        page_table[upload_int64(plan.slots[rows], torch_device), upload_int64(columns, torch_device)],
     )
 
 

@@ -224,7 +224,12 @@ def experts(gpu: Gpu) -> None:
 
 def hopper(gpu: Gpu) -> None:
     """Of both the few that tests compile."""
-    for scheme, count in ((Fp8(), 4096), (Fp8(128), 1), (Int8(), 64), (PackedInt(4, 128, has_zero_points=True), 1)):
+    for scheme, count in (
+        (Fp8(), 4096),
+        (Fp8(128), 1),
+        (Int8(), 64),
+        (PackedInt(4, 128, has_zero_points=True), 1),
+    ):
         gemm(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), gpu)
     pair = tuple(
         pack_dense(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))

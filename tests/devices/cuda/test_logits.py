@@ -118,18 +118,14 @@ def test_numbers_at_the_edges() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_row(data: st.DataObject) -> None:
-    values = data.draw(
-        st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40)
-    )
+    values = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40))
     setting = (
         data.draw(st.sampled_from([0.0, 0.3, 1.0])),
         data.draw(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
         data.draw(st.sampled_from([0, 1, 2, 7, 39])),
         data.draw(st.sampled_from([0.0, 0.3, 1.0])),
     )
-    check(
-        torch.tensor([values]), [setting], [data.draw(st.floats(0, 1, exclude_max=True))], 16, 16
-    )
+    check(torch.tensor([values]), [setting], [data.draw(st.floats(0, 1, exclude_max=True))], 16, 16)
 
 
 def test_company_changes_nothing() -> None:
