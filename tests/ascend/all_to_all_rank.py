@@ -8,7 +8,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.all_to_all import Distributed
+from runtime.devices.ascend.all_to_all import DispatchCombine
 from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
@@ -42,7 +42,7 @@ def main(rank: int, size: int, store: str) -> None:
     x, chosen, shares = xs[rank].npu(), ids[rank].npu(), weights[rank].npu()
     real = slice(0, TOKENS - (rank == size - 1))
     ways = [NormalAllToAll(ranks, experts), LowLatencyAllToAll(ranks, experts)]
-    ways.append(Distributed(group_name(rank), rank, size, experts, LowLatencyAllToAll(ranks, None)))  # type: ignore[arg-type]
+    ways.append(DispatchCombine(group_name(rank), rank, size, experts, LowLatencyAllToAll(ranks, None)))  # type: ignore[arg-type]
     for is_rounded, packed, whole in (
         (
             False,

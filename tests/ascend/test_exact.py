@@ -57,12 +57,12 @@ def fallbacks() -> Counter[str]:
     return fallbacks
 
 
-def open_rank(folder: Path, **wishes: Any) -> tuple[Executor, Planner]:
+def open_rank(folder: Path, **options: Any) -> tuple[Executor, Planner]:
     executor, ready = start(
         folder,
         **(
             {"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048}
-            | wishes
+            | options
         ),
     )
     return executor, Planner(executor, ready, PAGE)
@@ -90,7 +90,7 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "params",
     [
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.9, "top_p": 0.8, "seed": -(2**63)},
@@ -102,14 +102,14 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
     ids=str,
 )
 def test_choices_do_not_depend_on_company(
-    wishes: dict[str, Any], tmp_path: Path, fallbacks: Counter[str]
+    params: dict[str, Any], tmp_path: Path, fallbacks: Counter[str]
 ) -> None:
     """Whatever a sequence wishes works on the device, and it gets the same tokens alone and beside others."""
     _, planner = open_rank(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
     fallbacks.clear()
-    alone = planner.generate(planner.row(0, SHORT, sampling(**wishes)), COUNT)
+    alone = planner.generate(planner.row(0, SHORT, sampling(**params)), COUNT)
     company = planner.row(3, LONG, sampling(temperature=1.0, top_k=3, top_p=0.9))
-    again = planner.row(4, SHORT, sampling(**wishes))
+    again = planner.row(4, SHORT, sampling(**params))
     planner.run([], [(company, len(LONG)), (again, len(SHORT))])
     for _ in range(COUNT - 1):
         planner.run([company, again], [])

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def opened(folder: Path, sizes: list[int] = SIZES, **wishes: Any) -> tuple[Planner, Any]:
+def opened(folder: Path, sizes: list[int] = SIZES, **overrides: Any) -> tuple[Planner, Any]:
     options = {
         "device": "npu",
         "page_size": PAGE,
@@ -36,7 +36,7 @@ def opened(folder: Path, sizes: list[int] = SIZES, **wishes: Any) -> tuple[Plann
         "max_total_tokens": 2048,
         "graph_sizes": sizes,
     }
-    executor, ready = start(folder, **(options | wishes))
+    executor, ready = start(folder, **(options | overrides))
     for size in sizes:
         answer = executor.capture(size)
         assert answer.error == "" and answer.size == size

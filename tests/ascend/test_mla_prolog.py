@@ -34,7 +34,7 @@ ANY = Limits((torch.float32, torch.bfloat16), {})
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The documented sizes are those of full models, in 16 bits: the same ways with tiny ones in fp32."""
-    for name in ("PARTS", "WHOLE"):
+    for name in ("CACHE_LIMITS", "FUSED_LIMITS"):
         monkeypatch.setattr(prolog, name, ANY)
 
 
@@ -96,8 +96,8 @@ def test_weights_in_int8(is_nz: bool, tmp_path: Path) -> None:
     sizes = SIZES["deepseek_v3"] | {"qk_rope_head_dim": 32}  # tiles of 32 columns
     quantise(make_checkpoint("deepseek_v3", tmp_path / "plain", **sizes), tmp_path, "modelslim W8A8_DYNAMIC")
     found = [
-        log_probabilities(tmp_path / "quantised", dtype="float32", **wishes)
-        for wishes in (
+        log_probabilities(tmp_path / "quantised", dtype="float32", **options)
+        for options in (
             {"device": "cpu"},
             {"device": "npu", "page_size": 128, "device_options": {"mla_prolog": True, "nz_cache": is_nz}},
         )

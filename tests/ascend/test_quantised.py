@@ -105,7 +105,7 @@ def test_inputs_follow_an_order_of_equal_groups() -> None:
 def test_four_bits_times_eight() -> None:
     """One product, whose numbers are exact but for scales: every int8 beside every int4, in groups of rows,
     one of them empty."""
-    from runtime.devices.ascend.grouped_gemm import CodedExperts, TokenInt4, pack_quantized
+    from runtime.devices.ascend.grouped_gemm import GroupQuantExperts, TokenInt4, pack_quantized
 
     bench = Bench("npu", torch.float32)
     scheme = PackedInt(4, 0, activations="token")
@@ -130,7 +130,7 @@ def test_four_bits_times_eight() -> None:
         random_weight(bench, PackedInt(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)
     ]
     for others in (alone, in_groups):
-        assert isinstance(pack_quantized(*others, torch.float32), CodedExperts)
+        assert isinstance(pack_quantized(*others, torch.float32), GroupQuantExperts)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens(
-    folder: Path, wishes: list[dict[str, Any]], sizes: list[int], **options: Any
+    folder: Path, requests: list[dict[str, Any]], sizes: list[int], **options: Any
 ) -> tuple[list[list[int]], list[Any], Any]:
     """Of rows that all decode together; the graphs that were replayed; and all that were captured."""
     base = {
@@ -51,7 +51,7 @@ def tokens(
         replay = graphs.replay
         graphs.replay = lambda graph, lengths: [replayed.append(graph), replay(graph, lengths)].clear()
     planner = Planner(executor, ready, options.get("page_size", PAGE))
-    rows = [planner.row(slot, SHORT, sampling(**wish)) for slot, wish in enumerate(wishes)]
+    rows = [planner.row(slot, SHORT, sampling(**request)) for slot, request in enumerate(requests)]
     planner.run([], [(row, len(SHORT)) for row in rows])
     for _ in range(COUNT):
         planner.run(rows, [])
@@ -60,20 +60,20 @@ def tokens(
 
 @pytest.mark.parametrize("backend", ["ascend", "pytorch"])
 @pytest.mark.parametrize(
-    ("wishes", "draw"),
+    ("requests", "draw"),
     [(PLAIN, (0, False)), ([*PLAIN, *CUT], (1024, True))],
     ids=["nothing is cut", "some are cut"],
 )
 def test_captured_draws_are_those_outside_and_the_cpus(
-    wishes: list[dict[str, Any]], draw: tuple[int, bool], backend: str, folder: Path
+    requests: list[dict[str, Any]], draw: tuple[int, bool], backend: str, folder: Path
 ) -> None:
     """Greedy rows among them; all rows are padded to eight."""
-    found, replayed, graphs = tokens(folder, wishes, [8], device_options={"sampling_backend": backend})
+    found, replayed, graphs = tokens(folder, requests, [8], device_options={"sampling_backend": backend})
     recorded = graphs.recorded[8]
     assert replayed == [recorded.forward, recorded.draws[draw]] * COUNT
-    outside, replayed, _ = tokens(folder, wishes, [], device_options={"sampling_backend": backend})
+    outside, replayed, _ = tokens(folder, requests, [], device_options={"sampling_backend": backend})
     assert found == outside and not replayed
-    on_cpu, _, _ = tokens(folder, wishes, [], device="cpu", page_size=16)
+    on_cpu, _, _ = tokens(folder, requests, [], device="cpu", page_size=16)
     # the fused filter keeps the order of the vocabulary
-    alike = len(wishes) if backend == "pytorch" else len(PLAIN)
+    alike = len(requests) if backend == "pytorch" else len(PLAIN)
     assert found[:alike] == on_cpu[:alike]

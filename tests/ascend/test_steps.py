@@ -16,7 +16,7 @@ from tests.models.make import make_checkpoint
 pytestmark = pytest.mark.ascend
 
 
-def begin(folder: Path, options: dict[str, Any] | None = None, **wishes: Any) -> tuple[Planner, Row, Row]:
+def begin(folder: Path, options: dict[str, Any] | None = None, **params: Any) -> tuple[Planner, Row, Row]:
     executor, ready = start(
         folder,
         device="npu",
@@ -27,7 +27,7 @@ def begin(folder: Path, options: dict[str, Any] | None = None, **wishes: Any) ->
         device_options=options or {},
     )
     planner = Planner(executor, ready, 128)
-    return planner, planner.row(0, [5, 9, 100], sampling(**wishes)), planner.row(1, [7] * 200, sampling())
+    return planner, planner.row(0, [5, 9, 100], sampling(**params)), planner.row(1, [7] * 200, sampling())
 
 
 def record(name: str, planner: Planner, decodes: list[Row], extends: list[tuple[Row, int]]) -> None:
@@ -65,7 +65,7 @@ def test_latents_in_fused_operators(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With sizes that are documented in place of these, DeepSeek-V3's steps are so."""
-    for limits in ("PARTS", "WHOLE"):
+    for limits in ("CACHE_LIMITS", "FUSED_LIMITS"):
         monkeypatch.setattr(prolog, limits, Limits((torch.bfloat16,), {}))
     sizes = LATENT | {"num_hidden_layers": 2, "q_lora_rank": 32, "kv_lora_rank": 32}
     planner, short, long = begin(make_checkpoint("deepseek_v3", tmp_path, **sizes), options)

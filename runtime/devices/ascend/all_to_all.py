@@ -1,9 +1,8 @@
-"""MoeAllToAll of tokens between experts by CANN's own operators: npu_moe_distribute_dispatch_v2 brings a row for
-each choice, sorted by expert, with their numbers on the device; npu_moe_distribute_combine_v2 brings back the
-weighted sums. Shapes are fixed, so a step can be captured.
+"""All-to-all of MoE tokens by CANN's fused operators: npu_moe_distribute_dispatch_v2 sends a row to the rank
+of each of a token's experts, sorted by expert, with the counts on the device; npu_moe_distribute_combine_v2
+brings back the weighted sums. Shapes are fixed, so a step can be captured.
 
-Rows of experts whose activations are int8 travel as int8, by the very rounding that these experts would do
-themselves.
+Rows for experts whose activations are int8 are sent as int8, quantized just as these experts would do it.
 """
 
 import torch
@@ -11,23 +10,23 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.all_to_all import MoeAllToAll
-from runtime.devices.ascend.grouped_gemm import Packed
-from runtime.devices.ascend.moe import AscendExperts, Plain
+from runtime.devices.ascend.grouped_gemm import QuantizedExperts
+from runtime.devices.ascend.moe import AscendExperts, DenseExperts
 
-# the operators' limits; tokens of a rank, hidden sizes
-MOST_TOKENS, MOST_CHOICES, MOST_EXPERTS, SIZES = 512, 16, 1024, range(1024, 8193)
+# limits of the operators: tokens of a rank, experts of a token, experts of a layer, hidden sizes
+MAX_TOKENS, MAX_TOP_K, MAX_EXPERTS, SIZES = 512, 16, 1024, range(1024, 8193)
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class Distributed:
-    """See above, and MoeAllToAll. What is beyond the operators' limits goes another way."""
+class DispatchCombine:
+    """An Exchange (devices/all_to_all.py). Steps beyond the operators' limits use `fallback`."""
 
-    def __init__(self, group: str, rank: int, size: int, experts: AscendExperts, beyond: MoeAllToAll) -> None:
-        """`group`: HCCL's name of the ranks."""
-        self.where = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank}
+    def __init__(self, group: str, rank: int, size: int, experts: AscendExperts, fallback: MoeAllToAll) -> None:
+        """`group`: HCCL's name of the group of ranks."""
+        self.group_args = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank}
         self.size = size
         self.experts = experts
-        self.beyond = beyond
+        self.fallback = fallback
 
     def apply(
         self,
@@ -35,31 +34,34 @@ class Distributed:
         ids: Tensor,
         weights: Tensor,
         num_local: int,
-        packed: Plain | Packed,
-        is_rounded: bool,
+        packed: DenseExperts | QuantizedExperts,
+        quantizes: bool,
     ) -> Tensor:
-        num_experts, choices = num_local * self.size, ids.shape[1]
-        if not fits(x, choices, num_experts):
-            return self.beyond.apply(x, ids, weights, num_local, packed, is_rounded)
-        where = self.where | {"moe_expert_num": num_experts}
-        # rows that are no token's go to some experts; the mask that would keep them is not on all devices
-        ids = torch.where(ids < 0, torch.arange(choices, device=ids.device), ids).int()
-        rows, scales, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
-            x.contiguous(), ids, quant_mode=2 if is_rounded else 0, expert_token_nums_type=1, **where
+        """Weighted sums of this rank's tokens, x [P, hidden]; see Exchange.apply."""
+        num_experts, top_k = num_local * self.size, ids.shape[1]
+        if not fits(x, top_k, num_experts):
+            return self.fallback.apply(x, ids, weights, num_local, packed, quantizes)
+        group_args = self.group_args | {"moe_expert_num": num_experts}
+        # padding rows go to some experts: not all devices have the mask that would drop them
+        ids = torch.where(ids < 0, torch.arange(top_k, device=ids.device), ids).int()
+        rows, scales, assist_info, counts, num_received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
+            x.contiguous(), ids, quant_mode=2 if quantizes else 0, expert_token_nums_type=1, **group_args
         )
-        if not is_rounded:
-            rows, prepared = packed.prepared(rows)
-            scales = scales if prepared is None else prepared
-        out = packed.products(rows, scales, counts, x.dtype)
-        return torch_npu.npu_moe_distribute_combine_v2(out, ids, assist, received, weights.float(), **where)
+        if not quantizes:
+            rows, own_scales = packed.quantize(rows)
+            scales = scales if own_scales is None else own_scales
+        out = packed.forward(rows, scales, counts, x.dtype)
+        return torch_npu.npu_moe_distribute_combine_v2(
+            out, ids, assist_info, num_received, weights.float(), **group_args
+        )
 
 
-def fits(x: Tensor, choices: int, num_experts: int) -> bool:
-    """Whether the operators take it: the same on all ranks."""
+def fits(x: Tensor, top_k: int, num_experts: int) -> bool:
+    """Whether the operators take this step; the answer is the same on all ranks."""
     return (
-        len(x) <= MOST_TOKENS
-        and choices <= MOST_CHOICES
-        and num_experts <= MOST_EXPERTS
+        len(x) <= MAX_TOKENS
+        and top_k <= MAX_TOP_K
+        and num_experts <= MAX_EXPERTS
         and x.shape[1] in SIZES
         and x.dtype in HALVES
     )

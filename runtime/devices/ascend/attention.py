@@ -1,16 +1,18 @@
 """Paged attention on Ascend: CANN's fused operator, one call for the rows of one token, one for the others.
 
-Both phases read pages through a block table, whose ids the kernel believes. What is documented decides the
+Both calls read pages through a block table, whose ids the operator does not check. The documents decide the
 form of each call:
 
-    rows of one token     BSND, a query length of 1: the operator's incremental branch, made for decodes, for every dtype and head size.
-                          It knows no sparse mode, so a sliding window is a mask over the few pages that the window touches.
-    rows of several       TND, all rows in one call, where the operator is documented for head size and dtype (HEAD_DIMS, DTYPES); else
-                          BSND, a call for each row. Sparse mode 3 (causal, aligned at the lower right) or 4 (a band).
+    decode rows   one token each. BSND with a query length of 1: the operator's incremental branch, made for
+                  decoding, for every dtype and head size. It has no sparse mode, so a sliding window is a
+                  mask over the few pages that the window touches.
+    extend rows   several tokens each. TND, all rows in one call, where the operator is documented for head
+                  size and dtype (HEAD_DIMS, DTYPES); else BSND, a call for each row. Sparse mode 3 (causal,
+                  aligned at the lower right) or 4 (a band).
 
 The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
-K * D], the one layout that goes with both forms. Lengths are lists on the host, a fact of the operator: they
-are part of its launch.
+K * D], the one layout that both forms take. Lengths are lists on the host: the operator takes them as
+arguments of its launch.
 """
 
 from dataclasses import dataclass, field
@@ -25,44 +27,47 @@ from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 
-# the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
+# the size of the mask that the operator takes for its sparse modes 2 to 4, whatever the rows' lengths
 TRIANGLE = 2048
 CAUSAL, BAND = 3, 4  # sparse modes
-LENGTHS = "actual_seq_lengths_kv"  # what the operator calls the lengths of keys
-HEAD_DIMS = (128, 192)  # that TND is documented for
-DTYPES = (torch.bfloat16, torch.float32)  # of TND; float32 where the operator takes it at all
+LENGTHS = "actual_seq_lengths_kv"  # the operator's argument for the lengths of keys
+HEAD_DIMS = (128, 192)  # head sizes that TND is documented for
+DTYPES = (
+    torch.bfloat16,
+    torch.float32,
+)  # dtypes that TND is documented for; float32 where the operator takes it at all
 
 
 @dataclass(frozen=True, slots=True)
-class Singles:
-    """Rows of one query each."""
+class DecodeRows:
+    """Rows of one query each, as the layers of one window see them."""
 
-    where: slice | Tensor  # their queries in the step
+    queries: slice | Tensor  # which queries of the step are theirs
     table: Tensor  # int32 [rows, pages], from the first page that a row sees
-    lengths: list[int]  # of keys in these pages
+    lengths: list[int]  # keys in these pages
     mask: Tensor | None  # bool [rows, 1, 1, pages * page_size], true where not seen
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Rows of more than one query, which stand behind one another."""
+class ExtendRows:
+    """Rows of several queries each, concatenated, as the layers of one window see them."""
 
-    where: slice | Tensor
-    table: Tensor
-    lengths: list[int]
-    ends: list[int]  # of their queries, counted from the first one's
+    queries: slice | Tensor  # which queries of the step are theirs
+    table: Tensor  # int32 [rows, pages], from the first page that a row sees
+    lengths: list[int]  # keys in these pages
+    ends: list[int]  # end of each row's queries among theirs
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Made once a step; by sliding window, as it decides which pages are seen."""
+    """Made once a step. The sliding window decides which pages a row sees, so rows are listed by window."""
 
     page_size: int
     triangle: Tensor
-    singles: dict[int, Singles]
-    several: dict[int, Several]
-    # calls for rows of one token, in order: see graphs.py
-    called: list[tuple[str, int]] = field(default_factory=list)
+    decodes: dict[int, DecodeRows]
+    extends: dict[int, ExtendRows]
+    # of each decode call so far, the name of its argument with the lengths, and its window; see graphs.py
+    lengths_args: list[tuple[str, int]] = field(default_factory=list)
 
 
 def triangle(torch_device: torch.device) -> Tensor:
@@ -73,27 +78,30 @@ def triangle(torch_device: torch.device) -> Tensor:
 def plan_attention(
     plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor
 ) -> AttentionPlan:
+    """The plan of a step; see Ops.plan_attention. `mask`: of `triangle`."""
     counts = plan.counts.astype(np.int64)
     offsets = counts.cumsum() - counts
-    one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
-    singles, several = {}, {}
+    single, several = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+    decodes, extends = {}, {}
     for window in windows:
         table = page_tables[-1 if window else 0]
-        if len(one):
-            singles[window] = singles_of(plan, table, page_size, window, one, offsets[one])
-        if len(more):
-            seen = Seen(plan, more, page_size, window)
+        if len(single):
+            decodes[window] = plan_decode_rows(plan, table, page_size, window, single, offsets[single])
+        if len(several):
+            seen = VisiblePages(plan, several, page_size, window)
             queries = np.concatenate(
-                [np.arange(at, at + count) for at, count in zip(offsets[more], counts[more], strict=True)]
+                [
+                    np.arange(at, at + count)
+                    for at, count in zip(offsets[several], counts[several], strict=True)
+                ]
             )
-            where, ends = where_of(queries, table.device), counts[more].cumsum()
-            several[window] = Several(where, seen.table(table), seen.lengths.tolist(), ends.tolist())
-    return AttentionPlan(page_size, mask, singles, several)
+            queries, ends = query_index(queries, table.device), counts[several].cumsum()
+            extends[window] = ExtendRows(queries, seen.table(table), seen.lengths.tolist(), ends.tolist())
+    return AttentionPlan(page_size, mask, decodes, extends)
 
 
-class Seen:
-    """Pages that rows see: from that of the oldest key in the first query's window to that of the last
-    token."""
+class VisiblePages:
+    """The pages that rows see: from the oldest key in the first query's window to the last token."""
 
     def __init__(self, plan: StepPlan, rows: np.ndarray, page_size: int, window: int) -> None:
         starts = plan.starts[rows].astype(np.int64)
@@ -105,7 +113,7 @@ class Seen:
         self.width = int((-(-self.lengths // page_size)).max())
 
     def table(self, page_table: Tensor) -> Tensor:
-        """int32 [rows, width]"""
+        """Ids of these pages, int32 [rows, width]."""
         slots = upload_int64(self.slots, page_table.device)
         if not self.first.any():
             return page_table.index_select(0, slots)[:, : self.width].contiguous()
@@ -113,25 +121,32 @@ class Seen:
         return page_table[slots.unsqueeze(1), upload_int64(columns, page_table.device)]
 
 
-def singles_of(
+def plan_decode_rows(
     plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray
-) -> Singles:
-    seen, mask = Seen(plan, rows, page_size, window), None
+) -> DecodeRows:
+    """The decode rows of a step as the layers of one window see them. `queries`: their queries in the
+    step."""
+    seen, mask = VisiblePages(plan, rows, page_size, window), None
     if seen.begins.any():
-        is_out = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
-        mask = upload(is_out[:, None, None], page_table.device)
-    return Singles(where_of(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
+        is_masked = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
+        mask = upload(is_masked[:, None, None], page_table.device)
+    return DecodeRows(
+        query_index(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask
+    )
 
 
-def where_of(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
+def query_index(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
+    """An index of rising queries: a slice where they are contiguous, else a tensor."""
     first, last = int(queries[0]), int(queries[-1])
     return slice(first, last + 1) if last - first + 1 == len(queries) else upload_int64(queries, torch_device)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
-    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. The operator caps no scores, and has sinks
-    in a form of its own for which pages are not documented: models with either are refused at start
-    (device.py)."""
+    """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D].
+
+    The operator does not cap scores, and its sinks are not documented for pages: models with either are
+    refused at start (device.py).
+    """
     assert not scores.cap and scores.sinks is None, "caps or sinks on an NPU"
     window = scores.window
     caches = (
@@ -144,24 +159,24 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
         "scale": scores.scale,
         "block_size": plan.page_size,
     }
-    singles, several = plan.singles.get(window), plan.several.get(window)
-    if singles is not None:
-        plan.called.append((LENGTHS, window))
-    if several is None and singles is not None:
-        return _attend_singles(q.contiguous(), caches, singles, common)
-    if singles is None and several is not None:
-        return _attend_several(q.contiguous(), caches, several, plan.triangle, window, common)
-    assert singles is not None and several is not None, "a step without rows"
+    decodes, extends = plan.decodes.get(window), plan.extends.get(window)
+    if decodes is not None:
+        plan.lengths_args.append((LENGTHS, window))
+    if extends is None and decodes is not None:
+        return _attend_decodes(q.contiguous(), caches, decodes, common)
+    if decodes is None and extends is not None:
+        return _attend_extends(q.contiguous(), caches, extends, plan.triangle, window, common)
+    assert decodes is not None and extends is not None, "a step without rows"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    out[singles.where] = _attend_singles(q[singles.where].contiguous(), caches, singles, common)
-    out[several.where] = _attend_several(
-        q[several.where].contiguous(), caches, several, plan.triangle, window, common
+    out[decodes.queries] = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common)
+    out[extends.queries] = _attend_extends(
+        q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common
     )
     return out
 
 
-def _attend_singles(
-    q: Tensor, caches: tuple[Tensor, Tensor], rows: Singles, common: dict[str, Any]
+def _attend_decodes(
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: DecodeRows, common: dict[str, Any]
 ) -> Tensor:
     out, _ = torch_npu.npu_fused_infer_attention_score(
         q.unsqueeze(1),
@@ -175,8 +190,13 @@ def _attend_singles(
     return out.squeeze(1)
 
 
-def _attend_several(
-    q: Tensor, caches: tuple[Tensor, Tensor], rows: Several, mask: Tensor, window: int, common: dict[str, Any]
+def _attend_extends(
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    rows: ExtendRows,
+    mask: Tensor,
+    window: int,
+    common: dict[str, Any],
 ) -> Tensor:
     sparse = (
         {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}

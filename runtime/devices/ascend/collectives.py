@@ -23,7 +23,8 @@ class HcclCollectives(TorchCollectives):
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(
-                f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check doctor, "
+                f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check "
+                "doctor, "
                 "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT"
             ) from error
 

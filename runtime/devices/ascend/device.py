@@ -23,19 +23,19 @@ from runtime.models.mla_config import MlaConfig
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
 
-MOST_ASKED = 1024  # queries of a row that is attended at start
+MAX_PROBED_QUERIES = 1024  # the most queries of a row in the attention that is tried at start
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
 
 def import_npu() -> ModuleType:
-    """torch_npu. Raises StartError where it is not, or does not go with torch or CANN."""
+    """Imports torch_npu. Raises StartError where it is missing or does not fit torch or CANN."""
     try:
         import torch_npu
     except ModuleNotFoundError as error:
         raise StartError(f"--device npu needs {error.name}, which is not installed; {INSTALL}") from error
     except (ImportError, OSError, RuntimeError) as error:
         raise StartError(
-            f"torch_npu cannot be loaded beside torch {torch.__version__} ({first_line(error)}); {INSTALL}"
+            f"torch_npu cannot be loaded with torch {torch.__version__} ({first_line(error)}); {INSTALL}"
         ) from error
     return torch_npu
 
@@ -50,12 +50,12 @@ def set_device(options: AscendOptions, rank: int) -> torch.device:
         )
     if number >= count:
         raise StartError(
-            f"rank {rank} needs NPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
-            "lower --tensor-parallel-size or these two"
+            f"rank {rank} needs NPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are "
+            f"{count}, from 0; lower --tensor-parallel-size or these two"
         )
     try:
         torch.npu.set_device(number)
-        # operators as they are installed, none compiled for each new shape
+        # use installed operators; compile none for new shapes
         torch.npu.set_compile_mode(jit_compile=False)
     except RuntimeError as error:
         raise StartError(
@@ -66,8 +66,9 @@ def set_device(options: AscendOptions, rank: int) -> torch.device:
 
 
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
-    from runtime.devices.ascend.all_to_all import Distributed
+    from runtime.devices.ascend.all_to_all import DispatchCombine
     from runtime.devices.ascend.collectives import HcclCollectives, group_name
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
@@ -86,21 +87,21 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     prologs = Prologs(
         start.page_size,
-        is_whole=options.mla_prolog,
-        needs_whole=options.requires_mla_prolog,
+        wants_fused=options.mla_prolog,
+        requires_fused=options.requires_mla_prolog,
         is_nz=options.nz_cache,
     )
     ops = AscendOps(
         dtype, start.page_size, torch_device, is_nz=options.nz_cache, sampling=options.sampling_backend
     )
     check_model(start, ops, dtype, torch_device)
-    experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
+    experts = AscendExperts(dtype, has_remote_experts=start.ep_size > 1)
     exchanges = open_all_to_all(
         start.exchange,
         start.exchange_mode,
         ranks,
         experts,
-        lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed),
+        lambda fixed: DispatchCombine(group_name(rank), rank, ranks.size, experts, fixed),
     )
     return Device(
         FACTS,
@@ -120,8 +121,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
 
 def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device) -> None:
-    """Raises StartError where the attention of the model, or any attention if there is no model, does not
-    work here."""
+    """Raises StartError where the model's attention, or any attention if there is no model, does not work on
+    this NPU."""
     if not start.model_path:
         return check_attention(ops, dtype, start.page_size, torch_device)
     config = read_config(
@@ -133,20 +134,19 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
     )
     if config.score_cap or config.has_sinks:
         raise StartError(
-            "this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages"
+            "this model has attention score caps or sinks, which no paged attention operator of an NPU "
+            "supports"
         )
     if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)
     elif config.num_heads % start.tp_size == 0:
-        check_latents(
-            ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // start.tp_size
-        )
+        check_mla(ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // start.tp_size)
     return None
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, torch_device: torch.device) -> None:
-    """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError,
-    not the death of a step."""
+    """Tries attention of one token. Raises StartError where CANN lacks the operator or it refuses the dtype,
+    which would otherwise fail in a step."""
     page = torch.zeros(page_size, 1, 128, dtype=dtype, device=torch_device)
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
     try:
@@ -161,12 +161,13 @@ def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, torch_device: 
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")
         raise StartError(
-            f"the attention of this NPU does not work in {name} with --page-size {page_size} ({first_line(error)}); "
-            "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu"
+            f"the attention of this NPU does not work in {name} with --page-size {page_size} "
+            f"({first_line(error)}); take --dtype bfloat16 and --page-size 128, and look at the versions of "
+            "CANN and torch_npu"
         ) from error
 
 
-def check_latents(
+def check_mla(
     ops: "AscendOps",
     dtype: torch.dtype,
     page_size: int,
@@ -174,12 +175,12 @@ def check_latents(
     latent: MlaConfig,
     num_heads: int,
 ) -> None:
-    """The same for latent attention in its three forms, in the sizes of the model."""
+    """Tries MLA in its three forms, with the sizes of the model. Raises StartError."""
     made = latent.nope_dim + latent.value_dim
     up = ops.pack_latent(
         torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=torch_device), latent.nope_dim
     )
-    counts = sorted({1, 2, min(ops.most_absorbed, MOST_ASKED) + 1})
+    counts = sorted({1, 2, min(ops.max_absorbed, MAX_PROBED_QUERIES) + 1})
     q = torch.zeros(
         sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=torch_device
     )
@@ -187,7 +188,7 @@ def check_latents(
         torch.zeros(page_size, 1, size, dtype=dtype, device=torch_device)
         for size in (latent.kv_rank, latent.rope_dim)
     ]
-    # the same page again and again
+    # one page, repeated
     tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=torch_device)
     try:
         plan = ops.plan_attention(fresh_rows(counts), tables, page_size, (0,))
@@ -196,14 +197,16 @@ def check_latents(
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")
         raise StartError(
-            f"the latent attention of this NPU does not work in {name} with {num_heads} heads of {latent.nope_dim} and "
-            f"{latent.rope_dim}, latents of {latent.kv_rank} and --page-size {page_size} ({first_line(error)}); take --dtype "
-            "bfloat16 and another --tensor-parallel-size, and look at the versions of CANN and torch_npu"
+            f"the latent attention of this NPU does not work in {name} with {num_heads} heads of "
+            f"{latent.nope_dim} and {latent.rope_dim}, latents of {latent.kv_rank} and --page-size "
+            f"{page_size} "
+            f"({first_line(error)}); take --dtype bfloat16 and another --tensor-parallel-size, and look at "
+            "the versions of CANN and torch_npu"
         ) from error
 
 
 def fresh_rows(counts: list[int]) -> StepPlan:
-    """A step of prompts, the first one of a single token."""
+    """A step of prompts with `counts` tokens."""
     nothing, zeros = np.empty(0, np.int32), np.zeros(len(counts), np.int32)
     return StepPlan(
         0,
@@ -222,4 +225,5 @@ def fresh_rows(counts: list[int]) -> StepPlan:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type's name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

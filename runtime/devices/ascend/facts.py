@@ -2,7 +2,7 @@
 
 from runtime.devices.facts import DeviceFacts
 
-MOST_K = 1024  # largest top_k of npu_top_k_top_p
+MAX_TOP_K = 1024  # largest top_k of npu_top_k_top_p
 
 FACTS = DeviceFacts(
     name="npu",
@@ -23,7 +23,7 @@ FACTS = DeviceFacts(
     host_copies=("direct", "kernel", "kernel_ascend"),
     is_numbered=True,
     schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"),
-    captured_samplers=((0, False), (MOST_K, True)),
+    captured_samplers=((0, False), (MAX_TOP_K, True)),
     has_score_caps=False,
     has_sinks=False,
     offload_problem="its kernels want them in tiles that host memory cannot keep",

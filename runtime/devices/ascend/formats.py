@@ -1,4 +1,4 @@
-"""How weights lie in an NPU's memory."""
+"""Memory formats of weights on NPUs."""
 
 import torch_npu
 from torch import Tensor
@@ -7,9 +7,9 @@ FRACTAL_NZ = 29  # ACL_FORMAT_FRACTAL_NZ: tiles of 16 x 32 bytes, as the matrix 
 ROWS, ROW_BYTES = 16, 32
 
 
-def in_tiles(weight: Tensor) -> Tensor:
-    """A matrix, or a stack of them, of 16-bit or 8-bit numbers in FRACTAL_NZ, where its sides are multiples
-    of a tile's; else as it is."""
+def to_nz(weight: Tensor) -> Tensor:
+    """A matrix, or a stack of matrices, of 16-bit or 8-bit numbers in FRACTAL_NZ where its sizes are
+    multiples of a tile's; else unchanged."""
     rows, columns = weight.shape[-2:]
     if weight.itemsize <= 2 and rows % ROWS == 0 and columns * weight.itemsize % ROW_BYTES == 0:
         return torch_npu.npu_format_cast(weight, FRACTAL_NZ)

@@ -1,4 +1,8 @@
-"""Products of rows grouped by expert, and experts whose weights are quantised."""
+"""Grouped matrix products (rows sorted by expert), and experts with quantized weights.
+
+All kinds of experts have the same methods: `quantize(x)` prepares activations and their scales, and
+`forward(rows, scales, counts, dtype)` computes the feed-forward of rows sorted by expert.
+"""
 
 from dataclasses import dataclass
 
@@ -6,26 +10,26 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.formats import in_tiles
-from runtime.devices.ascend.grouped_scales import WORD, Coded, pack_coded, rounded
+from runtime.devices.ascend.formats import to_nz
+from runtime.devices.ascend.grouped_scales import WORD, GroupQuantWeight, fake_quantize, pack_group_quant
 from runtime.devices.base import Quantized
 from runtime.layers.quantization.quantized_weight import unpack_codes
 from runtime.models.quantization_schemes import PackedInt
 
-MOST_INPUTS = 20000  # of a product of int8 by int4, exclusive, as CANN documents it for the fused form
-# inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most
-FUSED_INNER, MOST_FUSED_INNER = 64, 10496
+MAX_INPUTS = 20000  # inputs of a product of int8 by int4 are fewer, as CANN documents it for the fused form
+# inner sizes of npu_dequant_swiglu_quant with groups: multiples of the first, up to the second
+FUSED_INNER, MAX_FUSED_INNER = 64, 10496
 
 
-def grouped(
+def grouped_matmul(
     rows: Tensor, weights: Tensor, counts: Tensor, dtype: torch.dtype | None = None, **more: Tensor | None
 ) -> Tensor:
-    """rows [N, in] times weights [E, in, out], the first counts[0] rows times the first, and so on; what is
-    behind them is anything.
+    """rows [N, in] times weights [E, in, out]: the first counts[0] rows times the first weight, and so on.
+    Rows behind the last expert's are undefined.
 
-    `more`: scales and biases of the operator, one tensor of all experts each.
+    `more`: scales and biases of the operator, each a tensor of all experts.
     """
-    # counts; the operator wants ends of a single group, which is the same
+    # group_list has counts; for a single group the operator wants its end, which is the same number
     kind = 1 if len(weights) > 1 else 0
     given = {name: [tensor] for name, tensor in more.items() if tensor is not None}
     return torch_npu.npu_grouped_matmul(
@@ -42,7 +46,7 @@ def grouped(
 
 @dataclass(frozen=True, slots=True)
 class TokenInt8:
-    """Experts whose activations have a scale for each token."""
+    """Int8 experts whose activations have a scale for each token."""
 
     gate_up: Tensor  # int8 [E, hidden, 2 * inner]
     down: Tensor  # int8 [E, inner, hidden]
@@ -53,13 +57,14 @@ class TokenInt8:
     def __len__(self) -> int:
         return len(self.down)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Codes, with their scales: a token's, however many experts it has."""
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden] as int8, and scales [T]."""
         return torch_npu.npu_dynamic_quant(x.contiguous())
 
-    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
         if self.is_fused:
-            total = grouped(rows, self.gate_up, counts, torch.int32)
+            total = grouped_matmul(rows, self.gate_up, counts, torch.int32)
             codes, scales = torch_npu.npu_dequant_swiglu_quant(
                 total,
                 weight_scale=self.gate_up_scale,
@@ -69,16 +74,17 @@ class TokenInt8:
                 quant_mode=1,
             )
         else:
-            gate_up = grouped(
+            gate_up = grouped_matmul(
                 rows, self.gate_up, counts, dtype, scale=self.gate_up_scale, per_token_scale=scales
             )
             codes, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up, dim=-1))
-        return grouped(codes, self.down, counts, dtype, scale=self.down_scale, per_token_scale=scales)
+        return grouped_matmul(codes, self.down, counts, dtype, scale=self.down_scale, per_token_scale=scales)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """One of the two weights of experts whose activations have their scale and offset from the checkpoint."""
+class StaticInt8:
+    """One of the two weights of experts whose activations have a static scale and offset, from the
+    checkpoint."""
 
     weight: Tensor  # int8 [E, in, out]
     scale: Tensor  # [E, out]
@@ -87,29 +93,32 @@ class Settled:
     offset: Tensor  # float32 [E, 1]
 
     def multiply(self, rows: Tensor, expert_of: Tensor, counts: Tensor) -> Tensor:
+        """Quantizes rows [N, in] and multiplies them -> [N, out]. `expert_of`: int64 [N]."""
         reciprocal, offset = (
             self.reciprocal.index_select(0, expert_of),
             self.offset.index_select(0, expert_of),
         )
         codes = torch.addcmul(offset, rows.float(), reciprocal).round_().clamp_(-128, 127).to(torch.int8)
-        return grouped(codes, self.weight, counts, rows.dtype, scale=self.scale, bias=self.sums)
+        return grouped_matmul(codes, self.weight, counts, rows.dtype, scale=self.scale, bias=self.sums)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInt8:
-    """Experts of which each has scale and offset of its activations settled: no operator rounds by group, so
-    torch's do."""
+    """Int8 experts with a static scale and offset of activations each. No operator of CANN quantizes by
+    group, so torch's operators do."""
 
-    gate_up: Settled
-    down: Settled
+    gate_up: StaticInt8
+    down: StaticInt8
 
     def __len__(self) -> int:
         return len(self.down.weight)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x as it is; `forward` quantizes it."""
         return x, None
 
-    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
         index = torch.arange(len(rows), device=rows.device)
         expert_of = torch.searchsorted(counts.cumsum(0), index, right=True).clamp_max_(len(counts) - 1)
         inner = torch_npu.npu_swiglu(self.gate_up.multiply(rows, expert_of, counts), dim=-1)
@@ -117,30 +126,34 @@ class TensorInt8:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedExperts:
-    """Experts whose weights have 4 or 8 bits, scales by group, and activations as they are, or rounded to
-    int8 and back."""
+class GroupQuantExperts:
+    """Experts with weights of 4 or 8 bits and scales by group; activations are in full, or rounded to
+    int8."""
 
-    gate_up: Coded
-    down: Coded
+    gate_up: GroupQuantWeight
+    down: GroupQuantWeight
 
     def __len__(self) -> int:
         return len(self.down.weight)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return (rounded(x) if self.gate_up.is_rounded else x), None
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x, rounded to int8 and back where the scheme has int8 activations."""
+        return (fake_quantize(x) if self.gate_up.quantizes_inputs else x), None
 
-    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-        inner = torch_npu.npu_swiglu(_widened(rows, self.gate_up, counts), dim=-1)
-        return _widened(rounded(inner) if self.down.is_rounded else inner, self.down, counts)
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
+        inner = torch_npu.npu_swiglu(_matmul_group_quant(rows, self.gate_up, counts), dim=-1)
+        return _matmul_group_quant(
+            fake_quantize(inner) if self.down.quantizes_inputs else inner, self.down, counts
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class Int4Weight:
     """One of the two weights of TokenInt4.
 
-    The operator makes two int4 of each int8, x = 16 * floor(x / 16) + (x mod 16 - 8) + 8, and multiplies the
-    weight by both; what the 8 adds does not depend on x and is given beforehand. It overwrites the int8.
+    The operator splits each int8 into two int4, x = 16 * floor(x / 16) + (x mod 16 - 8) + 8, and multiplies
+    the weight by both; what the 8 adds does not depend on x and is a bias. It overwrites the int8.
     """
 
     weight: Tensor  # int32 [E, in, out / 8]
@@ -148,66 +161,70 @@ class Narrow:
     eights: Tensor  # float32 [E, out]: 8 * scale * the weight's sum over its inputs
 
     def multiply(self, codes: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-        return grouped(
+        """int8 rows [N, in] times the weights -> [N, out]; overwrites `codes`."""
+        return grouped_matmul(
             codes, self.weight, counts, dtype, scale=self.scale, bias=self.eights, per_token_scale=scales
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInt4:
-    """Experts of 4 bits with a scale for each output, times activations of int8 with a scale for each
-    token."""
+    """Experts with 4-bit weights that have a scale for each output, and int8 activations with a scale for
+    each token."""
 
-    gate_up: Narrow
-    down: Narrow
+    gate_up: Int4Weight
+    down: Int4Weight
 
     def __len__(self) -> int:
         return len(self.down.weight)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden] as int8, and scales [T]."""
         return torch_npu.npu_dynamic_quant(x.contiguous())
 
-    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
         inner = torch_npu.npu_swiglu(self.gate_up.multiply(rows, scales, counts, dtype), dim=-1)
         return self.down.multiply(*torch_npu.npu_dynamic_quant(inner), counts, dtype)
 
 
-def _widened(rows: Tensor, weight: Coded, counts: Tensor) -> Tensor:
+def _matmul_group_quant(rows: Tensor, weight: GroupQuantWeight, counts: Tensor) -> Tensor:
     offset = torch.zeros_like(weight.scale) if weight.offset is None else weight.offset
-    return grouped(rows, weight.weight, counts, antiquant_scale=weight.scale, antiquant_offset=offset)
+    return grouped_matmul(rows, weight.weight, counts, antiquant_scale=weight.scale, antiquant_offset=offset)
 
 
-Packed = TokenInt8 | TensorInt8 | TokenInt4 | CodedExperts
+QuantizedExperts = TokenInt8 | TensorInt8 | TokenInt4 | GroupQuantExperts
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of scales, as the grouped product wants them for results of `dtype`."""
+    """The dtype of scales that the grouped product takes for results of `dtype`."""
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
-def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> Packed:
-    """Raises ModelError for what the grouped product does not take."""
-    if is_narrow(gate_up) and is_narrow(down):
-        return TokenInt4(_narrow(gate_up), _narrow(down))
+def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> QuantizedExperts:
+    """Quantized experts in the form that the grouped product takes. Raises ModelError for what it does not
+    support."""
+    if takes_int4(gate_up) and takes_int4(down):
+        return TokenInt4(_pack_int4(gate_up), _pack_int4(down))
     if isinstance(gate_up.scheme, PackedInt):
-        return CodedExperts(pack_coded(gate_up, dtype), pack_coded(down, dtype))
+        return GroupQuantExperts(pack_group_quant(gate_up, dtype), pack_group_quant(down, dtype))
     if gate_up.input_scale is not None:
-        return TensorInt8(_settled(gate_up, dtype), _settled(down, dtype))
+        return TensorInt8(_pack_static(gate_up, dtype), _pack_static(down, dtype))
     inner = down.weight.shape[2]
-    is_fused = inner % FUSED_INNER == 0 and inner <= MOST_FUSED_INNER
+    is_fused = inner % FUSED_INNER == 0 and inner <= MAX_FUSED_INNER
     scales = gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype))
     return TokenInt8(
-        _turned(gate_up),
-        _turned(down),
+        _transposed(gate_up),
+        _transposed(down),
         scales[0] if is_fused else scales[0].to(scale_dtype(dtype)),
         scales[1],
         is_fused,
     )
 
 
-def is_narrow(weight: Quantized) -> bool:
-    """Whether the product of int8 by int4 takes it: it counts rows of several experts, and its scales by
-    group are not settled (docs/ascend.md)."""
+def takes_int4(weight: Quantized) -> bool:
+    """Whether the product of int8 by int4 takes this weight. It needs several experts, and how it takes
+    scales by group is not documented clearly (docs/ascend.md)."""
     scheme, (experts, outs, ins) = weight.scheme, weight.weight.shape
     return (
         isinstance(scheme, PackedInt)
@@ -217,28 +234,28 @@ def is_narrow(weight: Quantized) -> bool:
         and weight.scale.shape[-1] == 1
         and experts > 1
         and outs % WORD == 0
-        and 2 * ins < MOST_INPUTS
+        and 2 * ins < MAX_INPUTS
     )
 
 
-def _narrow(weight: Quantized) -> Narrow:
+def _pack_int4(weight: Quantized) -> Int4Weight:
     centred = (
         unpack_codes(weight.weight, 4).transpose(1, 2).to(torch.int32) - 8
     ).contiguous()  # [E, in, out]
     packed = torch_npu.npu_convert_weight_to_int4pack(centred.flatten(0, 1)).unflatten(0, centred.shape[:2])
     scale = weight.scale.squeeze(2)
     words = scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    return Narrow(packed, words.unsqueeze(1), 8 * scale * centred.sum(1, dtype=torch.float32))
+    return Int4Weight(packed, words.unsqueeze(1), 8 * scale * centred.sum(1, dtype=torch.float32))
 
 
-def _turned(weight: Quantized) -> Tensor:
-    return in_tiles(weight.weight.transpose(1, 2).contiguous())
+def _transposed(weight: Quantized) -> Tensor:
+    return to_nz(weight.weight.transpose(1, 2).contiguous())
 
 
-def _settled(weight: Quantized, dtype: torch.dtype) -> Settled:
+def _pack_static(weight: Quantized, dtype: torch.dtype) -> StaticInt8:
     assert weight.input_scale is not None and weight.input_offset is not None and weight.sums is not None
-    return Settled(
-        _turned(weight),
+    return StaticInt8(
+        _transposed(weight),
         weight.scale.squeeze(2).to(scale_dtype(dtype)),
         weight.sums,
         1 / weight.input_scale,

@@ -1,12 +1,12 @@
-"""Weights of 4 and 8 bits with scales by group (W4A16, W8A16, W4A8) on Ascend: the operators widen them on
-their way to the matrix unit.
+"""Weights of 4 and 8 bits with scales by group (W4A16, W8A16, W4A8) on Ascend: the operators dequantize them
+on their way to the matrix unit.
 
-What operators take decides what can be packed: groups are multiples of 32 inputs, all of one size; outputs of
-4 bits come in words of eight; in experts, 8 bits have one scale for each output. A weight whose checkpoint
-orders inputs by group is sorted, and inputs follow it.
+The operators limit what can be packed: groups are multiples of 32 inputs, all of one size; outputs of 4 bits
+come in words of eight; in experts, 8-bit weights have one scale for each output. A weight whose checkpoint
+orders inputs by group (desc_act) is sorted, and activations are reordered to match.
 
-With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means.
-Experts with a scale for each output have a product of their own (grouped.py).
+With int8 activations (W4A8) the activations are rounded to int8 and back, which gives the scheme's numbers.
+Experts with a scale for each output have a product of their own (grouped_gemm.py).
 """
 
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ from runtime.errors import ModelError
 from runtime.layers.quantization.quantized_weight import unpack_codes
 from runtime.models.quantization_schemes import PackedInt
 
-GROUP, WORD = 32, 8  # groups are multiples of it; codes of 4 bits in an int32
+GROUP, WORD = 32, 8  # inputs of a group are a multiple of GROUP; 4-bit codes in an int32
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """A weight, or a stack of them: (weight + offset) * scale."""
+class GroupQuantWeight:
+    """A weight, or a stack of weights: (weight + offset) * scale."""
 
     weight: Tensor  # int32 [..., in, out / 8] or int8 [..., in, out]
     scale: Tensor  # [..., groups, out], or [..., out], in the dtype of activations
-    offset: Tensor | None  # as scale
-    group: int  # inputs; 0: all
-    order: Tensor | None  # int64 [in]: which input each row of the weight is for
-    is_rounded: bool  # activations become int8, and what that means
+    offset: Tensor | None  # like scale
+    group: int  # inputs that share a scale; 0: all
+    order: Tensor | None  # int64 [in]: the input of each row of the weight
+    quantizes_inputs: bool  # activations are rounded to int8 and back
 
 
-def pack_coded(weight: Quantized, dtype: torch.dtype) -> Coded:
-    """Raises ModelError for what the operators do not take."""
+def pack_group_quant(weight: Quantized, dtype: torch.dtype) -> GroupQuantWeight:
+    """The weight in the form that the operators take. Raises ModelError for what they do not support."""
     scheme = weight.scheme
     assert isinstance(scheme, PackedInt)
     numbers = unpack_codes(weight.weight, scheme.bits)
@@ -55,7 +55,7 @@ def pack_coded(weight: Quantized, dtype: torch.dtype) -> Coded:
     if scheme.bits == 4:
         lines = torch_npu.npu_convert_weight_to_int4pack(centred.flatten(0, -2))
         packed = lines.unflatten(0, centred.shape[:-1]) if has_lead else lines
-    return Coded(packed, scale, offset, group, order, scheme.activations == "token")
+    return GroupQuantWeight(packed, scale, offset, group, order, scheme.activations == "token")
 
 
 def _columns(values: Tensor, group: int) -> Tensor:
@@ -64,15 +64,17 @@ def _columns(values: Tensor, group: int) -> Tensor:
 
 
 def _sorted(order: Tensor, group: int, ins: int) -> Tensor:
-    """int32 [in] of groups -> int64 [in] of inputs, group by group."""
+    """The group of each input, int32 [in] -> inputs group by group, int64 [in]."""
     if order.dim() != 1:
         raise ModelError(
-            "the experts' 4-bit weights have an order of inputs (desc_act), which --device npu does not compute; take a "
+            "the experts' 4-bit weights have an order of inputs (desc_act), which --device npu does not "
+            "compute; take a "
             "version of the model without it"
         )
     if ins % group or not bool((torch.bincount(order.long().cpu(), minlength=ins // group) == group).all()):
         raise ModelError(
-            f"a rank's weights have groups of other sizes than {group} inputs (desc_act), which --device npu does not "
+            f"a rank's weights have groups of other sizes than {group} inputs (desc_act), which --device npu "
+            "does not "
             "compute; take --tp-size 1, or a version of the model without it"
         )
     return order.argsort(stable=True)
@@ -82,32 +84,35 @@ def _check(scheme: PackedInt, group: int, outs: int, ins: int, *, is_stack: bool
     name = scheme.name
     if group % GROUP or group >= ins > 0 or (is_stack and group and ins % group):
         raise ModelError(
-            f"a rank's weights in {name} have scales for each {group} of {ins} inputs; --device npu takes multiples of "
+            f"a rank's weights in {name} have scales for each {group} of {ins} inputs; --device npu takes "
+            "multiples of "
             f"{GROUP} that divide them; lower --tp-size, or take another version of the model"
         )
     if scheme.bits == 4 and outs % WORD:
         raise ModelError(
-            f"a rank's weights in {name} have {outs} outputs, and --device npu takes multiples of {WORD}; lower --tp-size"
+            f"a rank's weights in {name} have {outs} outputs, and --device npu takes multiples of {WORD}; "
+            "lower --tp-size"
         )
     if is_stack and group and scheme.bits == 8:
         raise ModelError(
-            f"the experts' weights in {name} have scales by group, which --device npu takes for 4 bits alone; take a "
+            f"the experts' weights in {name} have scales by group, which --device npu takes for 4 bits "
+            "alone; take a "
             "version of the model in 4 bits, or with int8 activations"
         )
 
 
-def rounded(x: Tensor) -> Tensor:
-    """What int8 with a scale for each row makes of it."""
+def fake_quantize(x: Tensor) -> Tensor:
+    """x rounded to int8 with a scale for each row, and back."""
     numbers, scale = torch_npu.npu_dynamic_quant(x.contiguous())
     return (numbers * scale.unsqueeze(1)).to(x.dtype)
 
 
-def multiply_coded(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
-    """x [N, in] -> [N, out] in the dtype of x."""
-    given = rounded(x) if weight.is_rounded else x
+def group_quant_matmul(x: Tensor, weight: GroupQuantWeight, bias: Tensor | None) -> Tensor:
+    """Product x [N, in] -> [N, out] in the dtype of x."""
+    inputs = fake_quantize(x) if weight.quantizes_inputs else x
     if weight.order is not None:
-        given = given.index_select(1, weight.order)
+        inputs = inputs.index_select(1, weight.order)
     out = torch_npu.npu_weight_quant_batchmatmul(
-        given.contiguous(), weight.weight, weight.scale, weight.offset, antiquant_group_size=weight.group
+        inputs.contiguous(), weight.weight, weight.scale, weight.offset, antiquant_group_size=weight.group
     )
     return out if bias is None else out + bias

@@ -1,12 +1,12 @@
-"""Mixtures of experts on Ascend: rows sorted by expert, products in groups, and back, all of it without a
-look at the device.
+"""Mixture of experts on Ascend: rows sorted by expert, grouped products, and the sum of each token. The host
+reads nothing from the device.
 
-    route       npu_moe_gating_top_k, for what it has (`is_fused`); else torch's operators
-    sort        npu_moe_init_routing_v2: a row for each choice, in the order of experts, and how many each has
+    route       npu_moe_gating_top_k where it supports the model (`is_fused`); else torch's operators
+    sort        npu_moe_init_routing_v2: a row for each slot, sorted by expert, and the counts of experts
     products    npu_grouped_matmul, twice, with npu_swiglu between
     sum         npu_moe_finalize_routing: each token's rows times its weights
 
-How many rows an expert has stays on the device, so a step with experts can be captured. Choices of other
+The number of rows of an expert stays on the device, so a step with experts can be captured. Slots of other
 ranks' experts get no row.
 """
 
@@ -16,20 +16,23 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.formats import in_tiles
-from runtime.devices.ascend.grouped_gemm import Packed, grouped, pack_quantized
+from runtime.devices.ascend.formats import to_nz
+from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
 from runtime.devices.base import Quantized
 from runtime.layers.moe.routing import route
 from runtime.models.moe_config import Routing
 
-MOST_EXPERTS, GROUP_TILE = 2048, 32  # of the gating operator: experts, with each group rounded up to the tile
+MAX_EXPERTS, GROUP_TILE = (
+    2048,
+    32,
+)  # of the gating operator: the most experts, with each group padded to tiles
 SCORES = ("softmax", "sigmoid")  # norm_type, by index
 GROUP_SCORES = ("largest", "two largest")  # group_select_mode, by index
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """Weights as they are."""
+class DenseExperts:
+    """Weights in full; see grouped_gemm.py for the methods."""
 
     gate_up: Tensor  # [E, hidden, 2 * inner]
     down: Tensor  # [E, inner, hidden]
@@ -37,26 +40,29 @@ class Plain:
     def __len__(self) -> int:
         return len(self.down)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x as it is."""
         return x, None
 
-    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-        inner = torch_npu.npu_swiglu(grouped(rows, self.gate_up, counts), dim=-1)
-        return grouped(inner, self.down, counts)
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
+        inner = torch_npu.npu_swiglu(grouped_matmul(rows, self.gate_up, counts), dim=-1)
+        return grouped_matmul(inner, self.down, counts)
 
 
 class AscendExperts:
-    """See devices/base.py for what each one means."""
+    """Experts (devices/base.py) of one NPU."""
 
-    def __init__(self, dtype: torch.dtype, *, is_spread: bool = True) -> None:
+    def __init__(self, dtype: torch.dtype, *, has_remote_experts: bool = True) -> None:
         self.dtype = dtype
-        self.is_spread = is_spread  # False: no token chooses an expert of another rank
+        self.has_remote_experts = has_remote_experts  # whether a token may have experts on other ranks
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Expert ids int64 [T, k] and weights float32 [T, k]; see Experts.route."""
         if not is_fused(logits.shape[1], routing):
             return route(logits, bias, routing)
         has_groups = routing.num_groups > routing.top_groups
-        # which the operator does for sigmoid alone
+        # the operator normalizes weights for sigmoid only
         divides = routing.normalizes and routing.score == "softmax"
         weights, ids, _ = torch_npu.npu_moe_gating_top_k(
             logits,
@@ -73,50 +79,56 @@ class AscendExperts:
             weights = weights if routing.scale == 1.0 else weights * routing.scale
         return ids.long(), weights
 
-    def pack(self, gate_up: Tensor, down: Tensor) -> Plain:
-        return Plain(
-            in_tiles(gate_up.transpose(1, 2).contiguous()), in_tiles(down.transpose(1, 2).contiguous())
+    def pack(self, gate_up: Tensor, down: Tensor) -> DenseExperts:
+        """Weights in full, transposed and in FRACTAL_NZ where possible."""
+        return DenseExperts(
+            to_nz(gate_up.transpose(1, 2).contiguous()), to_nz(down.transpose(1, 2).contiguous())
         )
 
-    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> Packed:
+    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> QuantizedExperts:
+        """Quantized weights. Raises ModelError for what the operators do not support."""
         return pack_quantized(gate_up, down, self.dtype)
 
-    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: "Plain | Packed") -> Tensor:
+    def apply(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: DenseExperts | QuantizedExperts
+    ) -> Tensor:
+        """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
         count, ids = len(packed), expert_ids.int()
-        if self.is_spread:  # others' experts are one more, outside the range that gets rows
+        if self.has_remote_experts:  # other ranks' experts become one more, beyond the range that gets rows
             ids = ids.masked_fill(ids < 0, count).clamp_max_(count)
-        given, scales = packed.prepared(x)
-        rows, places, counts, scales = torch_npu.npu_moe_init_routing_v2(
-            given,
+        inputs, scales = packed.quantize(x)
+        rows, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
+            inputs,
             ids,
             scale=scales,
-            expert_num=count + self.is_spread,
+            expert_num=count + self.has_remote_experts,
             expert_tokens_num_type=1,
             expert_tokens_num_flag=True,
             active_expert_range=[0, count],
             quant_mode=-1,
             row_idx_type=0,
         )
-        out = packed.products(rows, scales, counts, x.dtype)
-        # rows behind the last expert's are whatever memory held: choices without a row read the last one, a 0
-        if self.is_spread:
+        out = packed.forward(rows, scales, counts, x.dtype)
+        # rows behind the last expert's are undefined: they become 0, and slots without a row read the last
+        # one
+        if self.has_remote_experts:
             index = torch.arange(len(out), device=x.device)
             out = out.masked_fill((index >= counts.sum()).unsqueeze(1), 0)
-            places = places.masked_fill(places < 0, len(out) - 1)
+            row_idx = row_idx.masked_fill(row_idx < 0, len(out) - 1)
         return torch_npu.npu_moe_finalize_routing(
-            out, None, None, None, weights.to(x.dtype), places, None, drop_pad_mode=2
+            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=2
         )
 
 
 def is_fused(num_experts: int, routing: Routing) -> bool:
-    """Whether the gating operator has this way to choose: its documented limits, and sigmoids only with a
-    division by their sum."""
+    """Whether the gating operator supports this routing: its documented limits, and sigmoid only with
+    normalization."""
     groups = routing.num_groups if routing.num_groups > routing.top_groups else 1
     of_group = num_experts // groups
     tiles = -(-of_group // GROUP_TILE) * GROUP_TILE * groups
     return (
-        num_experts <= MOST_EXPERTS
+        num_experts <= MAX_EXPERTS
         and of_group > 2
-        and tiles <= MOST_EXPERTS
+        and tiles <= MAX_EXPERTS
         and (routing.normalizes or routing.score == "softmax")
     )

@@ -1,28 +1,27 @@
-"""Arithmetic of Ascend NPUs, in operators of torch_npu. See devices/base.py for what each one means."""
+"""Ops of Ascend NPUs, in operators of torch_npu."""
 
 import torch
 import torch_npu
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.ascend import attention
-from runtime.devices.ascend import mla as latent
+from runtime.devices.ascend import attention, mla
 from runtime.devices.ascend.attention import AttentionPlan
-from runtime.devices.ascend.formats import in_tiles
-from runtime.devices.ascend.grouped_scales import Coded, multiply_coded, pack_coded
-from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
-from runtime.devices.ascend.sampling import CUTS, choose
+from runtime.devices.ascend.formats import to_nz
+from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
+from runtime.devices.ascend.quantized import Int8Weight, int8_matmul, pack_int8
+from runtime.devices.ascend.sampling import FILTERS, sample
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
 from runtime.messages.steps import StepPlan
 from runtime.models.quantization_schemes import PackedInt
 
-WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
+WRITES = ("Norm", "PA_NZ")  # values of cache_mode, by whether pages are in NZ
 
 
 class AscendOps:
-    """Ops of one NPU. Nothing here reads the device, so that a step can be captured."""
+    """Ops (devices/base.py) of one NPU. The host reads nothing from the device, so a step can be captured."""
 
     def __init__(
         self,
@@ -33,33 +32,36 @@ class AscendOps:
         is_nz: bool = False,
         sampling: str = "ascend",
     ) -> None:
-        """`is_nz`: latents are kept in NZ; `sampling`: of CUTS."""
+        """`is_nz`: latents are stored in NZ. `sampling`: one of FILTERS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
-        self.cut = CUTS[sampling]
+        self.token_filter = FILTERS[sampling]
         self.triangle = attention.triangle(torch_device)
-        # queries of a row whose latent attention is absorbed; 0: the model's attention is another
-        self.most_absorbed = 0
-        self._ones: dict[int, Tensor] = {}  # by size
+        # the most queries of a row whose MLA is absorbed; 0: the model has no MLA
+        self.max_absorbed = 0
+        self._ones: dict[int, Tensor] = {}  # size -> ones
 
     def plan_attention(
         self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan:
-        if self.most_absorbed:
-            return latent.plan_latents(
-                plan, page_tables[0], page_size, self.triangle, self.most_absorbed, is_nz=self.is_nz
+        """The attention plan of a step."""
+        if self.max_absorbed:
+            return mla.plan_mla(
+                plan, page_tables[0], page_size, self.triangle, self.max_absorbed, is_nz=self.is_nz
             )
         return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
     ) -> Tensor:
+        """Paged attention, q [T, H, D] -> [T, H, D]."""
         return attention.attend(q, k_cache, v_cache, plan, scores)
 
-    def pack_latent(self, up: Tensor, nope_dim: int) -> latent.Up:
-        packed = latent.pack_latent(up, nope_dim)
-        self.most_absorbed = latent.most_absorbed(packed)
+    def pack_latent(self, up: Tensor, nope_dim: int) -> mla.UpProjection:
+        """Projections from latents to keys and values of this rank's heads. Raises ModelError."""
+        packed = mla.pack_latent(up, nope_dim)
+        self.max_absorbed = mla.max_absorbed(packed)
         return packed
 
     def latent_attention(
@@ -68,16 +70,18 @@ class AscendOps:
         q_rope: Tensor,
         latents: Tensor,
         ropes: Tensor,
-        up: latent.Up,
+        up: mla.UpProjection,
         plan: AttentionPlan,
         scale: float,
     ) -> Tensor:
-        return latent.attend_latents(q, q_rope, latents, ropes, up, plan, scale, self.is_nz)
+        """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
+        return mla.mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.is_nz)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+        """Writes keys and values to the cache."""
         if self.is_nz:
             pages = [
-                cache.view(-1, cache.shape[2] // latent.LANES, self.page_size, latent.LANES)
+                cache.view(-1, cache.shape[2] // mla.LANES, self.page_size, mla.LANES)
                 for cache in (k_cache, v_cache)
             ]
         else:
@@ -87,6 +91,7 @@ class AscendOps:
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm over the last dimension."""
         if weight.dim() == 1:
             return torch_npu.npu_rms_norm(x, weight, eps)[0]
         size = x.shape[-1]  # the operator takes the mean over all dimensions of its weight
@@ -95,35 +100,48 @@ class AscendOps:
         return torch_npu.npu_rms_norm(x, self._ones[size], eps)[0] * weight
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """RMS norm of x + residual, and that sum."""
         normed, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, eps)
         return normed, total
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, T, 1, D] each."""
+        """Tables of npu_rotary_mul, [1, T, 1, D] each."""
         return tuple(torch.cat((half, half), 1).to(self.dtype)[None, :, None] for half in (cos, sin))  # type: ignore[return-value]
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary positions of x [T, heads, D]."""
         return torch_npu.npu_rotary_mul(x.unsqueeze(0), cos, sin).squeeze(0)
 
     def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
+        """Gated activation."""
         if kind == "silu":
             return torch_npu.npu_swiglu(x, dim=-1)
         gate, up = x.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
 
     def pack_linear(self, weight: Tensor) -> Tensor:
-        return in_tiles(weight)
+        """The weight in FRACTAL_NZ where possible."""
+        return to_nz(weight)
 
-    def pack_quantized(self, weight: Quantized) -> Int8Weight | Coded:
-        return pack_coded(weight, self.dtype) if isinstance(weight.scheme, PackedInt) else pack_int8(weight)
+    def pack_quantized(self, weight: Quantized) -> Int8Weight | GroupQuantWeight:
+        """A quantized weight. Raises ModelError for what the operators do not support."""
+        return (
+            pack_group_quant(weight, self.dtype)
+            if isinstance(weight.scheme, PackedInt)
+            else pack_int8(weight)
+        )
 
-    def linear(self, x: Tensor, packed: Tensor | Int8Weight | Coded, bias: Tensor | None) -> Tensor:
-        if isinstance(packed, Coded):
-            return multiply_coded(x, packed, bias)
-        return multiply(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
+    def linear(
+        self, x: Tensor, packed: Tensor | Int8Weight | GroupQuantWeight, bias: Tensor | None
+    ) -> Tensor:
+        if isinstance(packed, GroupQuantWeight):
+            return group_quant_matmul(x, packed, bias)
+        return int8_matmul(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
-        return choose(logits, draw, self.cut)
+    def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        """A token id for each row, int64 [N]."""
+        return sample(logits, inputs, self.token_filter)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Bans tokens by bit masks, in place."""
         mask(logits, rows, bits)

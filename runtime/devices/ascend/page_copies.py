@@ -1,9 +1,9 @@
 """PageCopier between an NPU's pages and host memory, on a stream of their own.
 
-Both ways go through page-locked staging memory, as the mapping that both processes have is not page-locked: a
-save gathers pages on the device and the host scatters them, a load gathers on the host and scatters on the
-device. A save has ended when it returns, so rank 0's result says that it has; a load ends layer by layer, and
-the main stream waits for the layer's event, not the host.
+Both directions go through page-locked staging memory, because the host memory that both processes map is not
+page-locked: a save gathers pages on the device and scatters them on the host, a load gathers on the host and
+scatters on the device. A save is complete when it returns; a load completes layer by layer, and the main
+stream, not the host, waits for the event of a layer.
 """
 
 import numpy as np
@@ -13,18 +13,19 @@ from torch import Tensor
 from runtime.devices.host_memory import HostPages
 
 
-class LayersArriving:
-    """Loads of one step on their way: an event for each layer."""
+class LayerLoads:
+    """Loads of one step that are under way: an event for each layer."""
 
     def __init__(self, events: list[torch.npu.Event]) -> None:
         self._events = events
 
     def wait(self, layer: int) -> None:
+        """Lets the current stream wait for the loads of this layer."""
         torch.npu.current_stream().wait_event(self._events[layer])
 
 
 class AscendPageCopier:
-    """See devices/base.py."""
+    """Copies (devices/page_copies.py) of one NPU."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
         self._layers = [
@@ -35,9 +36,10 @@ class AscendPageCopier:
         self._stream = torch.npu.Stream()
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
+        """Copies device pages to host pages; waits for the copies."""
         self._check(pages, hosts)
         staged = []
-        with self._beside():
+        with self._on_copy_stream():
             index = torch.from_numpy(pages.astype(np.int64)).to(self._layers[0][0][0].device)
             for layer in self._layers:
                 for cache, memory in layer:
@@ -48,10 +50,11 @@ class AscendPageCopier:
         for locked, memory in staged:
             memory[hosts] = locked.view(torch.uint8).numpy()
 
-    def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
+    def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
+        """Begins to copy host pages to device pages, layer by layer."""
         self._check(pages, hosts)
         events = []
-        with self._beside():
+        with self._on_copy_stream():
             torch_device = self._layers[0][0][0].device
             index = torch.from_numpy(pages.astype(np.int64)).to(torch_device)
             for layer in self._layers:
@@ -59,23 +62,25 @@ class AscendPageCopier:
                     locked = torch.from_numpy(memory[hosts]).pin_memory().view(cache.dtype)
                     cache.index_copy_(0, index, locked.to(torch_device, non_blocking=True))
                 events.append(self._stream.record_event())
-        return LayersArriving(events)
+        return LayerLoads(events)
 
     def finish(self) -> None:
+        """Lets the main stream wait for all copies."""
         torch.npu.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
+        """Waits for all copies."""
         self._stream.synchronize()
 
-    def _beside(self) -> torch.npu.StreamContext:
-        """What follows runs on the stream of copies, after all that the main stream has been given."""
+    def _on_copy_stream(self) -> torch.npu.StreamContext:
+        """Runs what follows on the stream of copies, after the work that the main stream has so far."""
         self._stream.wait_stream(torch.npu.current_stream())
         return torch.npu.stream(self._stream)
 
     def _check(self, pages: np.ndarray, hosts: np.ndarray) -> None:
-        """Raises IndexError: an index beyond the end is nothing that a device checks."""
-        for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
-            if not 0 <= int(places.min()) <= int(places.max()) < limit:
+        """Raises IndexError for ids that do not exist, which devices do not check."""
+        for what, indices, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
+            if not 0 <= int(indices.min()) <= int(indices.max()) < limit:
                 raise IndexError(
-                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                    f"there is no {what} {indices.min()} or {indices.max()}, only 0 to {limit - 1}"
                 )

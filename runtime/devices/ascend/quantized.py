@@ -1,5 +1,5 @@
-"""Int8 weights times int8 activations on Ascend (W8A8): sums are int32, as devices/cpu/quantized.py defines
-them."""
+"""Products of int8 weights and int8 activations on Ascend (W8A8), with int32 sums as in
+devices/cpu/quantized.py."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,33 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.formats import in_tiles
+from runtime.devices.ascend.formats import to_nz
 from runtime.devices.base import Quantized
 from runtime.models.quantization_schemes import Int8
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """As the product takes it: transposed, in tiles where that is possible. The last three where the scale of
-    activations is settled."""
+    """A weight as the product takes it: transposed, in FRACTAL_NZ where possible. The last three fields are
+    for activations with a static scale."""
 
     weight: Tensor  # int8 [in, out]
     scale: Tensor  # float32 [out]
-    reciprocal: Tensor | None  # float32 [1], of the activations' scale
+    reciprocal: Tensor | None  # float32 [1]: 1 / scale of the activations
     offset: Tensor | None  # float32 [1]
     sums: Tensor | None  # int32 [out]
 
 
 def pack_int8(weight: Quantized) -> Int8Weight:
+    """An int8 weight [out, in] in that form."""
     assert isinstance(weight.scheme, Int8)
-    packed = in_tiles(weight.weight.t().contiguous())
+    packed = to_nz(weight.weight.t().contiguous())
     reciprocal = None if weight.input_scale is None else 1 / weight.input_scale
     return Int8Weight(packed, weight.scale.flatten(), reciprocal, weight.input_offset, weight.sums)
 
 
-def multiply(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """x [N, in] -> [N, out] in the dtype of x."""
+def int8_matmul(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
+    """Product x [N, in] -> [N, out] in the dtype of x."""
     x = x.contiguous()
     if weight.reciprocal is None:
         codes, scales = torch_npu.npu_dynamic_quant(x)

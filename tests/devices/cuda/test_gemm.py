@@ -165,7 +165,7 @@ def test_halves_meet_what_lies_side_by_side() -> None:
     ]
 
 
-@pytest.mark.parametrize("card", [Gpu(108, 167936), Gpu(128, 102400, True), Gpu(132, 233472, True)], ids=str)
+@pytest.mark.parametrize("gpu", [Gpu(108, 167936), Gpu(128, 102400, True), Gpu(132, 233472, True)], ids=str)
 def test_tiles_fit(gpu: Gpu) -> None:
     for rows in (1, 16, 32, 64, 128, 4096):
         for tile_bytes in TILED:

@@ -80,10 +80,10 @@ SETTINGS: list[Settings] = [
 
 
 @pytest.mark.parametrize("spread", [0.01, 4.0])
-def test_same_token_as_a_sort(moe_align_block_size: float) -> None:
+def test_same_token_as_a_sort(spread: float) -> None:
     """Flat rows have more candidates than registers hold; steep ones few."""
-    generator = torch.Generator().manual_seed(int(moe_align_block_size * 100))
-    logits = torch.randn(len(SETTINGS), 150, generator=generator) * moe_align_block_size
+    generator = torch.Generator().manual_seed(int(spread * 100))
+    logits = torch.randn(len(SETTINGS), 150, generator=generator) * spread
     check(
         logits,
         SETTINGS,
