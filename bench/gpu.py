@@ -1,9 +1,9 @@
-"""--device cuda as fractions of what the GPU reaches in the same run: its copy bandwidth, its bf16 matrix
-products. Kernels alone, then a rank of Llama-3.1-8B's shape alone, then the server over HTTP.
+"""--device cuda as fractions of what the GPU reaches in the same run: its copy bandwidth and its bf16 matrix
+products. First kernels, then one rank with Llama-3.1-8B's shape, then the server over HTTP.
 
     python -m bench.gpu          # on a GPU; less than seven minutes, to bench/results/gpu.json and gpu.svg
     python -m bench.gpu --only shapes
-    python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
+    python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; its figures are not recorded
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import gpu_serve
 from bench.gpu_model import Model, folder_of, pages_for
-from bench.picture import sampling_inputs
+from bench.picture import draw
 from bench.record import RESULTS, record
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.interpret import use_interpreter
@@ -38,7 +38,7 @@ PAGE = 64
 SCORES = Scores(DIM**-0.5)
 STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
 PROMPT = 8192
-PIECES = (32, 256, 1024)  # tokens of steps in pieces
+PIECEWISE_TOKENS = (32, 256, 1024)  # tokens of steps with piecewise graphs
 WANTED = {
     "attention of_bandwidth": 0.85,
     "attention of_peak": 0.6,
@@ -50,7 +50,7 @@ WANTED = {
 
 
 class Bench:
-    """The GPU, or the cpu for a dry run, and its limits as measured."""
+    """The GPU, or the cpu in a dry run, and its measured limits."""
 
     def __init__(self, is_dry: bool) -> None:
         self.is_dry = is_dry
@@ -59,16 +59,18 @@ class Bench:
         self.peak = self.measured_peak(16 if is_dry else 8192)
 
     def measured_bandwidth(self, size: int) -> float:
+        """Bytes a second, read and written, of a copy of `size` bytes."""
         source = torch.zeros(size, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: target.copy_(source))
 
     def measured_peak(self, side: int) -> float:
+        """Operations a second of a bf16 product of square matrices."""
         left, right = self.randn(side, side), self.randn(side, side)
         return 2 * side**3 / self.seconds(lambda: left @ right)
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """The median."""
+        """Median seconds of a call."""
         if self.is_dry:
             begin = perf_counter()
             call()
@@ -78,24 +80,27 @@ class Bench:
         return do_bench(call, warmup=50, rep=200, return_mode="median") / 1000
 
     def randn(self, *shape: int) -> torch.Tensor:
+        """Random bf16 numbers on the device."""
         return torch.randn(*shape, dtype=torch.bfloat16, device=self.torch_device)
 
-    def moved(self, num_bytes: int, call: Callable[[], Any]) -> dict[str, float]:
+    def by_bytes(self, num_bytes: int, call: Callable[[], Any]) -> dict[str, float]:
+        """Microseconds, and the share of the bandwidth."""
         seconds = self.seconds(call)
         return {"us": round(seconds * 1e6, 1), "of_bandwidth": round(num_bytes / seconds / self.bandwidth, 3)}
 
-    def computed(self, flops: float, call: Callable[[], Any]) -> dict[str, float]:
+    def by_flops(self, flops: float, call: Callable[[], Any]) -> dict[str, float]:
+        """Microseconds, and the share of the peak."""
         seconds = self.seconds(call)
         return {"us": round(seconds * 1e6, 1), "of_peak": round(flops / seconds / self.peak, 3)}
 
 
-def rivals(bench: Bench) -> dict[str, Any]:
-    """The other kernels of --attention-backend that are installed here and made for this GPU."""
+def other_backends(bench: Bench) -> dict[str, Any]:
+    """Ops with the other values of --attention-backend that work on this GPU and are installed."""
     from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
     from runtime.devices.cuda.kernels.launch import gpu_of
     from runtime.devices.cuda.ops import CudaOps
 
-    found, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
+    figures, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
     for name in BACKEND_CLASSES:
         try:
             attention_backend = open_hybrid_backend(
@@ -105,16 +110,16 @@ def rivals(bench: Bench) -> dict[str, Any]:
             print(error, file=sys.stderr)
             continue
         if attention_backend is not None:
-            found[name] = CudaOps(
+            figures[name] = CudaOps(
                 torch.bfloat16, gpu_of(bench.torch_device), attention_backend=attention_backend
             )
-    return found
+    return figures
 
 
-def planned(
+def equal_rows(
     bench: Bench, rows: int, starts: int, count: int
 ) -> tuple[Callable[[Any], Any], list[torch.Tensor]]:
-    """A step of equal rows over scattered pages, as any ops plan it, and the caches."""
+    """A function that plans a step of equal rows over scattered pages with given ops, and the caches."""
     pages = -(-(starts + count) // PAGE)
     table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.torch_device)
     caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
@@ -140,7 +145,7 @@ def attempt(
     q: torch.Tensor,
     caches: list[torch.Tensor],
 ) -> dict[str, Any]:
-    """Other packages' failures must not cost our figures."""
+    """Measures another package; its failure becomes part of the results."""
     try:
         plan = plan_of(ops)
         return measure(amount, lambda: ops.attention(q, *caches, plan, SCORES))
@@ -149,67 +154,69 @@ def attempt(
 
 
 def attention(bench: Bench, ops: Any) -> dict[str, Any]:
-    """Llama-3.1-8B's heads; beside ours the other packages that are here, and torch's over keys that lie in
-    one piece."""
-    found: dict[str, Any] = {}
-    others = rivals(bench)
+    """Attention with Llama-3.1-8B's heads: ours, installed packages, and torch's over contiguous keys."""
+    figures: dict[str, Any] = {}
+    others = other_backends(bench)
     for rows, length in [(2, 100)] if bench.is_dry else DECODES:
-        plan_of, caches = planned(bench, rows, length - 1, 1)
+        plan_of, caches = equal_rows(bench, rows, length - 1, 1)
         plan = plan_of(ops)
         q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
-        pack_dense = [
+        contiguous = [
             cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
         ]
-        found[f"decode {rows} x {length}"] = {
-            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),
-            "torch": bench.moved(
-                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *pack_dense, enable_gqa=True)
+        figures[f"decode {rows} x {length}"] = {
+            "ours": bench.by_bytes(size, lambda: ops.attention(q, *caches, plan, SCORES)),
+            "torch": bench.by_bytes(
+                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *contiguous, enable_gqa=True)
             ),
         }
-        for name, rival in others.items():
-            found[f"decode {rows} x {length}"][name] = attempt(bench.moved, size, rival, plan_of, q, caches)
+        for name, other_ops in others.items():
+            figures[f"decode {rows} x {length}"][name] = attempt(
+                bench.by_bytes, size, other_ops, plan_of, q, caches
+            )
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
-        plan_of, caches = planned(bench, rows, 0, length)
+        plan_of, caches = equal_rows(bench, rows, 0, length)
         plan = plan_of(ops)
         q, flops = bench.randn(rows * length, HEADS, DIM), 2.0 * rows * length * length * HEADS * DIM
         whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
-        pack_dense = [
+        contiguous = [
             cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
         ]
-        found[f"prompt {rows} x {length}"] = {
-            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),
-            "torch": bench.computed(
+        figures[f"prompt {rows} x {length}"] = {
+            "ours": bench.by_flops(flops, lambda: ops.attention(q, *caches, plan, SCORES)),
+            "torch": bench.by_flops(
                 flops,
-                lambda: scaled_dot_product_attention(whole, *pack_dense, is_causal=True, enable_gqa=True),
+                lambda: scaled_dot_product_attention(whole, *contiguous, is_causal=True, enable_gqa=True),
             ),
         }
-        for name, rival in others.items():
-            found[f"prompt {rows} x {length}"][name] = attempt(
-                bench.computed, flops, rival, plan_of, q, caches
+        for name, other_ops in others.items():
+            figures[f"prompt {rows} x {length}"][name] = attempt(
+                bench.by_flops, flops, other_ops, plan_of, q, caches
             )
-    return found
+    return figures
 
 
 def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
-    found = {}
+    """Kernels over rows of activations."""
+    figures = {}
     for tokens in (2,) if bench.is_dry else (64, 8192):
         x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
         gate_up = bench.randn(tokens, 2 * 14_336)
-        found[f"add_rms_norm {tokens}"] = bench.moved(
+        figures[f"add_rms_norm {tokens}"] = bench.by_bytes(
             4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6)
         )
-        found[f"silu_and_mul {tokens}"] = bench.moved(
+        figures[f"silu_and_mul {tokens}"] = bench.by_bytes(
             gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu")
         )
-    return found
+    return figures
 
 
 def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
-    """Microseconds, beside a sort."""
+    """Microseconds of sampling, ours and with torch's sort."""
     from runtime.devices.base import SamplingInputs
     from runtime.layers.sampling.sampler import choose
 
-    found = {}
+    figures = {}
     settings = {
         "greedy": (0.0, 1.0, 0),
         "temperature": (1.0, 1.0, 0),
@@ -227,18 +234,18 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
                 ones * 0,
                 torch.rand(rows, device=bench.torch_device).double(),
             )
-            found[f"{name} {rows}"] = {
+            figures[f"{name} {rows}"] = {
                 "ours_us": round(bench.seconds(lambda: ops.sample(logits, sampling_inputs)) * 1e6, 1),
                 "torch_us": round(bench.seconds(lambda: choose(logits, sampling_inputs)) * 1e6, 1),
             }
-    return found
+    return figures
 
 
 def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
-    """A rank alone: decodes as parts of the time in which weights, keys and values can be read, prompts of
-    what products can take."""
-    steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECES)
-    found: dict[str, Any] = {}
+    """One rank without the server: decode steps as shares of the bandwidth that reads weights, keys and
+    values; prompts as shares of the peak."""
+    steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECEWISE_TOKENS)
+    figures: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
         tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
         model = Model.open(
@@ -248,15 +255,15 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
             is_dry=bench.is_dry,
             tokens=1024 if bench.is_dry else tokens,
             step_tokens=128 if bench.is_dry else PROMPT + 256,
-            pieces=sizes,
+            piecewise_tokens=sizes,
         )
-        found["start_s"] = round(model.start_s, 1)
+        figures["start_s"] = round(model.start_s, 1)
         for rows, length in [(2, 70)] if bench.is_dry else STEPS:
             model.capture(rows)
             model.begin(rows, length, steps)
             seconds = model.decode(rows, length, steps)
             least = (model.read_bytes + rows * length * model.kv_bytes) / bench.bandwidth
-            found[f"decode {rows} x {length}"] = {
+            figures[f"decode {rows} x {length}"] = {
                 "step_us": round(seconds * 1e6),
                 "tokens_per_s": round(rows / seconds),
                 "of_bandwidth": round(least / seconds, 3),
@@ -264,8 +271,8 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
         prompt = 90 if bench.is_dry else PROMPT
         seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
         part = model.prefill_flops(prompt) / seconds / bench.peak
-        found[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
-        found |= in_pieces(model, sizes)
+        figures[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
+        figures |= in_piecewise_graphs(model, sizes)
         model.close()
     with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
         rows = 2 if bench.is_dry else 256
@@ -275,34 +282,35 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
             longest=2048,
             tokens=pages_for(rows, 512, steps),
             is_dry=bench.is_dry,
-            step_tokens=rows + (64 if bench.is_dry else max(PIECES)),
-            pieces=sizes,
+            step_tokens=rows + (64 if bench.is_dry else max(PIECEWISE_TOKENS)),
+            piecewise_tokens=sizes,
         )
         model.capture(rows)
         model.begin(rows, 70 if bench.is_dry else 512, steps)
-        found[f"qwen3-0.6b decode {rows}"] = {
+        figures[f"qwen3-0.6b decode {rows}"] = {
             "tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))
         }
-        found |= {f"qwen3-0.6b {name}": one for name, one in in_pieces(model, sizes).items()}
+        figures |= {f"qwen3-0.6b {name}": one for name, one in in_piecewise_graphs(model, sizes).items()}
         model.close()
-    return found
+    return figures
 
 
-def in_pieces(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Milliseconds of steps with a prompt: launched kernel by kernel, and as graphs between attentions."""
-    found = {}
+def in_piecewise_graphs(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Milliseconds of steps with a prompt: launched kernel by kernel, and as piecewise graphs."""
+    figures = {}
     for tokens in sizes:
-        pack_dense = model.prefill(tokens, 9)
+        eager_s = model.prefill(tokens, 9)
         captured_s = model.capture(tokens, "tokens")
-        found[f"prompt {tokens}"] = {
-            "ms": round(pack_dense * 1e3, 2),
+        figures[f"prompt {tokens}"] = {
+            "ms": round(eager_s * 1e3, 2),
             "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
             "capture_s": round(captured_s, 2),
         }
-    return found
+    return figures
 
 
 def served(bench: Bench, ops: Any) -> dict[str, Any]:
+    """The server over HTTP."""
     return gpu_serve.measure(is_dry=bench.is_dry)
 
 
@@ -316,22 +324,23 @@ SECTIONS: dict[str, Callable[[Bench, Any], dict[str, Any]]] = {
 
 
 def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
-    """What there is of figures that have a limit."""
-    found = []
+    """The bars of the picture: label, share of the limit, and the share that is aimed at."""
+    figures = []
     for name, one in results["attention"].items():
         if "ours" in one:
             part = "of_bandwidth" if "of_bandwidth" in one["ours"] else "of_peak"
-            found.append((f"attention, {name}", one["ours"][part], WANTED[f"attention {part}"]))
-            found.append((f"torch's, {name}", one["torch"][part], None))
+            figures.append((f"attention, {name}", one["ours"][part], WANTED[f"attention {part}"]))
+            figures.append((f"torch's, {name}", one["torch"][part], None))
     for name, one in results["shapes"].items():
         if isinstance(one, dict) and ("of_bandwidth" in one or "of_peak" in one):
-            found.append((f"8B {name}", one.get("of_bandwidth", one.get("of_peak")), WANTED.get(name)))
+            figures.append((f"8B {name}", one.get("of_bandwidth", one.get("of_peak")), WANTED.get(name)))
     for streams, one in results["http"].get("streams", {}).items():
-        found.append((f"HTTP of the rank alone, {streams} streams", one["of_engine"], 0.95))
-    return found
+        figures.append((f"HTTP of the rank alone, {streams} streams", one["of_engine"], 0.95))
+    return figures
 
 
 def main() -> int:
+    """Runs the sections and records their results. Returns 1 where one failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -341,7 +350,7 @@ def main() -> int:
     if args.dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --dry goes without")
+        raise SystemExit("there is no GPU; use --dry")
     from runtime.devices.cuda.kernels.launch import gpu_of
     from runtime.devices.cuda.ops import CudaOps
 
@@ -357,7 +366,7 @@ def main() -> int:
     for name in args.only:
         try:
             results[name] = SECTIONS[name](bench, ops)
-        # a GPU is lent for minutes: what does not run must not cost the figures of the rest
+        # GPU time is scarce: a section that fails must not cost the results of the others
         except Exception as error:
             traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"}
@@ -366,8 +375,8 @@ def main() -> int:
     if not args.dry:
         print(record("gpu", results))
     with TemporaryDirectory() as folder:
-        picture = sampling_inputs(
-            f"{results['gpu']}: parts of the measured limit",
+        picture = draw(
+            f"{results['card']}: parts of the measured limit",
             bars(results),
             Path(folder) / "gpu.svg" if args.dry else RESULTS / "gpu.svg",
         )

@@ -1,8 +1,7 @@
-"""What torch.compile gives decode steps of Llama-3.1-8B's shape on a GPU: graphs of our kernels beside
-graphs of what it makes.
+"""Decode steps of Llama-3.1-8B's shape on a GPU with torch.compile and without it, both in CUDA graphs.
 
-    python -m bench.gpu_compiled          # on a GPU; minutes, nearly all of them the compiler's
-    python -m bench.gpu_compiled --dry    # every line, tiny, without a compiler; the figures mean nothing and are not kept
+python -m bench.gpu_compiled          # on a GPU; minutes, nearly all of them spent compiling
+python -m bench.gpu_compiled --dry    # every line, tiny, without a compiler; its figures are not recorded
 """
 
 import argparse
@@ -46,6 +45,7 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints and records the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,7 +55,7 @@ def main() -> None:
         use_interpreter()
         compiling.HOW = {"backend": "eager"}
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --dry goes without")
+        raise SystemExit("there is no GPU; use --dry")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,

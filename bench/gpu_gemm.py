@@ -1,13 +1,13 @@
-"""Products with weights in few bits, and experts, on a GPU: Triton's beside torch's, as fractions of what it
-reaches in the same run.
+"""Matrix products with quantized weights, and experts, on a GPU: Triton's and torch's, as fractions of what
+the GPU reaches in the same run.
 
     python -m bench.gpu_gemm          # on a GPU; about three minutes
-    python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
+    python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; its figures are not recorded
 
-Small steps read weights, so they are held against the GPU's copy bandwidth; large ones against its bf16
+Small steps read weights, so they are compared with the GPU's copy bandwidth; large ones with its bf16
 products, which 8-bit ones may exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py
-should have (TORCH_FROM): of each scheme the rows from which on torch's product was the faster one at every
-size measured.
+should have (TORCH_FROM): for each scheme, the number of rows from which torch's product was faster at every
+size.
 """
 
 import argparse
@@ -39,13 +39,13 @@ SCHEMES: list[Scheme] = [
     PackedInt(4, 0, activations="token"),
     PackedInt(8, 128),
 ]
-# experts, of a token, hidden, inner
+# experts, experts of a token, hidden size, inner size
 EXPERTS = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14_336)}
 TOKENS = (1, 16, 64, 256, 4096)
 
 
 def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int, ...] = ()) -> Any:
-    """Any numbers."""
+    """A weight of this scheme with arbitrary numbers."""
     from runtime.devices.base import Quantized
 
     group = 0 if isinstance(scheme, Int8) else scheme.group_size
@@ -68,6 +68,7 @@ def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int
 
 
 def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, float]:
+    """Microseconds, and the shares of bandwidth and peak."""
     seconds = bench.seconds(call)
     return {
         "us": round(seconds * 1e6, 1),
@@ -77,11 +78,11 @@ def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[st
 
 
 def linears(bench: Bench, gpu: Any) -> dict[str, Any]:
-    """Each product by our kernel, by torch's where it has one, and beside bf16's."""
+    """Each product by our kernel, by torch's where it has one, and in bf16."""
     from runtime.devices.cuda.gemm import gemm, supports_torch_gemm, torch_gemm
     from runtime.devices.cuda.weights import pack
 
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, (outs, ins) in ({"tiny 64 x 128": (64, 128)} if bench.is_dry else LINEARS).items():
         full = bench.randn(outs, ins)
         for scheme in SCHEMES:
@@ -95,13 +96,13 @@ def linears(bench: Bench, gpu: Any) -> dict[str, Any]:
                 }
                 if supports_torch_gemm(packed, rows, torch.bfloat16, gpu):
                     line["torch"] = measured(bench, size, flops, lambda: torch_gemm(x, packed, None))
-                found[f"{scheme.name} {name}, {rows} rows"] = line
-    return found
+                figures[f"{scheme.name} {name}, {rows} rows"] = line
+    return figures
 
 
 def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
-    """None: our kernel was faster at the most rows measured."""
-    found: dict[str, int | None] = {}
+    """scheme -> rows from which torch is faster; None: our kernel was faster at the most rows measured."""
+    figures: dict[str, int | None] = {}
     for scheme in SCHEMES:
         least = None
         for rows in reversed(ROWS):
@@ -115,16 +116,16 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
             ):
                 break
             least = rows
-        found[scheme.name] = least
-    return found
+        figures[scheme.name] = least
+    return figures
 
 
 def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
-    """A whole layer of experts without its router: bytes are those of the experts that are expected to be
-    chosen."""
+    """A layer of experts without its router; bytes are those of the expected number of experts with
+    tokens."""
     from runtime.devices.cuda.moe import CudaExperts
 
-    layer, found = CudaExperts(gpu), {}
+    layer, figures = CudaExperts(gpu), {}
     for name, (num, top_k, hidden, inner) in (
         {"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS
     ).items():
@@ -139,21 +140,21 @@ def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
                 shares, x = torch.rand(tokens, top_k, device=bench.torch_device), bench.randn(tokens, hidden)
                 chosen = 1 - (1 - top_k / num) ** tokens
                 size = chosen * sum(one.weight.nbytes for one in packed)
-                found[f"{'bf16' if scheme is None else scheme.name} {name}, {tokens} tokens"] = measured(
+                figures[f"{'bf16' if scheme is None else scheme.name} {name}, {tokens} tokens"] = measured(
                     bench,
                     size,
                     6.0 * tokens * top_k * hidden * inner,
                     lambda: layer.apply(x, ids, shares, packed),
                 )
-    return found
+    return figures
 
 
 def routing(bench: Bench) -> dict[str, Any]:
-    """Microseconds, beside torch's."""
+    """Microseconds of routing, ours and torch's softmax with topk."""
     from runtime.devices.cuda.kernels.moe_routing import route
 
-    found = {}
-    for name, num, wish in (
+    figures = {}
+    for name, num, config in (
         ("Qwen3", 128, Routing(top_k=8, normalizes=True)),
         (
             "DeepSeek-V3",
@@ -171,14 +172,17 @@ def routing(bench: Bench) -> dict[str, Any]:
     ):
         for tokens in (2,) if bench.is_dry else (1, 256, 4096):
             logits = torch.randn(tokens, num, device=bench.torch_device)
-            found[f"{name}, {tokens} tokens"] = {
-                "ours_us": round(bench.seconds(lambda: route(logits, None, wish)) * 1e6, 1),
-                "softmax_topk_us": round(bench.seconds(lambda: logits.softmax(1).topk(wish.top_k)) * 1e6, 1),
+            figures[f"{name}, {tokens} tokens"] = {
+                "ours_us": round(bench.seconds(lambda: route(logits, None, config)) * 1e6, 1),
+                "softmax_topk_us": round(
+                    bench.seconds(lambda: logits.softmax(1).topk(config.top_k)) * 1e6, 1
+                ),
             }
-    return found
+    return figures
 
 
 def main() -> None:
+    """Prints and records the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -187,7 +191,7 @@ def main() -> None:
     if is_dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --dry goes without")
+        raise SystemExit("there is no GPU; use --dry")
     from runtime.devices.cuda.kernels.launch import gpu_of
 
     bench = Bench(is_dry)

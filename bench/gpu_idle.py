@@ -2,7 +2,7 @@
 by torch's profiler.
 
     python -m bench.gpu_idle          # on a GPU: Llama-3.1-8B's shape, 1 to 256 sequences
-    python -m bench.gpu_idle --dry    # every line on a machine without; the figures mean nothing and are not kept
+    python -m bench.gpu_idle --dry    # every line, without a GPU; its figures are not recorded
 """
 
 import argparse
@@ -25,15 +25,15 @@ BUSY = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def idle_share(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> float:
-    """Of a trace: the share of the time between the first and the last event of these kinds in which there is
-    none."""
+    """The share of a trace, from the first to the last event of these kinds, in which there is no such
+    event."""
     launches = sorted(
         (event["ts"], event["ts"] + event["dur"])
         for event in events
         if event.get("cat") in kinds and "dur" in event
     )
     if not launches:
-        raise RuntimeError("the profiler has seen nothing on the card")
+        raise RuntimeError("the profiler has recorded nothing on the GPU")
     busy, (begin, end) = 0.0, launches[0]
     for start, stop in launches:
         if start > end:
@@ -43,7 +43,7 @@ def idle_share(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> float:
 
 
 def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, Any]]:
-    """What the profiler saw of so many steps."""
+    """The profiler's events of `steps` steps."""
     activities = [ProfilerActivity.CPU] if model.is_dry else [ProfilerActivity.CUDA]
     with TemporaryDirectory() as folder:
         with profile(activities=activities) as recording:
@@ -53,7 +53,7 @@ def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, A
 
 
 def measure(*, is_dry: bool) -> dict[str, Any]:
-    """By number of sequences."""
+    """Idle share and step time by number of sequences."""
     steps, length = (3, 70) if is_dry else (STEPS, LENGTH)
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
@@ -79,6 +79,7 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints and records the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +88,7 @@ def main() -> None:
     if is_dry:
         use_interpreter()
     elif not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --dry goes without")
+        raise SystemExit("there is no GPU; use --dry")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -1,8 +1,8 @@
-"""A rank of a published shape with random weights, driven without the rest of the runtime: what bench/gpu.py
-and bench/gpu_idle.py measure.
+"""A rank with a published model's shape and random weights, driven without the rest of the runtime: what
+bench/gpu.py and bench/gpu_idle.py measure.
 
-Steps are launched one ahead of the results, as the scheduler does it. Keys and values are what lies in the
-pages: their numbers do not change how long a step takes.
+Steps are launched one ahead of the results, as the scheduler does. Keys and values are whatever the pages
+hold: their numbers do not change the time of a step.
 """
 
 import gc
@@ -70,7 +70,7 @@ def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
 
 
 def dry_runner() -> TorchExecutor:
-    """The cpu with the GPU's kernels, interpreted."""
+    """An executor on the cpu with the GPU's kernels, interpreted."""
     from runtime.devices.cpu.device import open_device
     from runtime.devices.cpu.facts import FACTS
     from runtime.devices.cuda.kernels.launch import INTERPRETER
@@ -103,11 +103,11 @@ class Model:
         tokens: int,
         step_tokens: int,
         is_dry: bool,
-        pieces: Sequence[int] = (),
+        piecewise_tokens: Sequence[int] = (),
         compiled: Compiled | None = None,
     ) -> "Model":
-        """`tokens`: that all pages together hold; `pieces`: numbers of tokens of steps that may be captured
-        in pieces."""
+        """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
+        captured in piecewise graphs."""
         begin = perf_counter()
         runner = dry_runner() if is_dry else open_executor("cuda", 0)
         ready = runner.start(
@@ -127,7 +127,7 @@ class Model:
                 rendezvous="",
                 seed=0,
                 graph_sizes=[] if is_dry else [slots],
-                piecewise_sizes=[] if is_dry else list(pieces),
+                piecewise_sizes=[] if is_dry else list(piecewise_tokens),
                 compiled=compiled or Compiled(),
             ),
             lambda phase, done: None,
@@ -241,20 +241,23 @@ class Model:
         return median(found)
 
     def prefill_flops(self, tokens: int) -> float:
-        """Products of weights and of causal attention."""
+        """Operations of a prompt: products with weights, and causal attention."""
         attention = (
             2.0 * tokens * tokens * self.config.num_heads * self.config.head_dim * self.config.num_layers
         )
         return 2.0 * self.products * tokens + attention
 
     def launch(self, plan: StepPlan) -> Pending:
+        """Launches a step."""
         return self.runner.launch(plan)
 
     def next_step(self) -> int:
+        """The number of the next step."""
         self.step += 1
         return self.step
 
     def close(self) -> None:
+        """Closes the rank and frees its memory."""
         self.runner.close()
         gc.collect()
         if not self.is_dry:
@@ -262,5 +265,5 @@ class Model:
 
 
 def pages_for(rows: int, length: int, room: int) -> int:
-    """Tokens that so many sequences' pages hold."""
+    """Tokens that the pages of `rows` sequences hold."""
     return rows * math.ceil((length + room) / PAGE) * PAGE

@@ -1,5 +1,5 @@
-"""The whole server on a GPU: seconds to the first token of Llama-3.1-8B's shape from files; streams over
-HTTP against the rank alone."""
+"""The server on a GPU: seconds to the first token of a model with Llama-3.1-8B's shape from files, and
+streams over HTTP compared with one rank without the server."""
 
 import http.client
 import json

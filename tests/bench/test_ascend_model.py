@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.ascend_model import A3, REFERENCES, Layout, Load, Operator, Reach, Reference, predict, step
+from bench.ascend_model import REFERENCES, Reference, predict
+from bench.ascend_operators import A3, Layout, Load, Operator, Reach, step
 from bench.shapes import shape
 from runtime.options.model_sizes import weight_count
 

@@ -82,9 +82,9 @@ pytestmark = [
 def fused(ops: Any) -> FusedOps:
     if type(ops).__name__ != "CudaOps":
         return UnfusedOps(ops)
-    from runtime.devices.cuda.fused import CudaFused
+    from runtime.devices.cuda.fused import CudaFusedOps
 
-    return CudaFused()
+    return CudaFusedOps()
 
 
 class Bench:

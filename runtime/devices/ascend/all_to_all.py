@@ -19,9 +19,11 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class DispatchCombine:
-    """An Exchange (devices/all_to_all.py). Steps beyond the operators' limits use `fallback`."""
+    """A MoeAllToAll (devices/all_to_all.py). Steps beyond the operators' limits use `fallback`."""
 
-    def __init__(self, group: str, rank: int, size: int, experts: AscendExperts, fallback: MoeAllToAll) -> None:
+    def __init__(
+        self, group: str, rank: int, size: int, experts: AscendExperts, fallback: MoeAllToAll
+    ) -> None:
         """`group`: HCCL's name of the group of ranks."""
         self.group_args = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank}
         self.size = size
@@ -37,7 +39,7 @@ class DispatchCombine:
         packed: DenseExperts | QuantizedExperts,
         quantizes: bool,
     ) -> Tensor:
-        """Weighted sums of this rank's tokens, x [P, hidden]; see Exchange.apply."""
+        """Weighted sums of this rank's tokens, x [P, hidden]; see MoeAllToAll.apply."""
         num_experts, top_k = num_local * self.size, ids.shape[1]
         if not fits(x, top_k, num_experts):
             return self.fallback.apply(x, ids, weights, num_local, packed, quantizes)

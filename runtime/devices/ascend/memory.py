@@ -44,9 +44,9 @@ class AscendMemory:
         before = torch.npu.memory_reserved()
         run()
         torch.npu.synchronize()
-        measure_peak = int(torch.npu.max_memory_reserved()) - before
+        peak = int(torch.npu.max_memory_reserved()) - before
         self.empty_cache()
-        return measure_peak + max(0, free_bytes - self.free_bytes())
+        return peak + max(0, free_bytes - self.free_bytes())
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Zeros [num_tokens, num_heads, head_dim]. Raises StartError for a cache that the attention operator
@@ -71,6 +71,8 @@ class AscendMemory:
         """This rank's share of the available host memory, in bytes."""
         return available_bytes() // self.num_ranks
 
-    def open_page_copier(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> AscendPageCopier:
+    def open_page_copier(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+    ) -> AscendPageCopier:
         """Copies between these caches and host pages."""
         return AscendPageCopier(kv, host, page_size)

@@ -25,7 +25,7 @@ class LayerLoads:
 
 
 class AscendPageCopier:
-    """Copies (devices/page_copies.py) of one NPU."""
+    """PageCopier (devices/page_copies.py) of one NPU."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
         self._layers = [

@@ -48,9 +48,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch_device = set_device(options, rank)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
-        from runtime.devices.cuda.fused import CudaFused
+        from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
-        from runtime.devices.cuda.lora import CudaAdapters
+        from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
     except ModuleNotFoundError as error:
@@ -81,7 +81,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)
     adapters = (
-        None if start.adapters is None else CudaAdapters(gpu, torch_device, start.adapters.num_lora_slots)
+        None if start.adapters is None else CudaLoraOps(gpu, torch_device, start.adapters.num_lora_slots)
     )
     return Device(
         FACTS,
@@ -94,6 +94,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         start.ep_size,
         open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
         adapters,
-        CudaFused(),
+        CudaFusedOps(),
         torch.cuda,
     )

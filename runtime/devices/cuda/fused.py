@@ -7,8 +7,8 @@ from runtime.devices.cuda.kernels.rotary import prepare_heads
 from runtime.devices.operands import Seen
 
 
-class CudaFused:
-    """Fused (devices/operands.py) in Triton."""
+class CudaFusedOps:
+    """FusedOps (devices/operands.py) in Triton."""
 
     def prepare_heads(
         self,
@@ -20,7 +20,7 @@ class CudaFused:
         v_cache: Tensor,
         locations: Tensor,
     ) -> Tensor:
-        """One launch; see Fused.prepare_heads."""
+        """One launch; see FusedOps.prepare_heads."""
         return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:

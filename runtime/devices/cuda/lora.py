@@ -18,8 +18,8 @@ SPLIT_ROWS = 256  # the most rows of a step whose inputs are split, so that few 
 SPLIT_INPUTS = 512  # the fewest inputs of a split
 
 
-class CudaAdapters:
-    """AdapterOps (devices/lora.py) in Triton."""
+class CudaLoraOps:
+    """LoraOps (devices/lora.py) in Triton."""
 
     def __init__(self, gpu: Gpu, torch_device: torch.device, num_lora_slots: int) -> None:
         self.gpu = gpu
@@ -40,7 +40,7 @@ class CudaAdapters:
         )
 
     def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: ExpertTiles) -> None:
-        """Adds the adapters' products to out [T, O]; see AdapterOps.add."""
+        """Adds the adapters' products to out [T, O]; see LoraOps.add."""
         num_rows, ins = x.shape
         rank, width = weights.a.shape[2], weights.a.shape[1] * weights.a.shape[2]
         splits = max(1, min(16, ins // SPLIT_INPUTS)) if num_rows <= SPLIT_ROWS else 1

@@ -40,9 +40,9 @@ class CudaMemory:
         before = torch.cuda.memory_reserved(self.torch_device)
         run()
         torch.cuda.synchronize(self.torch_device)
-        measure_peak = torch.cuda.max_memory_reserved(self.torch_device) - before
+        peak = torch.cuda.max_memory_reserved(self.torch_device) - before
         torch.cuda.empty_cache()
-        return measure_peak
+        return peak
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Zeros [num_tokens, num_heads, head_dim]."""
@@ -52,7 +52,9 @@ class CudaMemory:
         """This rank's share of the available host memory, in bytes."""
         return available_bytes() // self.num_ranks
 
-    def open_page_copier(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> PageCopier:
+    def open_page_copier(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+    ) -> PageCopier:
         """Page-locks the host pages and opens copies to them. Raises StartError."""
         lock(host)
         return CudaPageCopier(kv, host, page_size, torch.cuda)

@@ -42,7 +42,7 @@ class LayerLoads:
 
 
 class CudaPageCopier:
-    """Copies (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
+    """PageCopier (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
 
     def __init__(
         self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any

@@ -16,7 +16,7 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
-from runtime.devices.cuda.lora import CudaAdapters
+from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
@@ -131,7 +131,7 @@ def adapted(gpu: Gpu) -> None:
         torch.empty(8, 6144, 16, dtype=torch.bfloat16),
         parts,
     )
-    layer = CudaAdapters(gpu, torch.device("cpu"), 8)
+    layer = CudaLoraOps(gpu, torch.device("cpu"), 8)
     for count in (64, 4096):
         out, x = (
             torch.empty(count, 6144, dtype=torch.bfloat16),

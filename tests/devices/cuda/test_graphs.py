@@ -19,10 +19,10 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.attention_backends import HybridAttentionBackend, TritonBackend
-from runtime.devices.cuda.fused import CudaFused
+from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
-from runtime.devices.cuda.lora import CudaAdapters
+from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.facts import ANY_K
@@ -83,14 +83,14 @@ class Captured(TorchExecutor):
             adapters = (
                 None
                 if start.adapters is None
-                else CudaAdapters(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
+                else CudaLoraOps(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
             )
             return replace(
                 device,
                 facts=facts,
                 ops=CudaOps(dtype, INTERPRETER),
                 experts=CudaExperts(INTERPRETER),
-                fused=CudaFused(),
+                fused=CudaFusedOps(),
                 adapters=adapters,
                 graphs=self.tapes,
             )

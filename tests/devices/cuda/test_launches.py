@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.cuda.fused import CudaFused
+from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
@@ -79,7 +79,7 @@ class Watched(TorchExecutor):
 
 def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFused())
+        return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFusedOps())
 
     runner = Watched(0, opened, FACTS)
     ready = runner.start(start_rank(folder, max_len=64, max_total_tokens=256), lambda phase, done: None)

@@ -6,7 +6,7 @@ import torch
 
 from runtime.devices.cuda import lora as adapters
 from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
-from runtime.devices.cuda.lora import CudaAdapters
+from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.lora import LoraWeights
 from runtime.layers.lora import TorchLoraOps
 from tests.devices.cuda.torch_device import DTYPES, HAS_GPU, TORCH_DEVICE, near
@@ -33,7 +33,7 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
     )
     plain, gpu = (
         TorchLoraOps(torch.device("cpu"), 3),
-        CudaAdapters(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER, TORCH_DEVICE, 3),
+        CudaLoraOps(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER, TORCH_DEVICE, 3),
     )
     there = LoraWeights(weights.a.to(TORCH_DEVICE), weights.b.to(TORCH_DEVICE), parts)
     for lora_slots in (np.array(case) for case in SEATS.values()):
@@ -65,7 +65,7 @@ def test_inputs_that_are_split_are_added(monkeypatch: pytest.MonkeyPatch) -> Non
     x, found = torch.randn(4, 200, device=TORCH_DEVICE), []
     for least in (1000, 70):
         monkeypatch.setattr(adapters, "SPLIT_INPUTS", least)
-        gpu = CudaAdapters(INTERPRETER, TORCH_DEVICE, 2)
+        gpu = CudaLoraOps(INTERPRETER, TORCH_DEVICE, 2)
         found.append(torch.zeros(4, 16, device=TORCH_DEVICE))
         gpu.add(found[-1], x, weights, gpu.plan_rows(lora_slots))
     near(found[0] / 30, found[1] / 30, torch.float32)

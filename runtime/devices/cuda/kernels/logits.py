@@ -80,7 +80,7 @@ def penalties_kernel(
 
 
 def apply_penalties(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-    """Penalizes `rows` [M] of float32 logits [N, V] by rows `at` [M] of `seen`; see Fused.penalise."""
+    """Penalizes `rows` [M] of float32 logits [N, V] by rows `at` [M] of `seen`; see FusedOps.penalise."""
     if len(rows):
         penalties_kernel[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits,
