@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.devices.ascend import mla_prolog as prolog
+from runtime.devices.ascend import mla_prolog_fused
 from runtime.devices.ascend.mla_prolog import Limits
 from runtime.errors import ModelError, StartError
 from tests.ascend.test_exact import BRANCH, COUNT, LONG, PAGE, SHORT, open_rank
@@ -141,7 +142,7 @@ def test_an_npu_without_the_operator_is_told_at_start(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(prolog.torch_npu, "npu_mla_prolog_v3", fails)
+    monkeypatch.setattr(mla_prolog_fused.torch_npu, "npu_mla_prolog_v3", fails)
     with pytest.raises(StartError, match=words):
         open_rank(make_checkpoint("deepseek_v3", tmp_path, **LATENT), device_options={"mla_prolog": True})
 
@@ -153,7 +154,7 @@ def test_an_npu_without_the_other_operator_goes_in_steps(
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(prolog.torch_npu, "npu_kv_rmsnorm_rope_cache", fails)
+    monkeypatch.setattr(mla_prolog_fused.torch_npu, "npu_kv_rmsnorm_rope_cache", fails)
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
     executor, planner = open_rank(folder)
     assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(

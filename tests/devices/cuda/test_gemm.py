@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.quantized import multiply
-from runtime.devices.cuda import gemm as products
+from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.gemm import gemm, linear, supports_torch_gemm, torch_gemm
 from runtime.devices.cuda.gemm_tiles import TileBytes, select_splits, select_tile
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, gpu_of
@@ -95,7 +95,7 @@ def test_splits_are_added(scheme: Scheme, outs: int, ins: int, monkeypatch: pyte
         randn(outs).to(TORCH_DEVICE),
     )
     whole = gemm(x, packed, HERE, bias)
-    monkeypatch.setattr(products, "choose_splits", lambda *_: 4)
+    monkeypatch.setattr(gemms, "select_splits", lambda *_: 4)
     near(gemm(x, packed, HERE, bias), whole, torch.float32, whole.abs().amax().item())
 
 
@@ -128,8 +128,8 @@ def test_whose_product_it_is(
     rows: int, backend: str, is_torchs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, new, taken = pack(there(quantised(Fp8(), 48, 64))), Gpu(132, 233472, True), []
-    monkeypatch.setattr(products, "torch_product", lambda *_: taken.append("torch"))
-    monkeypatch.setattr(products, "product", lambda *_: taken.append("triton"))
+    monkeypatch.setattr(gemms, "torch_gemm", lambda *_: taken.append("torch"))
+    monkeypatch.setattr(gemms, "gemm", lambda *_: taken.append("triton"))
     linear(torch.zeros(rows, 64, dtype=torch.bfloat16, device=TORCH_DEVICE), packed, None, new, backend)
     linear(
         torch.zeros(rows, 64, dtype=torch.bfloat16, device=TORCH_DEVICE),

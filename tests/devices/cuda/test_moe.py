@@ -6,7 +6,7 @@ import torch
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cuda import moe as layer
-from runtime.devices.cuda.kernels import moe_permute as spreading
+from runtime.devices.cuda.kernels import moe_permute
 from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.kernels.moe_permute import NO_EXPERT, moe_align_block_size
 from runtime.devices.cuda.kernels.moe_routing import route
@@ -51,8 +51,8 @@ def test_slots_are_listed_by_expert(case: str, size: int) -> None:
 
 
 def test_many_slots_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "PART", 32)
-    monkeypatch.setattr(spreading, "CHUNK", 16)
+    monkeypatch.setattr(moe_permute, "PART", 32)
+    monkeypatch.setattr(moe_permute, "CHUNK", 16)
     ids = torch.randint(-1, 6, (50, 4), generator=torch.Generator().manual_seed(1))
     found = listed(ids.to(TORCH_DEVICE), 16)
     assert found == {expert: torch.nonzero(ids.flatten() == expert).flatten().tolist() for expert in range(5)}
