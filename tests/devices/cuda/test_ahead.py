@@ -31,31 +31,31 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["kernel"] for one in made} >= {
-        "attend",
-        "merge",
-        "store",
-        "prepare",
-        "norm",
-        "add_norm",
-        "turn",
-        "gate",
-        "pick",
-        "ban",
-        "copy_rows",
-        "multiply",
-        "add_parts",
-        "by_row",
-        "by_group",
-        "shrink",
-        "expand",
-        "count",
-        "place",
-        "gather",
-        "choose",
+        "paged_attention_kernel",
+        "merge_splits_kernel",
+        "store_kv_kernel",
+        "prepare_heads_kernel",
+        "rms_norm_kernel",
+        "add_rms_norm_kernel",
+        "rotary_kernel",
+        "act_and_mul_kernel",
+        "sample_kernel",
+        "mask_kernel",
+        "copy_rows_kernel",
+        "gemm_kernel",
+        "add_splits_kernel",
+        "quantize_rows_kernel",
+        "quantize_groups_kernel",
+        "shrink_kernel",
+        "expand_kernel",
+        "count_experts_kernel",
+        "align_kernel",
+        "sum_experts_kernel",
+        "topk_kernel",
     }
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
-    assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
-    large = [one for one in made if one["kernel"] == "multiply" and int(one["constants"]["M"]) >= 64]
+    assert [one["wgmma"] for one in made if one["kernel"] == "paged_attention_kernel"] == [False, True]
+    large = [one for one in made if one["kernel"] == "gemm_kernel" and int(one["constants"]["M"]) >= 64]
     assert len(large) == 4 and all(one["wgmma"] for one in large)
 
 
