@@ -17,7 +17,6 @@ from runtime.devices.operands import FusedOps, Seen
 from runtime.layers.fused_ops import UnfusedOps
 from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
-from tests.devices.drive import start_rank
 
 
 def interpreted_ops(dtype: torch.dtype) -> Ops:
@@ -43,9 +42,10 @@ def cuda_experts(ops: Any) -> Experts:
 
 def ascend_ops(dtype: torch.dtype) -> Ops:
     from runtime.devices.ascend.device import import_npu, set_device
+    from runtime.devices.ascend.options import AscendOptions
 
     import_npu()
-    torch_device = set_device(start_rank(""), 0)
+    torch_device = set_device(AscendOptions(), 0)
     from runtime.devices.ascend.ops import AscendOps
 
     return AscendOps(dtype, 128, torch_device)
