@@ -4,6 +4,8 @@ A message that is sent to a channel is received once, in order. A step sends one
 and a receiver takes all messages that wait at once: one await moves any number of messages.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import Generic, Self, TypeVar
@@ -12,6 +14,35 @@ import anyio
 from msgspec import Struct
 
 T = TypeVar("T")
+
+
+class Signal:
+    """An event with one waiter, which consumes it."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `set` was called since the last wait."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Lets the waiter go on, now or when it comes."""
+        self._is_set = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns when `set` is called, or was since the last wait."""
+        while not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._is_set = False
 
 
 class ChannelStatistics(Struct, frozen=True):
@@ -32,35 +63,50 @@ class Channel(Generic[T]):
         if not (capacity == inf or (isinstance(capacity, int) and capacity > 0)):
             raise ValueError(f"capacity is {capacity}; it must be a positive integer or math.inf")
         self.capacity = capacity
-        self._sender, self._receiver = anyio.create_memory_object_stream[T](capacity)
+        self._messages: list[T] = []
+        self._blocked: deque[tuple[T, asyncio.Future[None]]] = deque()  # senders that wait for room
+        self._news = Signal()
+        self._is_closed = False
         self._sent = 0
-        self._received = 0
         self._peak = 0
 
     def send_nowait(self, message: T) -> None:
         """Raises anyio.WouldBlock when the channel is full, anyio.ClosedResourceError when it is closed."""
-        self._sender.send_nowait(message)
-        self._count()
+        if self._is_closed:
+            raise anyio.ClosedResourceError
+        messages = self._messages
+        if len(messages) >= self.capacity:
+            raise anyio.WouldBlock
+        messages.append(message)
+        self._sent += 1
+        if len(messages) > self._peak:
+            self._peak = len(messages)
+        self._news.set()
 
     async def send(self, message: T) -> None:
         """Waits for room. Raises anyio.ClosedResourceError when the channel is closed."""
-        await self._sender.send(message)
-        self._count()
-
-    def _count(self) -> None:
-        self._sent += 1
-        self._peak = max(self._peak, self._sent - self._received)
+        try:
+            self.send_nowait(message)
+        except anyio.WouldBlock:
+            taken = asyncio.get_running_loop().create_future()
+            self._blocked.append((message, taken))
+            await taken  # cancelled: the message is left out
 
     async def drain(self) -> list[T]:
         """Waits for a message. -> all messages that wait then. Raises anyio.EndOfStream when the channel is
         closed and empty."""
-        messages = [await self._receiver.receive()]
-        try:
-            while True:
-                messages.append(self._receiver.receive_nowait())
-        except (anyio.WouldBlock, anyio.EndOfStream):
-            self._received += len(messages)
-            return messages
+        while not self._messages and not self._is_closed:
+            await self._news.wait()
+        if not self._messages:
+            raise anyio.EndOfStream
+        messages, self._messages = self._messages, []
+        while self._blocked:
+            message, taken = self._blocked.popleft()
+            if not taken.done():
+                taken.set_result(None)
+                messages.append(message)
+                self._sent += 1
+        return messages
 
     def __aiter__(self) -> Self:
         return self
@@ -73,39 +119,22 @@ class Channel(Generic[T]):
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """How many messages were sent, wait now, and have waited at most."""
-        return ChannelStatistics(self._sent, max(self._sent - self._received, 0), self._peak)
+        """Counts of messages, as of now."""
+        return ChannelStatistics(self._sent, len(self._messages), self._peak)
 
     def close(self) -> None:
-        """No message can be sent any more; waiting ones can still be taken. Idempotent."""
-        self._sender.close()
+        """Nothing can be sent any more; what waits can still be taken. Idempotent."""
+        self._is_closed = True
+        self._news.set()
 
     def discard(self) -> None:
-        """Closes both ends and drops waiting messages. For the owner, when no receiver is left. Idempotent."""
-        self._sender.close()
-        self._receiver.close()
-
-
-class Signal:
-    """An event that can be waited for again and again: each `wait` returns once `set` was called since the
-    last one."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    @property
-    def is_set(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._event.is_set()
-
-    def set(self) -> None:
-        """Wakes the task that waits, or the next one that does."""
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Returns when the signal is set, and clears it."""
-        await self._event.wait()
-        self._event = anyio.Event()
+        """Closes both ends; what waits is gone. For the owner, when no receiver will come. Idempotent."""
+        self.close()
+        self._messages = []
+        while self._blocked:
+            _, taken = self._blocked.popleft()
+            if not taken.done():
+                taken.set_exception(anyio.BrokenResourceError())
 
 
 class Listeners(Generic[T]):

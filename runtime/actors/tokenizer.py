@@ -4,6 +4,7 @@ Short prompts are done in the event loop, in order; long ones in a worker thread
 the loop nor the short.
 """
 
+import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,6 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 from msgspec import structs
 
@@ -106,7 +106,7 @@ class TokenizerActor:
                     seed = self._seed() if request.params.seed is None else request.params.seed
                     if num_chars(request.prompt, INLINE_CHARS) <= INLINE_CHARS:
                         self._settle(request, self._try(request, seed))
-                        await checkpoint()  # a crowd of prompts must not hold up the steps
+                        await asyncio.sleep(0)  # a crowd of prompts must not hold up the steps
                     else:
                         self._tasks.start_soon(self._tokenize_aside, request, seed)
 

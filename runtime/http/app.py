@@ -21,15 +21,15 @@ from runtime.http import websocket as socket
 from runtime.http.access_log import AccessLog
 from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.auth import guarded
+from runtime.http.exact_routes import ExactRoutes
 from runtime.http.fields.request_id import request_id, telling_id
 from runtime.http.native.generate import generate
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.operation import Serve
+from runtime.http.request_cycle import EXTENSION
 from runtime.http.schema import openapi
 from runtime.http.schema.operations import OPERATIONS
 from runtime.http.settings import DEFAULT, HttpSettings
-from runtime.http.streaming.connection import EXTENSION
-from runtime.http.streaming.exchange import DIRECT
 from runtime.service import Service
 
 
@@ -38,9 +38,10 @@ def http_app(
 ) -> ASGIApp:
     """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the
     background are refused."""
-    stored = (stored_objects or StoredObjects(service)).routes(settings)
+    stored = stored_objects or StoredObjects(service)
+    routes = [*_routes(service, settings), *stored.routes(settings)]
     app: ASGIApp = Starlette(
-        routes=guarded([*_routes(service, settings), *stored], settings.keys),
+        routes=guarded(routes, settings.keys),
         exception_handlers={
             RequestError: errors.on_request_error,
             HTTPException: errors.on_http_error,
@@ -49,6 +50,7 @@ def http_app(
         },
     )
 
+    app = ExactRoutes(routes, settings.keys, app)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -66,10 +68,10 @@ def http_app(
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        connection, own_send = scope.get("extensions", {}).get(EXTENSION, (None, None))
-        # writing past `send` is right only where nothing stands between us and the server
-        if connection is not None and own_send is send:
-            scope[DIRECT] = connection
+        cycle = scope.get("extensions", {}).get(EXTENSION)
+        # going past `receive` and `send` is right only where nothing stands between us and the server
+        if cycle is not None and cycle.own_send is send and cycle.own_receive is receive:
+            scope[EXTENSION] = cycle
         # where Anthropic's clients look for it
         also = b"request-id" if errors.ANTHROPIC in scope["path"] else None
         name = request_id(scope["headers"])

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
+from runtime.http.request_cycle import EXTENSION, RequestCycle
 
 MAX_PAUSE_S = 30.0  # between two pieces of a body
 # spent on throwing the rest of a refused body away, so that the client gets to read the answer
@@ -19,6 +20,12 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
+    cycle: RequestCycle | None = scope.get(EXTENSION)
+    whole = None if cycle is None else cycle.take_body()  # has arrived together with the head
+    if whole is not None:
+        if len(whole) > max_bytes:
+            raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
+        return whole
     pieces: list[bytes] = []
     size, more = 0, True
     while more:

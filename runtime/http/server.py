@@ -1,45 +1,40 @@
-"""Our own server: a small shell that accepts connections and hands them to hypercorn's protocols (HTTP/1.1,
-HTTP/2).
+"""Our own server: accepts connections and speaks HTTP/1.1 on them (http1.py); hypercorn speaks HTTP/2 and
+WebSocket.
 
-It adds to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a
-client that leaves is noticed even while requests are pipelined, one that closes its own side only is
-answered, request targets may be absolute, heads are bounded whatever their pieces, and the application has no
-lifespan: whoever calls `serve` starts and stops it.
+What it adds to hypercorn's own: a client that leaves is noticed even while requests are pipelined, one that
+closes its own side only is answered, request targets may be absolute, heads are bounded whatever their
+pieces, and the application has no lifespan: whoever calls `serve` starts and stops it.
 """
 
 import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import unquote
 
 import anyio
-import h11
-from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.protocol.h11 import H11Protocol
-from starlette.types import ASGIApp
+from hypercorn.utils import parse_socket_addr
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import HeadTooLarge, StartError
 from runtime.http.body import refusing
 from runtime.http.errors import error_response
 from runtime.http.fields.request_id import request_id, telling_id
-from runtime.http.streaming.connection import EXTENSION, Connection
+from runtime.http.http1 import Http1, Http1Server
+from runtime.http.hypercorn_connection import HypercornConnection, hypercorn_config
+from runtime.http.request_cycle import RequestCycle
+from runtime.http.request_parser import MAX_HEAD_BYTES, Peer
+from runtime.http.streaming.connection import Connection, WriteBatch
 from runtime.http.websocket import TERMINATED
 
 LOG = logging.getLogger("runtime.http")
 
 BACKLOG = 2048
-READ_BYTES = 2**16
-MAX_HEAD_BYTES = 2**16  # of a request: its target and headers
 GRACE_S = 30.0  # for running answers, after shutdown was asked for
 STUCK_S = 30.0  # that a client may take nothing of what waits for it
-# for idle connections; clients and proxies close theirs earlier, so no request meets a closing one
-KEEP_ALIVE_S = 75.0
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -112,82 +107,150 @@ async def serve(
 
 
 class _Shell:
-    """The connections that are open, and what they share."""
+    """The connections that are open, the tasks that serve them, and what they share."""
 
     def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str) -> None:
         self.app = app
         self.tasks = tasks
         self.stuck_s = stuck_s
-        self.config = _config(root_path)
+        self.root_path = root_path
+        self.config = hypercorn_config(root_path)
         self.context = WorkerContext(None)
-        self.open: dict[Connection, asyncio.Task[None]] = {}
-        self.last_closed = anyio.Event()
+        self.http1 = Http1Server(self._serve_request, self.context.terminated.is_set)
+        self.batch = WriteBatch(asyncio.get_running_loop())
+        self.open: dict[Connection, Http1 | None] = {}
+        self.running: set[asyncio.Task[None]] = set()
+        self.emptied = anyio.Event()  # nothing is open or running
 
     def accept(self) -> Connection:
-        return Connection(self._opened, self.stuck_s)
+        """The protocol of a new connection."""
+        return Connection(self._opened, self._lost, self.stuck_s, self.batch)
 
     def _opened(
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        is_plain = writer.get_extra_info("ssl_object") is None
-        app = _Entry(self.app, connection if is_plain else None, self.context)
-        server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
+        ssl_object = writer.get_extra_info("ssl_object")
+        if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
+            self._serve_by_hypercorn(connection, reader, writer, b"")
+            return
+        sock = writer.get_extra_info("socket")
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+        except OSError:  # the client has left already
+            connection.transport.abort()
+            return
+        peer = Peer("http" if ssl_object is None else "https", client, server, self.root_path)
+        http1 = Http1(
+            self.http1,
+            connection,
+            peer,
+            lambda data: self._serve_by_hypercorn(connection, reader, writer, data),
+        )
+        connection.input = http1
+        connection.on_leave = http1.leave
+        connection.waits_for_head = http1.waits_for_head
+        self.open[connection] = http1
+
+    def _serve_request(self, cycle: RequestCycle) -> None:
+        self._run(self._answer(cycle))
+
+    async def _answer(self, cycle: RequestCycle) -> None:
+        try:
+            await _serve(self.app, cycle.scope, cycle.own_receive, cycle.own_send)
+        except Exception:  # of one request: the others go on
+            LOG.exception("a request ended in an error")
+        finally:
+            cycle.give_up()
+
+    def _serve_by_hypercorn(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes
+    ) -> None:
+        """Hands a connection over; `data` is what its client has sent of the request that is due."""
+        connection.flush()
+        app = _Entry(self.app, self.context)
+        server = HypercornConnection(
+            app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer
+        )
         server.close_s = self.stuck_s
         server.over = asyncio.Event()
+        connection.input = None
         connection.on_leave = server.leave
+        is_plain = writer.get_extra_info("ssl_object") is None
         connection.waits_for_head = server.waits_for_head if is_plain else None
-        self.open[connection] = self.tasks.create_task(self._run(connection, server))
+        self.open[connection] = None
+        reader.feed_data(data)
+        self._run(self._drive(connection, server))
 
-    async def _run(self, connection: Connection, server: "_Server") -> None:
+    async def _drive(self, connection: Connection, server: HypercornConnection) -> None:
         try:
             await server.run()
         except Exception:  # of one connection: the others go on
             LOG.exception("a connection ended in an error")
         finally:
             connection.cut()
-            del self.open[connection]
-            if not self.open:
-                self.last_closed.set()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.tasks.create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        self._check_emptied()
+
+    def _lost(self, connection: Connection) -> None:
+        self.open.pop(connection, None)
+        self._check_emptied()
+
+    def _check_emptied(self) -> None:
+        if not self.open and not self.running:
+            self.emptied.set()
 
     async def drain(self) -> None:
         """Closes idle connections now and the others after their answer; returns when all are closed."""
         await self.context.terminated.set()
-        while self.open:
-            self.last_closed = anyio.Event()
-            await self.last_closed.wait()
+        for http1 in list(self.open.values()):
+            if http1 is not None and http1.current is None:
+                http1.close()
+        while self.open or self.running:
+            self.emptied = anyio.Event()
+            await self.emptied.wait()
 
     def cut(self) -> None:
         """Ends what is left."""
-        for connection, task in self.open.items():
+        for connection in list(self.open):
             connection.cut()
+        for task in self.running:
             task.cancel()
 
 
 class _Entry:
-    """The application as hypercorn calls it; offers the connection where it may be written to directly, and
-    tells sockets of the end."""
+    """The application as hypercorn calls it; tells WebSockets of the end of the server."""
 
-    def __init__(self, app: ASGIApp, connection: Connection | None, context: WorkerContext) -> None:
+    def __init__(self, app: ASGIApp, context: WorkerContext) -> None:
         self.app = app
         self.context = context
-        self.connection = connection
 
     async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-        if not scope["path"].startswith("/"):
-            _make_relative(scope)
-        if scope["type"] == "http" and _head_bytes(scope) > MAX_HEAD_BYTES:
-            error = HeadTooLarge(
-                f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes"
-            )
-            await refusing(error_response(error, scope["path"]))(
-                scope, receive, telling_id(send, request_id(scope["headers"]))
-            )
-            return
-        if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
-            scope["extensions"][EXTENSION] = (self.connection, send)
-        elif scope["type"] == "websocket":
+        if scope["type"] == "websocket":
             scope["extensions"][TERMINATED] = self.context.terminated.wait
-        await self.app(scope, receive, send)
+        await _serve(self.app, scope, receive, send)
+
+
+async def _serve(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """One request, if its head is within the limits."""
+    if not scope["path"].startswith("/"):
+        _make_relative(scope)
+    if scope["type"] == "http" and _head_bytes(scope) > MAX_HEAD_BYTES:
+        error = HeadTooLarge(
+            f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes"
+        )
+        await refusing(error_response(error, scope["path"]))(
+            scope, receive, telling_id(send, request_id(scope["headers"]))
+        )
+        return
+    await app(scope, receive, send)
 
 
 def _make_relative(scope: Any) -> None:
@@ -208,95 +271,3 @@ def _head_bytes(scope: Any) -> int:
     for name, value in scope["headers"]:
         size += len(name) + len(value) + 4
     return size
-
-
-class _Server(TCPServer):
-    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes
-    nothing.
-
-    Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the
-    connection.
-    """
-
-    close_s = STUCK_S  # that the last bytes may take
-    has_left = False
-    handling: anyio.CancelScope | None = None
-    over: asyncio.Event  # the client has left, or an answer is out
-
-    def waits_for_head(self) -> bool | None:
-        """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or
-        speaks something else."""
-        if not hasattr(self, "protocol"):  # nothing has been read yet
-            return False
-        protocol = self.protocol.protocol
-        h1 = protocol.connection if isinstance(protocol, H11Protocol) else None
-        if (
-            not isinstance(h1, h11.Connection)
-            or h1.our_state is h11.SEND_BODY
-            or h1.their_http_version == b"1.0"
-        ):
-            return None
-        return h1.our_state is h11.SEND_RESPONSE
-
-    def leave(self) -> None:
-        """The client has closed: what was sent before is still handled, but nothing waits any more."""
-        self.has_left = True
-        self.over.set()
-        if self.handling is not None:
-            self.handling.cancel()
-
-    async def protocol_send(self, event: Event) -> None:
-        await super().protocol_send(event)
-        if isinstance(event, Updated) and event.idle:
-            self.over.set()
-
-    async def _read_data(self) -> None:
-        while not self.reader.at_eof():
-            try:
-                data = await self.reader.read(READ_BYTES)
-            except OSError:
-                break
-            self._keep_streams_apart()
-            with anyio.CancelScope() as self.handling:
-                if self.has_left:
-                    self.handling.cancel()  # takes effect when it waits
-                await self.protocol.handle(RawData(data))
-        protocol = self.protocol.protocol
-        while isinstance(protocol, H11Protocol) and protocol.stream is not None and not self.has_left:
-            self.over.clear()
-            await self.over.wait()  # it has said all, and listens
-        await self.protocol.handle(Closed())
-        await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
-
-    def _keep_streams_apart(self) -> None:
-        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is
-        an error of the connection, which would end all other streams."""
-        protocol = self.protocol.protocol
-        if isinstance(protocol, H2Protocol) and not isinstance(protocol.streams, _Streams):
-            protocol.streams = _Streams(protocol.streams)
-
-    async def _close(self) -> None:
-        with anyio.move_on_after(self.close_s):
-            await super()._close()
-
-
-class _Streams(dict[int, Any]):
-    """HTTP/2 streams by number. What comes for one that has ended is thrown away."""
-
-    def __missing__(self, _: int) -> "_Streams":
-        return self
-
-    async def handle(self, _: Any) -> None:
-        """As streams have it."""
-
-
-def _config(root_path: str) -> Config:
-    config = Config()
-    config.accesslog = None
-    config.errorlog = LOG
-    config.include_server_header = False
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
-    config.h11_max_incomplete_size = MAX_HEAD_BYTES  # in pieces; in one, it may be twice as long
-    config.root_path = root_path
-    return config

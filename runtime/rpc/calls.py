@@ -64,7 +64,7 @@ class Calls:
             exchange.submit(waiting.take)
             while not exchange.is_over or waiting.deltas:
                 if not waiting.deltas:
-                    await exchange.wait()
+                    await exchange.ready.wait()
                 for choice, delta in waiting.all():
                     fields = exchange.requests[0].id, choice, answer.answer_format.visible(choice, delta)
                     yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
@@ -124,7 +124,7 @@ class Waiting:
         kept = self.deltas.get(choice)
         self.deltas[choice] = delta if kept is None else merged(kept, delta)
         self.num_tokens += len(delta.token_ids)
-        self.exchange.wake()
+        self.exchange.ready.set()
 
     def all(self) -> list[tuple[int, Delta]]:
         """Raises Overloaded for a client that takes too little."""

@@ -18,9 +18,11 @@ from msgspec import convert, structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from runtime.actors.channels import Signal
 from runtime.errors import Overloaded, RequestError
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import Origin
+from runtime.http.request_cycle import EXTENSION, RequestCycle
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_reader import Reader, Reading
 from runtime.http.streaming.connection import Connection
@@ -35,8 +37,6 @@ T = TypeVar("T")
 NOBODY = Origin()
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
-DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
-
 
 class Exchange:
     """The generation requests of one HTTP request while they run."""
@@ -46,11 +46,13 @@ class Exchange:
         self.requests = requests
         self.running: set[str] = set()
         self.failure: RequestError | None = None
-        self.ready = anyio.Event()  # something to look at: first output, waiting output, or the end
+        self.has_client_left = False
+        self.ready = Signal()  # there is something to look at: first output, waiting output, or the end
 
     @property
     def is_over(self) -> bool:
-        return self.failure is not None or not self.running
+        """Whether nothing more will come, or nothing more is wanted."""
+        return self.failure is not None or not self.running or self.has_client_left
 
     def come_from(self, origin: Origin) -> None:
         """Before `submit`: what the headers of the HTTP request say of its requests."""
@@ -76,25 +78,22 @@ class Exchange:
     def finish(self, request_id: str) -> None:
         self.running.discard(request_id)
         if not self.running:
-            self.wake()
+            self.ready.set()
 
     def fail(self, request_id: str, error: RequestError) -> None:
         self.running.discard(request_id)
         self.failure = self.failure or error
-        self.wake()
+        self.ready.set()
 
     def abort(self) -> None:
         """Ends what still runs; nothing else calls `service.abort`."""
         while self.running:
             self.service.abort(self.running.pop())
 
-    def wake(self) -> None:
+    def leave(self) -> None:
+        """The client has left."""
+        self.has_client_left = True
         self.ready.set()
-
-    async def wait(self) -> None:
-        """Until `wake` is called, or was since the last wait."""
-        await self.ready.wait()
-        self.ready = anyio.Event()
 
 
 class RequestSink:
@@ -143,7 +142,7 @@ class Answer:
         num_choices = sum(request.params.n for request in requests)
         self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
         self.exchange = Exchange(service, requests)
-        self.stream = Stream(answer_format, num_choices, self.exchange.wake)
+        self.stream = Stream(answer_format, num_choices, self.exchange.ready.set)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
         # written beside the event loop
@@ -172,28 +171,48 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError for a request that failed before anything of its answer was sent."""
-        exchange = self.exchange
-        unsent: RequestError | None = None
+        cycle: RequestCycle | None = None if self.is_large else scope.get(EXTENSION)
         self._submit(self._take())
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, receive, tasks.cancel_scope)
-                if self.is_stream:
-                    unsent = await self._send_stream(scope.get(DIRECT), send)
-                else:
-                    unsent = await self._send_whole(scope, receive, send)
-                tasks.cancel_scope.cancel()
+            if cycle is not None:
+                unsent = await self._answer_cycle(cycle, scope, receive, send)
+            else:
+                unsent = await self._answer_watching(scope, receive, send)
         finally:
             self.stream.close()
-            exchange.abort()
+            self.exchange.abort()
         if unsent is not None:
             raise renamed(unsent, self.names)
+
+    async def _answer_cycle(
+        self, cycle: RequestCycle, scope: Scope, receive: Receive, send: Send
+    ) -> RequestError | None:
+        """Answers on a connection of our own, which tells when the client leaves. Returns what went wrong
+        before anything was sent."""
+        cycle.on_disconnect = self.exchange.leave
+        if cycle.has_client_left:
+            return None
+        if self.is_stream:
+            return await self._send_stream(cycle.connection, send)
+        return await self._send_whole(scope, receive, send)
+
+    async def _answer_watching(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+        """Answers through any ASGI server. Returns what went wrong before anything was sent."""
+        unsent: RequestError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, receive, tasks.cancel_scope)
+            if self.is_stream:
+                unsent = await self._send_stream(None, send)
+            else:
+                unsent = await self._send_whole(scope, receive, send)
+            tasks.cancel_scope.cancel()
+        return unsent
 
     async def complete(self) -> Any:
         """The whole answer, for somebody other than an HTTP client. Raises RequestError."""
         self._submit(self._collect)
         try:
-            await self.exchange.wait()
+            await self.exchange.ready.wait()
         finally:
             self.exchange.abort()
         if self.exchange.failure is not None:
@@ -217,7 +236,7 @@ class Answer:
         exchange, stream = self.exchange, self.stream
         self._submit(self._take())
         try:
-            await exchange.wait()
+            await exchange.ready.wait()
             if exchange.failure is not None:
                 raise renamed(exchange.failure, self.names)
             while not exchange.is_over:
@@ -226,7 +245,7 @@ class Answer:
                 if data := await self._events():
                     await say(data)
                 else:
-                    await exchange.wait()
+                    await exchange.ready.wait()
             await say(await self._last())
         finally:
             exchange.abort()
@@ -240,27 +259,32 @@ class Answer:
             work.cancel()
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
-        await self.exchange.wait()
+        await self.exchange.ready.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
-        response = Response(
-            await self._aside(lambda: sse.encode(self._body())), media_type="application/json"
-        )
-        await response(scope, receive, send)
+        if not self.exchange.has_client_left:
+            response = Response(
+                await self._aside(lambda: sse.encode(self._body())), media_type="application/json"
+            )
+            await response(scope, receive, send)
         return None
 
     async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
         exchange, stream = self.exchange, self.stream
-        await exchange.wait()
+        await exchange.ready.wait()
         if exchange.failure is not None:
             return exchange.failure
+        if exchange.has_client_left:
+            return None
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
-        if connection is not None and not self.is_large:
+        if connection is not None:
             stream.open(connection)
             while not (exchange.is_over or stream.is_overrun):
-                await exchange.wait()
+                await exchange.ready.wait()
             if not exchange.is_over:
                 connection.cut()
+                return None
+            if exchange.has_client_left:
                 return None
         elif not await self._relay(send):
             return None
@@ -289,5 +313,5 @@ class Answer:
                 if limit.cancelled_caught:
                     return False
             else:
-                await self.exchange.wait()
+                await self.exchange.ready.wait()
         return True

@@ -1,0 +1,114 @@
+"""Connections that hypercorn serves on our server: HTTP/2, and WebSockets over HTTP/1.1."""
+
+import asyncio
+import logging
+from typing import Any
+
+import anyio
+import h11
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
+
+from runtime.http.http1 import KEEP_ALIVE_S
+from runtime.http.request_parser import MAX_HEAD_BYTES
+
+LOG = logging.getLogger("runtime.http")
+
+READ_BYTES = 2**16
+CLOSE_S = 30.0  # that the last bytes may take
+
+
+class HypercornConnection(TCPServer):
+    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes
+    nothing.
+
+    Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the
+    connection.
+    """
+
+    close_s = CLOSE_S
+    has_left = False
+    handling: anyio.CancelScope | None = None
+    over: asyncio.Event  # the client has left, or an answer is out
+
+    def waits_for_head(self) -> bool | None:
+        """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or
+        speaks something else."""
+        if not hasattr(self, "protocol"):  # nothing has been read yet
+            return False
+        protocol = self.protocol.protocol
+        h1 = protocol.connection if isinstance(protocol, H11Protocol) else None
+        if (
+            not isinstance(h1, h11.Connection)
+            or h1.our_state is h11.SEND_BODY
+            or h1.their_http_version == b"1.0"
+        ):
+            return None
+        return h1.our_state is h11.SEND_RESPONSE
+
+    def leave(self) -> None:
+        """The client has closed: what was sent before is still handled, but nothing waits any more."""
+        self.has_left = True
+        self.over.set()
+        if self.handling is not None:
+            self.handling.cancel()
+
+    async def protocol_send(self, event: Event) -> None:
+        await super().protocol_send(event)
+        if isinstance(event, Updated) and event.idle:
+            self.over.set()
+
+    async def _read_data(self) -> None:
+        while not self.reader.at_eof():
+            try:
+                data = await self.reader.read(READ_BYTES)
+            except OSError:
+                break
+            self._keep_streams_apart()
+            with anyio.CancelScope() as self.handling:
+                if self.has_left:
+                    self.handling.cancel()  # takes effect when it waits
+                await self.protocol.handle(RawData(data))
+        protocol = self.protocol.protocol
+        while isinstance(protocol, H11Protocol) and protocol.stream is not None and not self.has_left:
+            self.over.clear()
+            await self.over.wait()  # it has said all, and listens
+        await self.protocol.handle(Closed())
+        await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
+
+    def _keep_streams_apart(self) -> None:
+        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is
+        an error of the connection, which would end all other streams."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol) and not isinstance(protocol.streams, _Streams):
+            protocol.streams = _Streams(protocol.streams)
+
+    async def _close(self) -> None:
+        with anyio.move_on_after(self.close_s):
+            await super()._close()
+
+
+class _Streams(dict[int, Any]):
+    """HTTP/2 streams by number. What comes for one that has ended is thrown away."""
+
+    def __missing__(self, _: int) -> "_Streams":
+        return self
+
+    async def handle(self, _: Any) -> None:
+        """As streams have it."""
+
+
+def hypercorn_config(root_path: str) -> Config:
+    """Hypercorn's settings: no log of its own, our limits."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = LOG
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
+    config.h11_max_incomplete_size = MAX_HEAD_BYTES  # in pieces; in one, it may be twice as long
+    config.root_path = root_path
+    return config
