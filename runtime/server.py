@@ -3,6 +3,7 @@
 Everything that the process does is started here: read `main` top to bottom.
 """
 
+import gc
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,9 @@ from runtime.http.server import listen, serve, tls_context
 from runtime.http.settings import http_settings
 from runtime.options.plan import Plan
 
+# Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
+GC_THRESHOLDS = (10_000, 10, 10)
+
 
 def run(plan: Plan) -> int:
     """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can
@@ -27,6 +31,8 @@ def run(plan: Plan) -> int:
     log.setup(plan.logs.log_level, plan.logs.log_format)
     for notice in plan.notices:
         log.get("options").warning(notice)
+    gc.freeze()  # what was imported stays: collections need not look at it
+    gc.set_threshold(*GC_THRESHOLDS)
     return uvloop.run(main(plan))
 
 

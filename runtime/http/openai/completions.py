@@ -232,10 +232,13 @@ class CompletionAnswerFormat:
         ]
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        around = self.around.get(choice)
+        if around is not None and self.is_plain and delta.finish is None:  # most tokens
+            self.envelope.meter.completion_tokens += len(delta.token_ids)
+            return around[0] + sse.encode(delta.text) + around[1] if delta.text else b""
         if self.options.is_prompt_only:
             delta = structs.replace(silenced(delta), logprobs=None)
         self.envelope.meter.add(choice, delta)
-        around = self.around.get(choice)
         text = delta.text
         if around is None:
             self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, text))
