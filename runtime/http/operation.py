@@ -39,8 +39,8 @@ Show = Callable[[Service, Request], Any]  # raises RequestError
 Media = Literal["json", "sse", "ndjson", "text", "binary", "html"]
 
 
-class NoBody(Struct, frozen=True):
-    """The body of a route that takes none: whatever JSON object is sent is ignored."""
+class EmptyBody(Struct, frozen=True):
+    """The body of a route that takes none; any JSON object is accepted and ignored."""
 
 
 class Operation(Struct, frozen=True):
@@ -87,10 +87,11 @@ class Operation(Struct, frozen=True):
         )
 
     def json_route(self, show: Callable[[Request], Any]) -> Route:
-        """A route that answers with what `show` returns: a Response, an Answer, or a value of one of `answers`.
+        """A route that answers with what `show` returns: a Response, an Answer, or a value of a type in
+        `answers`.
 
-        It needs no body. One that comes is read all the same: an answer that overtook it would end the
-        connection.
+        It needs no body. A body that comes is read all the same: an answer sent before the end of the body
+        would end the connection.
         """
 
         async def endpoint(request: Request) -> ASGIApp:
@@ -103,7 +104,7 @@ class Operation(Struct, frozen=True):
     def body_route(self, call: Callable[[Any], Awaitable[Any]], max_bytes: int) -> Route:
         """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
         returns: a Response, or a value of one of `answers`."""
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body or NoBody)
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body or EmptyBody)
 
         async def endpoint(request: Request) -> ASGIApp:
             body = await read_body(request.scope, request.receive, max_bytes)

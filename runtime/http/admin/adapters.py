@@ -11,7 +11,7 @@ from runtime.service import AdapterControls, Service
 
 
 class LoadBody(Struct, frozen=True):
-    """/load_lora_adapter; vLLM's load_inplace is not served."""
+    """The body of /load_lora_adapter; vLLM's load_inplace is not supported."""
 
     lora_name: str
     lora_path: str
@@ -20,14 +20,14 @@ class LoadBody(Struct, frozen=True):
 
 
 class UnloadBody(Struct, frozen=True):
-    """/unload_lora_adapter; the number that vLLM's clients may give is not looked at."""
+    """The body of /unload_lora_adapter; vLLM's lora_int_id is ignored."""
 
     lora_name: str
     lora_int_id: int | None = None
 
 
 class Adapters(Struct, forbid_unknown_fields=True):
-    """Adapters came or went: those loaded now, name and folder."""
+    """The loaded adapters after a change: name and folder."""
 
     success: bool
     error_message: str

@@ -7,27 +7,27 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
-from runtime.http.operation import NoBody, Operation
+from runtime.http.operation import EmptyBody, Operation
 from runtime.messages.ranks import Profile
 from runtime.messages.scheduler import PauseMode
 from runtime.service import Service
 
 
 class PauseBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """/pause_generation"""
+    """The body of /pause_generation."""
 
     mode: PauseMode = "abort"  # as in SGLang
 
 
 class AbortBody(Struct, frozen=True):
-    """/abort_request: the beginning of the ids, or `abort_all`."""
+    """The body of /abort_request: the prefix of request ids, or `abort_all`."""
 
     rid: str = ""
     abort_all: bool = False
 
 
 class ProfileBody(Struct, frozen=True):
-    """/start_profile, in SGLang's words; what it knows besides is accepted without effect."""
+    """The body of /start_profile, in SGLang's form; unknown fields are accepted without effect."""
 
     output_dir: str | None = None
     num_steps: A[int, Meta(ge=1)] | None = None
@@ -37,20 +37,20 @@ class ProfileBody(Struct, frozen=True):
 
 
 class Done(Struct, forbid_unknown_fields=True):
-    """An order was carried out."""
+    """A control request that succeeded."""
 
     status: Literal["ok"]
     message: str
 
 
 class Aborted(Struct, forbid_unknown_fields=True):
-    """How many requests were ended."""
+    """The number of aborted requests."""
 
     aborted: int
 
 
 class Profiled(Struct, forbid_unknown_fields=True):
-    """Where the records are."""
+    """The folder of the profiles."""
 
     message: str
     output_dir: str
@@ -62,19 +62,19 @@ async def pause(service: Service, body: PauseBody) -> Any:
     return {"status": "ok", "message": "Generation paused successfully."}
 
 
-async def resume(service: Service, _: NoBody) -> Any:
+async def resume(service: Service, _: EmptyBody) -> Any:
     """Continues generation after a pause."""
     await service.control.resume()
     return {"status": "ok", "message": "Generation continued successfully."}
 
 
-async def flush_cache(service: Service, _: NoBody) -> Any:
+async def flush_cache(service: Service, _: EmptyBody) -> Any:
     """Empties the prefix cache."""
     pages = await service.control.flush()
     return Response(f"Cache flushed: {pages} pages are free again.\n", media_type="text/plain")
 
 
-async def clear_storage(service: Service, _: NoBody) -> Any:
+async def clear_storage(service: Service, _: EmptyBody) -> Any:
     """Empties the storage tier of the prefix cache."""
     pages = await service.control.clear_storage()
     return Response(f"Storage cleared: {pages} pages are gone.\n", media_type="text/plain")
@@ -103,7 +103,7 @@ async def start_profile(service: Service, body: ProfileBody) -> Any:
     return {"message": "The ranks record; when they stop, each writes a file.", "output_dir": folder}
 
 
-async def stop_profile(service: Service, _: NoBody) -> Any:
+async def stop_profile(service: Service, _: EmptyBody) -> Any:
     """Stops the profiler; each rank writes a file."""
     return {
         "message": "The ranks write what they recorded, which takes a moment.",
@@ -115,13 +115,13 @@ OPERATIONS = (
     Operation(
         "POST",
         "/pause_generation",
-        "Plan no steps until told to go on",
+        "Pause generation: no steps are planned",
         body=PauseBody,
         example={"mode": "in_place"},
         answers=(Done,),
         call=pause,
     ),
-    Operation("POST", "/continue_generation", "Go on", answers=(Done,), call=resume),
+    Operation("POST", "/continue_generation", "Continue generation", answers=(Done,), call=resume),
     Operation("GET POST", "/flush_cache", "Empty the prefix cache", media="text", call=flush_cache),
     Operation(
         "GET POST",
@@ -133,7 +133,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/abort_request",
-        "End requests by the beginning of their ids",
+        "Abort requests by the prefix of their ids",
         body=AbortBody,
         example={"rid": "x"},
         answers=(Aborted,),

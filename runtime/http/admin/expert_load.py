@@ -5,34 +5,34 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.http.operation import NoBody, Operation
+from runtime.http.operation import EmptyBody, Operation
 from runtime.service import Service
 
 
 class DumpBody(Struct, frozen=True):
-    """/dump_expert_distribution_record"""
+    """The body of /dump_expert_distribution_record."""
 
-    output_dir: str | None = None  # None: a fresh one
+    output_dir: str | None = None  # null: a new folder
 
 
 class ExpertRecord(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What became of the record of expert load."""
+    """The state of the expert load record."""
 
     message: str
-    num_steps: int | None = None  # that it held
-    file: str | None = None  # it was written to
-    layers: list[int] | None = None  # those with experts
-    # of each of them, tokens of each expert since the ranks started
+    num_steps: int | None = None  # steps in the record
+    file: str | None = None  # the file written
+    layers: list[int] | None = None  # layers with experts
+    # [layers][experts]: tokens since the ranks started
     total_count: list[list[int]] | None = None
 
 
-async def start(service: Service, _: NoBody) -> Any:
+async def start(service: Service, _: EmptyBody) -> Any:
     """Starts counting the tokens of each expert."""
     await service.control.experts.count("start")
     return {"message": "Start recording the expert distribution."}
 
 
-async def stop(service: Service, _: NoBody) -> Any:
+async def stop(service: Service, _: EmptyBody) -> Any:
     """Stops counting."""
     counts = await service.control.experts.count("stop")
     return {"message": "Stop recording the expert distribution.", "num_steps": counts.num_steps}

@@ -21,38 +21,43 @@ SERVING = ("ready", "paused", "released")  # paused and released: as an operator
 
 
 class Probed(Struct, forbid_unknown_fields=True):
-    """The answer of /health_generate."""
+    """The response of /health_generate."""
 
     state: Literal["ready"]
     output_ids: list[int]
 
 
 class ProbeAnswerFormat:
-    """The answer of /health_generate."""
+    """The answer of a probe, never streamed."""
 
     gives = Probed
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """Not called: a probe is not streamed."""
         raise AssertionError("a probe is not streamed")
 
     def tail(self) -> bytes:
+        """Not called: a probe is not streamed."""
         raise AssertionError("a probe is not streamed")
 
     def failure(self, error: RequestError) -> bytes:
+        """Not called: a probe is not streamed."""
         raise AssertionError("a probe is not streamed")
 
     def body(self, outputs: list[Output]) -> Any:
+        """The token of the probe."""
         return {"state": "ready", "output_ids": outputs[0].token_ids}
 
 
 def probe(service: Service) -> Answer:
-    """Generates one token, through everything that a request goes through. Raises Unavailable while nothing
-    is generated."""
+    """Generates one token, the way of every request. Raises Unavailable while generation is paused or memory
+    is released."""
     if service.health().state == "paused":
         raise Unavailable("generation is paused (/pause_generation); /continue_generation ends that")
     if service.health().state == "released":
         raise Unavailable(
-            "memory of the ranks is given back (/release_memory_occupation); /resume_memory_occupation takes it again"
+            "memory of the ranks is released (/release_memory_occupation); "
+            "/resume_memory_occupation allocates it again"
         )
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(
@@ -67,7 +72,7 @@ def probe(service: Service) -> Answer:
 
 def greet(_: Service, __: Request) -> Response:
     """GET /, by which Ollama's clients look for a server."""
-    return Response("runtime is running; docs tells what it serves\n", media_type="text/plain")
+    return Response("runtime is running; /docs lists what it serves\n", media_type="text/plain")
 
 
 def health(service: Service, _: Request) -> Response:
@@ -84,7 +89,9 @@ def metrics(service: Service, _: Request) -> Response:
 OPERATIONS = (
     Operation("GET", "/health", "Whether it serves", answers=(Health,), show=health),
     Operation("GET", "/ping", "Whether it serves", answers=(Health,), show=health),
-    Operation("GET", "/", "Whether anybody is there", media="text", show=greet),
+    Operation(
+        "GET", "/", "A greeting, by which Ollama's clients look for a server", media="text", show=greet
+    ),
     Operation(
         "GET",
         "/health_generate",

@@ -1,5 +1,5 @@
-"""What the ranks hold, over HTTP, in SGLang's words: memory that is given back and taken again, and weights
-that are replaced."""
+"""Sleep and wake over HTTP, in SGLang's form: memory of the ranks is released and resumed, weights are
+updated."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from runtime.service import Service
 
 
 class MemoryTagsBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """/release_memory_occupation, /resume_memory_occupation. Without tags: everything."""
+    """The body of /release_memory_occupation and /resume_memory_occupation. Without tags: all memory."""
 
     tags: list[Part] | None = None
 
 
 class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """/update_weights_from_disk. In any case graphs are captured anew, memory that nobody holds goes back,
-    and a pause stays as it is: the fields for that have no effect."""
+    """The body of /update_weights_from_disk. CUDA graphs are always captured again, unused memory is always
+    freed and a pause always stays: the fields for these have no effect."""
 
     model_path: str
     load_format: str | None = None
@@ -35,7 +35,7 @@ class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleasedMemory(Struct, forbid_unknown_fields=True):
-    """What is given back now."""
+    """The memory that is released now."""
 
     success: bool
     message: str
@@ -43,7 +43,7 @@ class ReleasedMemory(Struct, forbid_unknown_fields=True):
 
 
 class Updated(Struct, forbid_unknown_fields=True):
-    """The answer of /update_weights_from_disk."""
+    """The response of /update_weights_from_disk."""
 
     success: bool
     message: str
@@ -90,7 +90,7 @@ OPERATIONS = (
     Operation(
         "GET POST",
         "/release_memory_occupation",
-        "Give the ranks' memory back",
+        "Release memory of the ranks",
         body=MemoryTagsBody,
         example={"tags": ["kv_cache"]},
         answers=(ReleasedMemory,),
@@ -99,7 +99,7 @@ OPERATIONS = (
     Operation(
         "GET POST",
         "/resume_memory_occupation",
-        "Take it again",
+        "Allocate released memory again",
         body=MemoryTagsBody,
         example={"tags": ["kv_cache"]},
         answers=(ReleasedMemory,),
@@ -108,7 +108,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/update_weights_from_disk",
-        "Other weights of the same model",
+        "Load other weights of the same model",
         body=UpdateBody,
         example={"model_path": "/models/x"},
         answers=(Updated,),

@@ -1,4 +1,4 @@
-"""From a request of Anthropic's API to the chat that it amounts to. Refusals name the client's own fields."""
+"""A request of Anthropic's API as a chat request. Errors name the client's own fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ from runtime.http.anthropic.message_request import (
 )
 from runtime.http.openai.completion_request import ChatBody, Function, Message, ToolCall
 
-# fields that both APIs have, and our names of others -> the client's, for refusals
+# fields that both APIs have
 SAME = (
     "model",
     "stream",
@@ -43,6 +43,7 @@ SAME = (
     "priority",
     "cache_salt",
 )
+# our names of other fields -> the client's, for error texts
 NAMES = {
     "stop": "stop_sequences",
     "max_new_tokens": "max_tokens",
@@ -51,11 +52,11 @@ NAMES = {
     "input_ids": "messages",
 }
 SEPARATOR = "\n"  # between the texts of a message, as in chat completions
-ERROR = "Error: "  # templates know no failed calls, models do
+ERROR = "Error: "  # templates cannot mark failed calls
 
 
 def chat_body(body: CountBody) -> ChatBody:
-    """Raises InvalidRequest."""
+    """The chat request of a Messages request. Raises InvalidRequest."""
     for name in REFUSED:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
@@ -98,8 +99,8 @@ def _choice(body: CountBody) -> dict[str, Any]:
 
 
 def _thinking(body: CountBody) -> dict[str, Any]:
-    """Under the names that templates use. Who does not ask for thoughts gets none, as far as the template can
-    help it."""
+    """Template variables that turn reasoning on or off; a request without `thinking` turns it off where the
+    template can."""
     thinking = body.thinking
     if isinstance(thinking, Adaptive):
         return {}
@@ -115,7 +116,7 @@ def _thinking(body: CountBody) -> dict[str, Any]:
 
 
 def tool_of(tool: Tool, path: str) -> dict[str, Any]:
-    """Raises InvalidRequest."""
+    """A tool as a function of a chat request. Raises InvalidRequest."""
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
             f"{path}: tools of type {tool.type} do not run here; give tools of your own, with input_schema",
@@ -132,7 +133,7 @@ def tool_of(tool: Tool, path: str) -> dict[str, Any]:
 
 
 def messages_of(body: CountBody) -> list[Message]:
-    """Raises InvalidRequest."""
+    """The chat messages of a request. Raises InvalidRequest."""
     messages = []
     if body.system:
         text = (
@@ -156,7 +157,7 @@ def messages_of(body: CountBody) -> list[Message]:
 
 
 def _clear_reasoning(body: CountBody, messages: list[Message]) -> None:
-    """As the request's context_management has it."""
+    """Removes the reasoning of earlier answers that context_management clears."""
     for edit in body.context_management.edits if body.context_management is not None else ():
         if isinstance(edit.keep, Turns):
             for message in [message for message in messages if message.reasoning_content][: -edit.keep.value]:
@@ -184,7 +185,7 @@ def _assistant(blocks: Sequence[Block], path: str) -> Message:
 
 
 def _user(turn: Turn, blocks: Sequence[Block], path: str) -> list[Message]:
-    """Results of calls are messages of their own in templates; so one turn may be several."""
+    """The messages of one turn: several, because tool results are messages of their own in templates."""
     messages: list[Message] = []
     texts: list[str] = []
 

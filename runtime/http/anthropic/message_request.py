@@ -1,5 +1,4 @@
-"""The requests of Anthropic's API as this server takes them. Blocks may have fields that are not here:
-clients replay whole answers."""
+"""Bodies of Anthropic's API. Unknown fields of blocks are ignored: clients send whole answers back."""
 
 from typing import Annotated as A
 from typing import Any, Literal
@@ -13,25 +12,25 @@ MAX_BLOCKS = 16_384
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
-    """Text."""
+    """A text."""
 
     text: str
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """What the model thought in an earlier answer."""
+    """Reasoning of an earlier answer."""
 
     thinking: str
 
 
 class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    """Thoughts of another server that nobody can read here; left out."""
+    """Encrypted reasoning of another server; left out."""
 
     data: str = ""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    """A call in an earlier answer."""
+    """A tool call of an earlier answer."""
 
     id: str
     name: str
@@ -39,7 +38,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
-    """What a call gave. Its blocks are texts."""
+    """The result of a tool call: text blocks."""
 
     tool_use_id: str
     content: "str | list[TextBlock | ImageBlock | DocumentBlock | SearchBlock] | None" = None
@@ -47,19 +46,19 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
 
 
 class ImageBlock(Struct, tag_field="type", tag="image"):
-    """Refused: the served models read text."""
+    """Refused: only text is supported."""
 
     source: Any = None
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):
-    """Refused."""
+    """Refused: only text is supported."""
 
     source: Any = None
 
 
 class SearchBlock(Struct, tag_field="type", tag="search_result"):
-    """Refused."""
+    """Refused: only text is supported."""
 
     source: Any = None
 
@@ -84,14 +83,13 @@ class Turn(Struct, forbid_unknown_fields=True):
 
 
 class Tool(Struct):
-    """A function of the client. Tools that run in Anthropic's servers have another `type`, and are
-    refused."""
+    """A function of the client. Tools that run in Anthropic's servers have another `type` and are refused."""
 
     name: A[str, Meta(min_length=1, max_length=128)]
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
-    strict: bool | None = None  # its calls keep to the schema, as docs/tools.md says of functions
+    strict: bool | None = None  # calls follow the schema: docs/tools.md
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto"):
@@ -101,27 +99,27 @@ class AutoChoice(Struct, tag_field="type", tag="auto"):
 
 
 class AnyChoice(Struct, tag_field="type", tag="any"):
-    """It must call."""
+    """The model has to call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoice(Struct, tag_field="type", tag="tool"):
-    """It must call this."""
+    """The model has to call this tool."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class NoChoice(Struct, tag_field="type", tag="none"):
-    """It must not call."""
+    """The model must not call a tool."""
 
 
-Display = Literal["summarized", "omitted"]  # there are no summaries: thoughts are told as they are, or not
+Display = Literal["summarized", "omitted"]  # there are no summaries: reasoning is sent in full, or left out
 
 
 class Enabled(Struct, tag_field="type", tag="enabled"):
-    """The model thinks first."""
+    """Reasoning is on."""
 
     budget_tokens: A[int, Meta(ge=1)]
     display: Display | None = None

@@ -1,5 +1,5 @@
-"""What the routes of Anthropic's API answer. Answers are encoded as these, and the OpenAPI document is made
-of them."""
+"""Response bodies and events of Anthropic's API. Answers are encoded as these types, and the OpenAPI document
+is made of them."""
 
 from typing import Any, Literal
 
@@ -7,13 +7,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class ReasoningTokens(Struct, forbid_unknown_fields=True):
-    """Of the output tokens."""
+    """Reasoning tokens of the output."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Struct, forbid_unknown_fields=True):
-    """How many tokens it took. Input tokens are those that were not found in the cache."""
+    """Token counts. Input tokens are those that were not cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -24,20 +24,20 @@ class MessageUsage(Struct, forbid_unknown_fields=True):
 
 
 class Text(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Text."""
+    """A text block."""
 
     text: str
 
 
 class Thinking(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
-    """What the model thought."""
+    """A block of reasoning."""
 
     thinking: str
     signature: str
 
 
 class ToolUse(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
-    """A call."""
+    """A tool call."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ class ToolUse(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=Tr
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /v1/messages."""
+    """The response of /v1/messages."""
 
     id: str
     type: Literal["message"]
@@ -62,7 +62,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Delta(Struct, kw_only=True, forbid_unknown_fields=True):
-    """More of a block, or how the message ends."""
+    """Part of a block, or how the message ends."""
 
     type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
     text: str | UnsetType = UNSET
@@ -75,7 +75,7 @@ class Delta(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessageEvent(Struct, kw_only=True, forbid_unknown_fields=True):
-    """An event of a message's growth; `type` says which fields it has."""
+    """An event of a message's stream; `type` determines which fields it has."""
 
     type: Literal[
         "message_start",
@@ -94,6 +94,6 @@ class MessageEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenCount(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/messages/count_tokens."""
+    """The response of /v1/messages/count_tokens."""
 
     input_tokens: int

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the way of a chat, told in Anthropic's words."""
+"""POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's form."""
 
 from typing import Any
 from uuid import uuid4
@@ -28,7 +28,7 @@ _body = msgspec.json.Decoder(MessagesBody)
 
 
 def messages(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The answer to a Messages request. Raises RequestError."""
     body = decode(content, _body)
     message_id, chat_request = f"msg_{uuid4().hex}", chat_body(body)
     chat_request.lora_path = adapter_named(service.card, body.model)
@@ -51,7 +51,7 @@ def messages(service: Service, content: bytes) -> Answer:
 
 
 async def count_tokens(service: Service, body: CountBody) -> Any:
-    """Raises RequestError."""
+    """The number of tokens of a prompt. Raises RequestError."""
     adapter_named(service.card, body.model)
     try:
         prompt = chat_prompt(chat_body(body))
@@ -61,7 +61,7 @@ async def count_tokens(service: Service, body: CountBody) -> Any:
 
 
 class MessageAnswerFormat:
-    """One message, or the events of its growth."""
+    """A message, or the events of its stream."""
 
     gives = Message
 
@@ -94,10 +94,12 @@ class MessageAnswerFormat:
         self.has_begun = False
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         head = b"" if self.has_begun else self._begin(delta)
         return head + _sse(self.writer.add(self._read(delta)))
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         payloads = self.writer.close()
         self._end()
         stop_fields = {
@@ -112,9 +114,11 @@ class MessageAnswerFormat:
         )
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         return _sse([to_builtins(anthropic_error(error))])
 
     def body(self, outputs: list[Output]) -> Payload:
+        """The answer in one piece."""
         (output,) = outputs
         self.writer.add(
             self._read(
@@ -169,7 +173,7 @@ class MessageAnswerFormat:
 
 
 def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> Payload:
-    """Input tokens are those that were not found in the cache."""
+    """The `usage` object. Input tokens are those that were not cached."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -9,22 +9,23 @@ from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event
 Payload = dict[str, Any]
 PING: Payload = {"type": "ping"}
 
-# kind of block -> its field that grows, and the kind of its deltas
+# type of a block -> its text field, and the type of its deltas
 GROWS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delta")}
 
 
 class Writer:
-    """One answer. `content` grows; each call returns the events that it is worth. A stream's texts are in its
-    events alone."""
+    """Writes one answer. `content` is updated; each method returns the events of the update. In a stream the
+    texts are in the events only."""
 
     def __init__(self, content: list[Payload], *, is_stream: bool = False) -> None:
         self.content = content
         self.is_stream = is_stream
-        self.has_calls = False  # at least one, written to its end
-        self._open: Payload | None = None  # the last block, while it grows
-        self._arguments = ""  # of the call that is open
+        self.has_calls = False  # at least one complete call
+        self._open: Payload | None = None  # the last block until it is complete
+        self._arguments = ""  # of the open call
 
     def add(self, events: list[Event]) -> list[Payload]:
+        """Adds parse events."""
         payloads: list[Payload] = []
         for event in events:
             match event:
@@ -50,7 +51,7 @@ class Writer:
         return payloads
 
     def close(self) -> list[Payload]:
-        """Ends the block that is open, if one is."""
+        """Ends the open block, if there is one."""
         block, self._open = self._open, None
         if block is None:
             return []
@@ -78,7 +79,7 @@ class Writer:
         payloads.append(
             {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
         )
-        # Anthropic's server sends one there as well
+        # Anthropic's server sends a ping after the first block as well
         return payloads if len(self.content) > 1 else [*payloads, PING]
 
     def _delta(self, delta: Payload) -> Payload:

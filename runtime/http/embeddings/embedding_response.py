@@ -1,4 +1,4 @@
-"""What the routes of vectors and scores answer. Answers are encoded as these, and the OpenAPI document is
+"""Response bodies of embeddings and scores. Answers are encoded as these types, and the OpenAPI document is
 made of them."""
 
 from typing import Any, Literal
@@ -19,7 +19,7 @@ class Embedding(Struct, forbid_unknown_fields=True):
 
 
 class Embeddings(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/embeddings."""
+    """The response of /v1/embeddings."""
 
     data: list[Embedding]
     model: str
@@ -28,7 +28,7 @@ class Embeddings(Struct, forbid_unknown_fields=True):
 
 
 class Pooled(Struct, forbid_unknown_fields=True):
-    """What the model makes of input `index`."""
+    """The pooled output for input `index`."""
 
     index: int
     data: Vector
@@ -36,7 +36,7 @@ class Pooled(Struct, forbid_unknown_fields=True):
 
 
 class PooledList(Struct, forbid_unknown_fields=True):
-    """The answer of /pooling."""
+    """The response of /pooling."""
 
     id: str
     created: int
@@ -47,7 +47,7 @@ class PooledList(Struct, forbid_unknown_fields=True):
 
 
 class Ranked(Struct, forbid_unknown_fields=True):
-    """Document `index` and how well it answers."""
+    """The relevance of document `index`."""
 
     index: int
     relevance_score: float
@@ -55,7 +55,7 @@ class Ranked(Struct, forbid_unknown_fields=True):
 
 
 class Ranking(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/rerank."""
+    """The response of /v1/rerank."""
 
     id: str
     model: str
@@ -65,7 +65,7 @@ class Ranking(Struct, forbid_unknown_fields=True):
 
 
 class Score(Struct, forbid_unknown_fields=True):
-    """Of pair `index`."""
+    """The score of pair `index`."""
 
     index: int
     score: float
@@ -73,7 +73,7 @@ class Score(Struct, forbid_unknown_fields=True):
 
 
 class Scores(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/score for two texts."""
+    """The response of /v1/score for two texts."""
 
     id: str
     created: int
@@ -84,7 +84,7 @@ class Scores(Struct, forbid_unknown_fields=True):
 
 
 class LabelScores(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/score for query and items: of each item a number for each label."""
+    """The response of /v1/score for query and items: for each item a number for each label."""
 
     scores: list[list[float]]
     model: str
@@ -93,7 +93,7 @@ class LabelScores(Struct, forbid_unknown_fields=True):
 
 
 class Class(Struct, forbid_unknown_fields=True):
-    """What input `index` is."""
+    """The class of input `index`."""
 
     index: int
     label: str
@@ -102,7 +102,7 @@ class Class(Struct, forbid_unknown_fields=True):
 
 
 class Classes(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/classify."""
+    """The response of /v1/classify."""
 
     id: str
     created: int

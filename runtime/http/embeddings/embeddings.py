@@ -33,24 +33,24 @@ from runtime.service import Service
 
 
 class EmbeddingBody(Common, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings, and /pooling"""
+    """The body of POST /v1/embeddings and /pooling."""
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
-    # the first so many numbers, of length 1 again: for models trained for that
+    # keep this many numbers, normalized again; for models trained for it
     dimensions: A[int, Meta(ge=1)] | None = None
-    normalize: bool | None = None  # to length 1; unless told, as the model's folder says
+    normalize: bool | None = None  # to length 1; null: as the model's folder says
     add_special_tokens: bool | None = None
 
 
 class EncodeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /encode, in SGLang's form"""
+    """The body of POST /encode, in SGLang's form."""
 
     text: str | A[list[str], Meta(min_length=1)] | None = None
     input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
     rid: Rid | None = None
     dimensions: A[int, Meta(ge=1)] | None = None
-    sampling_params: Any = None  # nothing of it matters here
+    sampling_params: Any = None  # accepted without effect
     image_data: Any = None
 
 
@@ -59,7 +59,7 @@ _encode = msgspec.json.Decoder(EncodeBody)
 
 
 def embeddings(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The embeddings of texts. Raises RequestError."""
     body = decode(content, _embedding)
     pooling = pooling_of(service, "embed")
     size = size_of(body.dimensions, pooling.size)
@@ -77,7 +77,7 @@ def embeddings(service: Service, content: bytes) -> Answer:
 
 
 def pooled(service: Service, content: bytes) -> Answer:
-    """Embeddings, or what a classifier or a reward model says. Raises RequestError."""
+    """Embeddings, or the output of a classifier or a reward model. Raises RequestError."""
     body = decode(content, _embedding)
     pooling, id = pooling_of(service), new_id("pool", body)
     size = size_of(body.dimensions, pooling.size)
@@ -97,7 +97,7 @@ def pooled(service: Service, content: bytes) -> Answer:
 
 
 def encode(service: Service, content: bytes) -> Answer:
-    """Of a classifier the plain numbers of its classes. Raises RequestError."""
+    """Embeddings in SGLang's form; of a classifier its logits. Raises RequestError."""
     arrival_s = time.monotonic()
     body = decode(content, _encode)
     if body.image_data not in (None, "", []):
@@ -143,7 +143,7 @@ def encode(service: Service, content: bytes) -> Answer:
 
 
 def size_of(body: int | None, size: int) -> int | None:
-    """Numbers of each vector. Raises InvalidRequest."""
+    """The size of each vector. Raises InvalidRequest when `dimensions` is above the model's size."""
     if body is not None and body > size:
         raise InvalidRequest(
             f"dimensions is {body}, but the model's vectors have {size} numbers", param="dimensions"

@@ -1,5 +1,5 @@
-"""What an engine says of texts in numbers: vectors, classes, scores. Calls go the way of the HTTP routes,
-from their checks on."""
+"""Embeddings, classes and scores for the library's Engine. Calls take the way of the HTTP routes, checks
+included."""
 
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,24 +22,23 @@ Serve = Callable[[Service, bytes], Answer]
 
 
 class Classes(Struct, frozen=True):
-    """What a classifier says of a text: the likeliest label, and a number for each (probabilities, where it
-    has them)."""
+    """The likeliest label of a text, and a number for each label (probabilities, where the classifier has
+    them)."""
 
     label: str
     probs: np.ndarray
 
 
 class Ranked(Struct, frozen=True):
-    """A document, and how well it answers the query."""
+    """A document and its relevance."""
 
-    index: int  # among those given
+    index: int  # in the list of documents
     score: float
     document: str
 
 
 class Vectors:
-    """The part of an engine that makes numbers of texts. Everything raises InvalidRequest, Overloaded,
-    Unavailable."""
+    """The methods of an engine that return numbers. All raise InvalidRequest, Overloaded, Unavailable."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -52,7 +51,7 @@ class Vectors:
         normalize: bool | None = None,
         truncate: int | None = None,
     ) -> np.ndarray:
-        """float32 [size] of one text, [texts, size] of several. `truncate`: tokens to keep of longer texts;
+        """float32 [size] for one text, [texts, size] for several. `truncate`: tokens to keep of longer texts;
         -1: as many as fit."""
         params = {
             "encoding_format": "base64",
@@ -67,8 +66,8 @@ class Vectors:
         return vectors[0] if _is_one(texts) else np.stack(vectors)
 
     async def encode(self, texts: Texts, **params: Any) -> Any:
-        """In the form of SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them. Of a
-        classifier its plain numbers."""
+        """As SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them; of a classifier its
+        logits."""
         first = texts if isinstance(texts, str) else _listed(texts)[0]
         field = "text" if isinstance(first, str) else "input_ids"
         return to_builtins(await self._answer(encode, params | {field: texts}))
@@ -76,6 +75,7 @@ class Vectors:
     async def classify(
         self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None
     ) -> Classes | list[Classes]:
+        """The classes of one text, or of each."""
         params = {"use_activation": use_activation, "truncate_prompt_tokens": truncate}
         classes = [
             Classes(one.label, np.array(one.probs, np.float32))
@@ -92,8 +92,8 @@ class Vectors:
         truncate: int | None = None,
         **labels: Any,
     ) -> Any:
-        """How well texts go together: one number for two texts, else a list. Of a model that generates, in
-        SGLang's words (`query`, `items`, `label_token_ids`, `apply_softmax`, `item_first`): a list of numbers
+        """How well texts match: one number for two texts, otherwise a list. For a model that generates, in
+        SGLang's form (`query`, `items`, `label_token_ids`, `apply_softmax`, `item_first`): a list of numbers
         for each item."""
         if labels:
             return (await self._answer(score, labels)).scores
@@ -112,7 +112,7 @@ class Vectors:
     async def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: int | None = None
     ) -> list[Ranked]:
-        """The best first."""
+        """The documents by relevance, the best first."""
         response = await self._answer(
             rerank,
             {"query": query, "documents": documents, "top_n": top_n, "truncate_prompt_tokens": truncate},
@@ -120,7 +120,7 @@ class Vectors:
         return [Ranked(one.index, one.relevance_score, documents[one.index]) for one in response.results]
 
     async def _data(self, serve: Serve, texts: Texts, params: dict[str, Any]) -> AsyncIterator[Any]:
-        """Of each text in order; many are asked for in several requests."""
+        """The results for each text in order; many texts take several requests."""
         inputs = [texts] if _is_one(texts) else _listed(texts)
         for at in range(0, len(inputs), MAX_INPUTS):
             response = await self._answer(serve, params | {"input": inputs[at : at + MAX_INPUTS]})
@@ -136,7 +136,7 @@ def _is_one(texts: Texts) -> bool:
 
 
 def _listed(texts: Texts) -> list[Any]:
-    """Raises InvalidRequest for none."""
+    """The texts as a list. Raises InvalidRequest for none."""
     listed = list(texts)
     if not listed:
         raise InvalidRequest("there is no text", param="input")

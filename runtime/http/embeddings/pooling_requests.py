@@ -1,7 +1,7 @@
-"""What the routes of embedding models and classifiers have in common: inputs in, an ask for each, results as
-numbers out.
+"""What the routes of embedding models and classifiers share: inputs become one request each, results are
+numbers.
 
-An HTTP request's inputs run side by side, in as few steps as they fit, and come back in their order.
+The inputs of an HTTP request run in parallel, in as few steps as they fit, and are returned in their order.
 """
 
 import time
@@ -34,11 +34,11 @@ Prompt = Text | Tokens | Pair
 
 
 class Common(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every one of these requests may say."""
+    """Fields that all these requests share."""
 
     model: str | None = None
-    user: str | None = None  # changes nothing here
-    # keep so many tokens from the start; -1: as many as the model takes
+    user: str | None = None  # accepted without effect
+    # tokens to keep from the start; -1: as many as the model takes
     truncate_prompt_tokens: Truncate | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
@@ -46,7 +46,7 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PooledAnswerFormat:
-    """Answers in one piece, never streamed: `tell` makes it of the outputs."""
+    """Answers in one piece, never streamed: `write` makes the answer from the outputs."""
 
     gives = Any
 
@@ -54,9 +54,11 @@ class PooledAnswerFormat:
         self.body = write
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """Not called: answers are not streamed."""
         raise AssertionError("vectors are not streamed")
 
     def tail(self) -> bytes:
+        """Not called: answers are not streamed."""
         raise AssertionError("vectors are not streamed")
 
 
@@ -70,7 +72,7 @@ def answer(
     params: SamplingParams | None = None,
     names: dict[str, str] = NAMES,
 ) -> Answer:
-    """An ask for each prompt: of a model that pools, or with `params` of one that generates. Raises
+    """One request for each prompt: of a model that pools, or with `params` of one that generates. Raises
     InvalidRequest."""
     check_model(service.card, common.model)
     if len(prompts) > MAX_INPUTS:
@@ -100,11 +102,12 @@ def answer(
 
 
 def pooling_of(service: Service, task: Literal["embed", "classify"] | None = None) -> Pooling:
-    """Raises InvalidRequest where the model does something else."""
+    """The model's pooling. Raises InvalidRequest where the model does something else than `task`."""
     pooling = service.card.pooling
     if pooling is None:
         raise InvalidRequest(
-            "this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier"
+            "this model generates text; vectors and scores need an embedding model (--is-embedding) "
+            "or a classifier"
         )
     if task not in (None, pooling.task):
         raise InvalidRequest(
@@ -116,7 +119,7 @@ def pooling_of(service: Service, task: Literal["embed", "classify"] | None = Non
 
 
 def prompts_of(inputs: Inputs, field: str = "input", *, add_special: bool = True) -> list[Text | Tokens]:
-    """Raises InvalidRequest."""
+    """The prompts of an input field. Raises InvalidRequest."""
     if isinstance(inputs, str):
         return [Text(inputs, add_special)]
     if all(isinstance(one, int) for one in inputs):
@@ -131,10 +134,12 @@ def prompts_of(inputs: Inputs, field: str = "input", *, add_special: bool = True
 
 
 def new_id(prefix: str, common: Common) -> str:
+    """The client's request id, or a new one."""
     return common.request_id or f"{prefix}-{uuid4().hex}"
 
 
 def usage(outputs: list[Output]) -> Usage:
+    """The `usage` object of all outputs."""
     count = sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
     cached = sum(output.finish.cached_tokens for output in outputs if output.finish is not None)
     return Usage(
@@ -146,14 +151,14 @@ def usage(outputs: list[Output]) -> Usage:
 
 
 def raw(output: Output) -> np.ndarray:
-    """What the model says, float32; an aborted input has nothing to say."""
+    """The model's output, float32. Raises InvalidRequest for an aborted input."""
     if output.vector is None:
         raise InvalidRequest("the request was aborted")
     return output.vector
 
 
 def embedding(output: Output, size: int | None, *, is_normalised: bool) -> np.ndarray:
-    """Its first `size` numbers, of length 1 if wished."""
+    """The first `size` numbers of the output, normalized to length 1 with `is_normalised`."""
     vector = raw(output)[:size]
     if not is_normalised:
         return vector
@@ -161,7 +166,7 @@ def embedding(output: Output, size: int | None, *, is_normalised: bool) -> np.nd
 
 
 def activated(output: Output, pooling: Pooling) -> np.ndarray:
-    """A classifier's numbers as probabilities, where it has any."""
+    """Probabilities of a classifier; its logits where it has no activation."""
     logits = raw(output)
     if pooling.activation == "sigmoid":
         return 0.5 * (1 + np.tanh(0.5 * logits))
@@ -169,6 +174,7 @@ def activated(output: Output, pooling: Pooling) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis of a vector."""
     shifted = np.exp(logits - logits.max())
     return shifted / shifted.sum()
 

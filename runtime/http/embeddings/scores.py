@@ -1,8 +1,7 @@
-"""How texts go together: /v1/score (vLLM's form, and SGLang's for models that generate), /v1/rerank (Jina,
+"""Scores of pairs of texts: /v1/score (vLLM's form, and SGLang's for models that generate), /v1/rerank (Jina,
 Cohere, vLLM), /v1/classify.
 
-A cross-encoder reads both texts at once; with an embedding model the score is the cosine between their
-vectors.
+A cross-encoder reads both texts at once; with an embedding model the score is the cosine of their vectors.
 """
 
 import time
@@ -55,34 +54,34 @@ Scoring = Callable[[list[Output]], list[float]]
 
 
 class TextDocument(Struct):
-    """A document as an object: its text counts."""
+    """A document as an object; only its text is used."""
 
     text: str
 
 
 class RerankBody(Common, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/rerank"""
+    """The body of POST /v1/rerank."""
 
     query: str
     documents: A[list[str | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS)]
-    top_n: A[int, Meta(ge=0)] | None = None  # none, 0: all
+    top_n: A[int, Meta(ge=0)] | None = None  # null, 0: all
     return_documents: bool | None = None
-    max_tokens_per_doc: A[int, Meta(ge=1)] | None = None  # Cohere's; here of query and document together
-    use_activation: bool | None = None  # False: plain numbers instead of probabilities
-    activation: bool | None = None  # older name
+    max_tokens_per_doc: A[int, Meta(ge=1)] | None = None  # Cohere; here of query and document together
+    use_activation: bool | None = None  # False: logits instead of probabilities
+    activation: bool | None = None  # older name of use_activation
 
 
 class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/score: two texts, or one and several, or as many and as many; or a query and items with
+    """The body of POST /v1/score: two texts, one and several, or several pairs; or query and items with
     label_token_ids."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None
-    queries: Texts | None = None  # newer names of the two
+    queries: Texts | None = None  # newer names of text_1 and text_2
     documents: Texts | None = None
     use_activation: bool | None = None
     activation: bool | None = None
-    # SGLang's
+    # SGLang's form
     query: str | list[int] | None = None
     items: Inputs | None = None
     label_token_ids: A[list[TokenId], Meta(min_length=1, max_length=MAX_TOP_LOGPROBS)] | None = None
@@ -91,7 +90,7 @@ class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClassifyBody(Common, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/classify, in vLLM's form"""
+    """The body of POST /v1/classify, in vLLM's form."""
 
     input: Inputs
     use_activation: bool | None = None
@@ -100,7 +99,7 @@ class ClassifyBody(Common, kw_only=True, forbid_unknown_fields=True):
 
 
 class Form(Struct):
-    """Which form of /classify a body has: SGLang's names its input text or input_ids."""
+    """Fields that distinguish SGLang's form of /classify from vLLM's."""
 
     text: Any = None
     input_ids: Any = None
@@ -113,7 +112,7 @@ _form = msgspec.json.Decoder(Form)
 
 
 def rerank(service: Service, content: bytes, *, returns_documents: bool = True) -> Answer:
-    """Raises RequestError."""
+    """Documents by relevance. Raises RequestError."""
     body = decode(content, _rerank)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     prompts, scores = _pairs(service, [body.query], texts, is_plain=_is_plain(body))
@@ -146,7 +145,7 @@ def rerank(service: Service, content: bytes, *, returns_documents: bool = True) 
 
 
 def score(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """Scores of pairs of texts. Raises RequestError."""
     body = decode(content, _score)
     if body.query is not None or body.items is not None:
         return _label_scores(service, body)
@@ -179,7 +178,7 @@ def score(service: Service, content: bytes) -> Answer:
 
 
 def classify(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """Classes of texts. Raises RequestError."""
     form = decode(content, _form)
     if form.text is not None or form.input_ids is not None:
         pooling_of(service, "classify")
@@ -206,8 +205,8 @@ def _is_plain(body: RerankBody | ScoreBody | ClassifyBody) -> bool:
 def _pairs(
     service: Service, queries: list[str], documents: list[str], *, is_plain: bool
 ) -> tuple[Sequence[Prompt], Scoring]:
-    """What to compute for each document with its query (or the one query of all), and what makes scores of
-    it. Raises InvalidRequest."""
+    """The prompts for pairs of texts, and the function that makes scores of their outputs. One query may go
+    with all documents. Raises InvalidRequest."""
     pooling = pooling_of(service)
     if pooling.task == "embed":
         return [Text(text) for text in (*queries, *documents)], lambda outputs: _cosines(
@@ -228,8 +227,7 @@ def _cosines(outputs: list[Output], num_queries: int) -> list[float]:
 
 
 def _label_scores(service: Service, body: ScoreBody) -> Answer:
-    """How likely each of some tokens comes next after query and item, for every item. Raises
-    InvalidRequest."""
+    """For each item, how likely each label token comes next after query and item. Raises InvalidRequest."""
     if service.card.pooling is not None:
         raise InvalidRequest(
             "query and items need a model that generates; this one takes text_1 and text_2", param="query"
@@ -259,8 +257,8 @@ def _label_scores(service: Service, body: ScoreBody) -> Answer:
 
 
 def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_apart: bool) -> list[Prompt]:
-    """The query with each item, in the form that both have. They share what they begin with: with the query,
-    its pages."""
+    """The query with each item, as texts or as token ids. With the query first, all prompts share its cached
+    pages."""
     parts = prompts_of(items, "items")
     joined: list[Prompt] = []
     for part in parts:

@@ -13,8 +13,8 @@ LoraPath = str | list[str | None] | None
 
 
 def adapter_named(card: ModelCard, model: str | None) -> str:
-    """The adapter that a body's `model` means; "": the plain model. Raises ModelNotFound. Leaving the field
-    out, or "default", means the served model, whatever its name."""
+    """The adapter that a body's `model` names; "": the base model, which is also meant by leaving the field
+    out and by "default". Raises ModelNotFound."""
     if model in (None, "default", card.name):
         return ""
     assert model is not None
@@ -30,7 +30,7 @@ def adapter_named(card: ModelCard, model: str | None) -> str:
 
 
 def adapters_of(card: ModelCard, model: str | None, paths: LoraPath, count: int) -> Sequence[str]:
-    """One for each of `count` prompts. Raises InvalidRequest, ModelNotFound."""
+    """The adapter of each of `count` prompts. Raises InvalidRequest, ModelNotFound."""
     named = adapter_named(card, model)
     if isinstance(paths, list) and len(paths) != count:
         raise InvalidRequest(f"lora_path has {len(paths)} entries for {count} prompts", param="lora_path")
@@ -44,7 +44,7 @@ def adapters_of(card: ModelCard, model: str | None, paths: LoraPath, count: int)
 
 
 def check_model(card: ModelCard, name: str | None) -> None:
-    """Raises ModelNotFound, also for adapters: for what is computed without."""
+    """Raises ModelNotFound, also for adapters: for routes that run without."""
     if adapter_named(card, name):
         raise ModelNotFound(
             f"{name} is an adapter, and this route computes with the plain model {card.name}", param="model"
@@ -52,5 +52,5 @@ def check_model(card: ModelCard, name: str | None) -> None:
 
 
 def response_model(card: ModelCard, name: str | None) -> str:
-    """What answers call the model: an adapter as the client did. Raises ModelNotFound."""
+    """The model name of answers: an adapter as the client named it. Raises ModelNotFound."""
     return name if name is not None and adapter_named(card, name) else card.name

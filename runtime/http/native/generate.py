@@ -1,5 +1,5 @@
 """POST /generate: the native API, in SGLang's form. A list of prompts gives a list of answers; stream events
-carry all text so far."""
+have all text so far."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
 
 
 class LogprobOptions(msgspec.Struct, frozen=True):
-    """What one prompt's answers tell about log probabilities. `start` is -1 without those of the prompt."""
+    """Which log probabilities the answers to one prompt have. `start` -1: none of the prompt."""
 
     is_on: bool
     start: int
@@ -78,7 +78,8 @@ class LogprobOptions(msgspec.Struct, frozen=True):
 
 
 def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> Answer:
-    """Raises RequestError. Stream events carry all text so far, or with `is_disjoint` what is new."""
+    """The answer to a generate request. Stream events have all text so far, or with `is_disjoint` the new
+    text only. Raises RequestError."""
     arrival_s = time.monotonic()
     body = decode(content, _decoder)
     refuse_later(body, LATER)
@@ -160,7 +161,7 @@ def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequ
 
 
 def _token_id_lists(value: list[int | list[int]] | None, count: int) -> Sequence[list[int] | None]:
-    """One list of tokens for all prompts, or one for each."""
+    """One list of token ids for all prompts, or one for each."""
     if value is None or all(isinstance(one, int) for one in value):
         return [value] * count  # type: ignore[list-item]
     if len(value) != count or any(isinstance(one, int) for one in value):
@@ -182,7 +183,7 @@ def _params(
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
     values = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     values.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-    if body.max_new_tokens == 0:  # prompts alone; one token is computed, and not told
+    if body.max_new_tokens == 0:  # the prompt alone; one token is computed and left out
         values["max_new_tokens"] = 1
     for name in ("stop", "stop_regex"):
         if isinstance(one := getattr(body, name), str):
@@ -208,7 +209,7 @@ def _params(
 
 
 class GenerateAnswerFormat:
-    """Answers {"text", "output_ids", "meta_info"}; in a batch, events have the `index` of their answer."""
+    """Answers {"text", "output_ids", "meta_info"}; the events of several answers have an `index`."""
 
     gives = Generated | list[Generated]
 
@@ -223,7 +224,7 @@ class GenerateAnswerFormat:
         with_texts: bool,
         is_disjoint: bool = False,
     ) -> None:
-        """`silent`, of each request: its answers are as if nothing had been generated, but for log
+        """`silent`, for each request: nothing is generated for the client (max_new_tokens 0), only log
         probabilities."""
         self.service = service
         self.with_texts = with_texts
@@ -235,9 +236,10 @@ class GenerateAnswerFormat:
             for _ in range(options[0].params.n)
         ]
         self.is_list = is_batch or len(self.choices) > 1
-        self.outputs = [Output() for _ in self.choices]  # of a stream, so far
+        self.outputs = [Output() for _ in self.choices]  # so far, of a stream
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         delta = self.visible(choice, delta)
         self.outputs[choice].add(delta)
         answer = self._answer(choice, self.outputs[choice])
@@ -250,15 +252,19 @@ class GenerateAnswerFormat:
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
     def visible(self, choice: int, delta: Delta) -> Delta:
+        """The part of a delta that the client sees."""
         return silenced(delta) if self.choices[choice][2] else delta
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         return sse.DONE
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> Any:
+        """The answer in one piece."""
         for output, (_, _, is_silent) in zip(outputs, self.choices, strict=True):
             if is_silent:
                 output.silence()
@@ -289,7 +295,7 @@ class GenerateAnswerFormat:
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:
-        """None where nothing was cached, as SGLang has it."""
+        """Sources of the cached tokens; None where nothing was cached, as in SGLang."""
         return (
             tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
             if output.cached_tokens

@@ -1,4 +1,4 @@
-"""The request of POST /generate, in SGLang's form. `null` is the same as leaving a field out."""
+"""The body of POST /generate, in SGLang's form. `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
 
 
 class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params`. Limits stand in runtime.messages.sampling."""
+    """`sampling_params`. Limits are declared in runtime.messages.sampling."""
 
     n: int | None = None
     max_new_tokens: int | None = None
@@ -37,7 +37,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    spaces_between_special_tokens: bool | None = None  # accepted; only slow tokenizers had a use for it
+    spaces_between_special_tokens: bool | None = None  # accepted without effect
     json_schema: dict[str, Any] | str | None = None  # at most one of these four
     regex: str | None = None
     ebnf: str | None = None
@@ -46,11 +46,12 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None
 
 
-HiddenOptions = bool | Literal["last"]  # true: of each token; last: of the last one
+HiddenOptions = bool | Literal["last"]  # True: of each token; "last": of the last token
 
 
 class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One prompt, or a list of them. Fields that may be lists then have one entry for each prompt."""
+    """The body of POST /generate: one prompt, or a list of them. Fields that may be lists then have one entry
+    for each prompt."""
 
     text: str | A[list[str], Batch] | None = None
     input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
@@ -59,17 +60,19 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     rid: Rid | A[list[Rid], Batch] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None  # -1: output only; else also the prompt's, from there on
+    logprob_start_len: int | list[int] | None = (
+        None  # -1: output only; otherwise also the prompt, from this position on
+    )
     top_logprobs_num: int | list[int] | None = None
-    # tokens whose log probabilities are told at every place
+    # tokens whose log probabilities are returned at every position
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
     return_hidden_states: HiddenOptions | A[list[HiddenOptions], Batch] | None = None
-    # SGLang's clients send these; they change nothing here
+    # accepted without effect
     log_metrics: bool | None = None
     no_logs: bool | None = None
-    modalities: Any = None  # of images
-    session_id: str | None = None  # what requests have in common is found in the cache
+    modalities: Any = None  # for images
+    session_id: str | None = None  # common prefixes are found in the cache
     conversation_id: str | None = None
     external_trace_header: Any = None
     received_time: float | None = None
@@ -79,10 +82,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
     lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
     priority: Priority | None = None
-    # cached prefixes are shared within one salt only; in vLLM's words
+    # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
-    extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
-    # refused unless they say nothing: LATER
+    extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # a second cache_salt, SGLang's name
+    # refused unless their value asks for nothing: LATER
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
@@ -109,7 +112,7 @@ LATER = _FIELDS[_FIELDS.index("image_data") :]
 
 
 def refuse_later(body: Struct, names: tuple[str, ...]) -> None:
-    """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
+    """Raises InvalidRequest for fields that are known and not supported yet."""
     for name in names:
         if getattr(body, name) not in (None, False, "", [], {}, 0):
             raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)

@@ -1,4 +1,4 @@
-"""What the model and the server are, and texts to tokens and back: routes of SGLang and vLLM."""
+"""Information about the model and the server, and tokenization: routes of SGLang and vLLM."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ MAX_TEXTS = 1_024
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
-    """/tokenize: a prompt, several, or a chat."""
+    """The body of /tokenize: a prompt, several, or a chat."""
 
     model: str | None = None
     prompt: str | list[str] | None = None
-    # a prompt gets them unless told otherwise, a chat has them by its template
+    # null: in prompts; chats get them from their template
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     messages: list[dict[str, Any]] | None = None
@@ -28,7 +28,7 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
-    """/detokenize: the tokens of a text, or of several."""
+    """The body of /detokenize: the tokens of a text, or of several."""
 
     tokens: list[int | list[int]]
     model: str | None = None
@@ -36,7 +36,7 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 
 class Tokenized(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /tokenize: of a text, or of several."""
+    """The response of /tokenize: of one text, or of several."""
 
     tokens: list[int | list[int]]
     count: int | list[int]
@@ -45,14 +45,14 @@ class Tokenized(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Detokenized(Struct, forbid_unknown_fields=True):
-    """The answer of /detokenize, in the words of SGLang and of vLLM."""
+    """The response of /detokenize: `text` as in SGLang, `prompt` as in vLLM."""
 
     text: str | list[str]
     prompt: str | list[str]
 
 
 class ModelInfo(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /get_model_info."""
+    """The response of /get_model_info."""
 
     model_path: str | None
     tokenizer_path: str | None
@@ -74,7 +74,7 @@ class Version(Struct, forbid_unknown_fields=True):
 
 
 async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
-    """Raises InvalidRequest."""
+    """Token ids of texts or of a chat. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     longest = service.card.limits.context_len
@@ -102,7 +102,7 @@ async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
 
 
 async def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
-    """In the field `text` of SGLang and in `prompt` of vLLM. Raises InvalidRequest."""
+    """The texts of token ids. Raises InvalidRequest."""
     vocab = service.card.limits.vocab_size
     several = [ids for ids in body.tokens if isinstance(ids, list)]
     is_one = len(several) < len(body.tokens) or not body.tokens
@@ -115,7 +115,7 @@ async def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
 
 
 def model_info(service: Service) -> dict[str, Any]:
-    """In SGLang's names."""
+    """The served model, in SGLang's form."""
     info, options = service.server_info(), service.server_info()["options"]
     return {
         "model_path": _value(options, "model_path"),
@@ -133,8 +133,7 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 def server_info(service: Service) -> dict[str, Any]:
-    """The options in force as SGLang tells them, flat, beside ours with their sources; secrets are hidden in
-    both."""
+    """The options in force, flat as in SGLang and with their sources; secrets are hidden in both."""
     info, load = service.server_info(), service.load()
     flat = {name: _value(info["options"], name) for name in info["options"]}
     state = {

@@ -10,7 +10,7 @@ from runtime.service import Load
 
 
 class Memory(Struct, forbid_unknown_fields=True):
-    """On the devices."""
+    """Memory of the devices."""
 
     weight_gb: float
     kv_cache_gb: float
@@ -18,7 +18,7 @@ class Memory(Struct, forbid_unknown_fields=True):
 
 
 class SchedulerLoad(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How busy one scheduler is."""
+    """Load of one scheduler."""
 
     dp_rank: int
     timestamp: float
@@ -41,7 +41,7 @@ class SchedulerLoad(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AllLoads(Struct, forbid_unknown_fields=True):
-    """How busy all are together."""
+    """Load of all schedulers together."""
 
     total_running_reqs: int
     total_waiting_reqs: int
@@ -51,7 +51,7 @@ class AllLoads(Struct, forbid_unknown_fields=True):
 
 
 class Loads(Struct, forbid_unknown_fields=True):
-    """The answer of /v1/loads."""
+    """The response of /v1/loads."""
 
     timestamp: float
     dp_rank_count: int
@@ -60,7 +60,7 @@ class Loads(Struct, forbid_unknown_fields=True):
 
 
 class OldLoad(Struct, forbid_unknown_fields=True):
-    """Of /get_load."""
+    """An entry of the response of /get_load."""
 
     dp_rank: int
     num_reqs: int
@@ -70,8 +70,8 @@ class OldLoad(Struct, forbid_unknown_fields=True):
 
 
 def loads(load: Load) -> dict[str, Any]:
-    """The load in SGLang's names, one entry for each scheduler. What only we tell: num_cached_tokens,
-    num_steps, page_size."""
+    """The load in SGLang's form, one entry for each scheduler. num_cached_tokens, num_steps and page_size are
+    additions."""
     used = (load.used_pages - load.cached_pages) * load.page_size
     usage = (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
     return {
@@ -114,7 +114,7 @@ def loads(load: Load) -> dict[str, Any]:
 
 
 def old_loads(load: Load) -> list[dict[str, Any]]:
-    """The load as SGLang's older /get_load has it."""
+    """The load in the form of SGLang's older /get_load."""
     tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
     return [
         {

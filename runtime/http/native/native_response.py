@@ -1,5 +1,5 @@
-"""What SGLang's routes answer here, and the controls. Answers are encoded as these, and the OpenAPI document
-is made of them."""
+"""Answers of the native API, in SGLang's form. They are encoded as these types, and the OpenAPI document is
+made of them."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import Tiers
 
-# log probability, token id, and its text where that was asked for
+# log probability, token id, and the token's text where it was requested
 Triple = tuple[float | None, int, str | None]
 
 
@@ -21,7 +21,7 @@ class FinishReason(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About an answer, so far."""
+    """`meta_info` of an answer, so far."""
 
     id: str
     finish_reason: FinishReason | None
@@ -31,7 +31,7 @@ class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     cached_tokens_details: Tiers | None | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
     e2e_latency: float
-    hidden_states: Any = UNSET  # in SGLang's form: hidden.py
+    hidden_states: Any = UNSET  # in SGLang's form: fields/hidden_states.py
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     input_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET
     input_token_ids_logprobs: list[list[Triple] | None] | UnsetType = UNSET
@@ -46,7 +46,7 @@ class Generated(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: int | UnsetType = UNSET  # of an event, where there are several answers
+    index: int | UnsetType = UNSET  # in events, where there are several answers
 
 
 class Encoded(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""POST /parse_function_call and /separate_reasoning: texts that came some other way, read as answers are."""
+"""POST /parse_function_call and /separate_reasoning: parses texts as answers are parsed."""
 
 from typing import Any
 
@@ -15,22 +15,22 @@ from runtime.service import Service
 
 
 class CallBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /parse_function_call"""
+    """The body of POST /parse_function_call."""
 
     text: str
     tools: list[dict[str, Any]]
-    tool_call_parser: str | None = None  # left out: the server's
+    tool_call_parser: str | None = None  # null: the server's
 
 
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /separate_reasoning"""
+    """The body of POST /separate_reasoning."""
 
     text: str
-    reasoning_parser: str | None = None  # left out: the server's
+    reasoning_parser: str | None = None  # null: the server's
 
 
 class ParsedCall(Struct, forbid_unknown_fields=True):
-    """A call that was found."""
+    """A tool call in the text."""
 
     tool_index: int
     name: str
@@ -38,14 +38,14 @@ class ParsedCall(Struct, forbid_unknown_fields=True):
 
 
 class ParsedCalls(Struct, forbid_unknown_fields=True):
-    """The answer of /parse_function_call."""
+    """The response of /parse_function_call."""
 
     normal_text: str
     calls: list[ParsedCall]
 
 
 class ParsedReasoning(Struct, forbid_unknown_fields=True):
-    """The answer of /separate_reasoning."""
+    """The response of /separate_reasoning."""
 
     reasoning_text: str
     text: str
@@ -112,7 +112,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/separate_reasoning",
-        "Thoughts in a text",
+        "Reasoning in a text",
         body=ReasoningBody,
         example={"text": "Hello!", "reasoning_parser": "qwen3"},
         answers=(ParsedReasoning,),

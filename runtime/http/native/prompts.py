@@ -1,4 +1,4 @@
-"""The prompts of POST /generate: texts, token ids, or embeddings."""
+"""Prompts of POST /generate: texts, token ids, or embeddings."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ def prompts_of(body: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
 
 
 def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
-    """-> the lists, and whether there may be several"""
+    """The lists of token ids, and whether the request has several."""
     if ids is not None and all(isinstance(piece, int) for piece in ids):
         return [ids], False  # type: ignore[list-item]
     if ids is None or not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
@@ -39,7 +39,7 @@ def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
 
 
 def _embeds(rows: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str, bool]:
-    """Rows stay JSON for now: they are read where they hold nobody up."""
+    """The prompts of input_embeds. Rows stay JSON here; the tokenizer decodes them in a worker thread."""
     try:
         first = _rows.decode(rows[0])
         is_batch = bool(first) and bytes(first[0]).startswith(b"[")
@@ -57,7 +57,7 @@ def _embeds(rows: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str,
         lists, is_list = _id_lists(ids)
         if is_list != is_batch or len(lists) != len(prompts):
             raise InvalidRequest(
-                "input_ids beside input_embeds must have a token for each row", param="input_ids"
+                "input_ids with input_embeds must have a token for each row", param="input_ids"
             )
         token_lists = [*lists]
     return (

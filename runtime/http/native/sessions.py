@@ -11,7 +11,7 @@ from runtime.service import Service
 
 
 class OpenSessionBody(Struct, frozen=True):
-    """/open_session. `streaming`: each request goes on from the last one."""
+    """The body of /open_session. `streaming`: each request continues the previous one."""
 
     capacity_of_str_len: A[int, Meta(ge=1, le=2**40)]
     session_id: A[str, Meta(min_length=1, max_length=256)] | None = None
@@ -21,7 +21,7 @@ class OpenSessionBody(Struct, frozen=True):
 
 
 class CloseSessionBody(Struct, frozen=True):
-    """/close_session"""
+    """The body of /close_session."""
 
     session_id: str
 
@@ -43,7 +43,7 @@ OPERATIONS = (
     Operation(
         "GET POST",
         "/open_session",
-        "Begin a session: requests that go on from each other",
+        "Open a session of requests that continue each other",
         body=OpenSessionBody,
         example={"capacity_of_str_len": 1000},
         answers=(str,),
@@ -52,7 +52,7 @@ OPERATIONS = (
     Operation(
         "GET POST",
         "/close_session",
-        "End a session",
+        "Close a session",
         body=CloseSessionBody,
         example={"session_id": "s"},
         call=close_session,

@@ -1,4 +1,4 @@
-"""POST /api/embed, and the older /api/embeddings: the way of /v1/embeddings, told in Ollama's words."""
+"""POST /api/embed and the older /api/embeddings: embeddings in Ollama's form."""
 
 import time
 from typing import Annotated as A
@@ -20,18 +20,18 @@ from runtime.service import Service
 
 
 class EmbedBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/embed"""
+    """The body of POST /api/embed."""
 
     model: str
     input: str | list[str]
-    truncate: bool | None = None  # texts that are too long; unless it is false
+    truncate: bool | None = None  # cut texts that are too long, unless false
     dimensions: A[int, Meta(ge=1)] | None = None
     options: Options | None = None  # accepted: nothing is sampled
     keep_alive: float | str | None = None
 
 
 class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/embeddings"""
+    """The body of POST /api/embeddings."""
 
     model: str
     prompt: str
@@ -44,7 +44,7 @@ _embeddings = msgspec.json.Decoder(EmbeddingsBody)
 
 
 def embed(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The embeddings of texts. Raises RequestError."""
     begin_ns = time.monotonic_ns()
     body = decode(content, _embed)
 
@@ -61,7 +61,7 @@ def embed(service: Service, content: bytes) -> Answer:
 
 
 def embeddings(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The embedding of one text. Raises RequestError."""
     body = decode(content, _embeddings)
     return _answer(service, body.model, body.prompt, None, True, lambda vectors, _: Embedding(vectors[0]))
 

@@ -1,5 +1,4 @@
-"""The routes of Ollama's API that tell about models, and those that change them, which one server of one
-model has not."""
+"""Ollama's routes about models. Those that would change models are refused: a server has one model."""
 
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -15,7 +14,7 @@ from runtime.http.ollama.serve import check_name
 from runtime.http.operation import Operation, Show
 from runtime.service import Service
 
-NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model is unloaded
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model would be unloaded
 CHANGES = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 
 
@@ -26,7 +25,8 @@ async def show(service: Service, body: NamedBody) -> Any:
 
 
 def described(service: Service) -> dict[str, Any]:
-    """`digest` tells served models apart; it is not made of the weights."""
+    """The served model as an entry of /api/tags. `digest` identifies the model; it is not computed from the
+    weights."""
     card = service.card
     return {
         "name": card.name,
@@ -39,6 +39,7 @@ def described(service: Service) -> dict[str, Any]:
 
 
 def running(service: Service) -> dict[str, Any]:
+    """The served model as an entry of /api/ps."""
     return described(service) | {
         "expires_at": NEVER,
         "size_vram": service.load().weights_bytes,
@@ -47,6 +48,7 @@ def running(service: Service) -> dict[str, Any]:
 
 
 def details(service: Service) -> dict[str, Any]:
+    """`details` of the served model."""
     family = service.server_info().get("architecture") or ""
     return {
         "parent_model": "",
@@ -59,6 +61,7 @@ def details(service: Service) -> dict[str, Any]:
 
 
 def shown(service: Service) -> dict[str, Any]:
+    """The response of /api/show."""
     card, family = service.card, service.server_info().get("architecture") or "unknown"
     info = {
         "general.architecture": family,

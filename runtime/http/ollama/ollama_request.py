@@ -1,4 +1,4 @@
-"""The requests of Ollama's API as this server takes them. `null` is the same as leaving a field out."""
+"""Bodies of Ollama's API. `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from runtime.http.openai.completion_request import MAX_MESSAGES, MAX_TOOLS
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen."""
+    """`options`: sampling parameters, and options of Ollama's own server."""
 
     num_predict: int | None = None  # 0 and below: up to the context length
     temperature: float | None = None
@@ -25,8 +25,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     mirostat: int | None = None
     typical_p: float | None = None
     tfs_z: float | None = None
-    # accepted without effect: how a server of Ollama's loads and computes is decided here when the server
-    # starts
+    # accepted without effect: these configure Ollama's server; options of this server are set when it starts
     num_ctx: A[int, Meta(ge=1)] | None = None
     repeat_last_n: int | None = None
     mirostat_tau: float | None = None
@@ -49,14 +48,14 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CalledFunction(Struct):
-    """A function as it was called."""
+    """A called function of an earlier answer."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class Call(Struct):
-    """A call that the assistant made."""
+    """A tool call of an earlier answer."""
 
     function: CalledFunction
     id: str | None = None
@@ -67,7 +66,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
-    thinking: str | None = None  # of an earlier answer
+    thinking: str | None = None  # reasoning of an earlier answer
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -75,10 +74,10 @@ class Message(Struct, forbid_unknown_fields=True):
 
 
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chats and generations have in common."""
+    """Fields that chats and generations share."""
 
     model: str
-    stream: bool | None = None  # true unless it is false
+    stream: bool | None = None  # null: true
     format: str | dict[str, Any] | None = None  # json, or a JSON schema
     options: Options | None = None
     think: bool | str | None = None
@@ -90,17 +89,17 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/chat"""
+    """The body of POST /api/chat."""
 
     messages: A[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
     tools: A[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class GenerateBody(Shared, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/generate"""
+    """The body of POST /api/generate."""
 
     prompt: str | None = None
-    suffix: str | None = None  # what follows the text that is wanted
+    suffix: str | None = None  # text after the completion
     system: str | None = None
     raw: bool | None = None  # the prompt goes to the model as it is, without the chat template
     # refused when they say anything
@@ -113,7 +112,7 @@ class GenerateBody(Shared, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedBody(Struct):
-    """A model by its name: /api/show."""
+    """The body of POST /api/show: a model by name."""
 
     model: str | None = None
     name: str | None = None  # the older field

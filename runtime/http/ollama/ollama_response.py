@@ -1,4 +1,4 @@
-"""What the routes of Ollama's API answer. Answers are encoded as these, and the OpenAPI document is made of
+"""Response bodies of Ollama's API. Answers are encoded as these types, and the OpenAPI document is made of
 them."""
 
 from datetime import datetime
@@ -10,7 +10,7 @@ from runtime.http.openai.completion_response import ChatTokenLogprob
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A function as it is called."""
+    """A called function."""
 
     index: int
     name: str
@@ -18,14 +18,14 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
 
 
 class Call(Struct, forbid_unknown_fields=True):
-    """A call of a function."""
+    """A tool call."""
 
     id: str
     function: CalledFunction
 
 
 class ResponseMessage(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message of the assistant, or more of it."""
+    """A message of the assistant, or a part of it."""
 
     role: Literal["assistant"]
     content: str
@@ -34,8 +34,8 @@ class ResponseMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Line(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What answers and the lines of their streams have in common. Durations, in nanoseconds, and counts are
-    in the last line."""
+    """Fields that answers and the lines of their streams share. Durations, in nanoseconds, and counts are in
+    the last line."""
 
     model: str
     created_at: datetime
@@ -51,13 +51,13 @@ class Line(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatLine(Line, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /api/chat, or a line of it."""
+    """The response of /api/chat, or a line of it."""
 
     message: ResponseMessage
 
 
 class GenerateLine(Line, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /api/generate, or a line of it."""
+    """The response of /api/generate, or a line of it."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -65,7 +65,7 @@ class GenerateLine(Line, kw_only=True, forbid_unknown_fields=True):
 
 
 class Embeddings(Struct, forbid_unknown_fields=True):
-    """The answer of /api/embed."""
+    """The response of /api/embed."""
 
     model: str
     embeddings: list[list[float]]
@@ -75,13 +75,13 @@ class Embeddings(Struct, forbid_unknown_fields=True):
 
 
 class Embedding(Struct, forbid_unknown_fields=True):
-    """The answer of /api/embeddings."""
+    """The response of /api/embeddings."""
 
     embedding: list[float]
 
 
 class Details(Struct, forbid_unknown_fields=True):
-    """What kind of model it is."""
+    """Details of a model."""
 
     parent_model: str
     format: str
@@ -103,7 +103,7 @@ class Tag(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Running(Tag, kw_only=True, forbid_unknown_fields=True):
-    """A served model, which is loaded."""
+    """A loaded model."""
 
     expires_at: datetime
     size_vram: int
@@ -111,19 +111,19 @@ class Running(Tag, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tags(Struct, forbid_unknown_fields=True):
-    """The answer of /api/tags."""
+    """The response of /api/tags."""
 
     models: list[Tag]
 
 
 class Processes(Struct, forbid_unknown_fields=True):
-    """The answer of /api/ps."""
+    """The response of /api/ps."""
 
     models: list[Running]
 
 
 class Shown(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /api/show."""
+    """The response of /api/show."""
 
     modelfile: str
     parameters: str
@@ -135,6 +135,6 @@ class Shown(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Failure(Struct, forbid_unknown_fields=True):
-    """A line that ends a stream which failed."""
+    """The last line of a stream that failed."""
 
     error: str

@@ -1,5 +1,4 @@
-"""POST /api/chat and /api/generate: the way of a chat or a text completion, told in Ollama's words, as lines
-of JSON."""
+"""POST /api/chat and /api/generate: chats and text completions in Ollama's form, as lines of JSON."""
 
 import time
 from datetime import UTC, datetime
@@ -36,8 +35,8 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-LATEST = ":latest"  # Ollama's clients write it behind names without a tag
-# options that chats have, too
+LATEST = ":latest"  # tag that Ollama's clients append to names without one
+# options that OpenAI has under the same name
 SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 NAMES = {name: f"options.{name}" for name in SAME} | {
     "max_tokens": "options.num_predict",
@@ -53,7 +52,7 @@ _generate = msgspec.json.Decoder(GenerateBody)
 
 
 def chat(service: Service, content: bytes) -> Answer | Response:
-    """Raises RequestError."""
+    """The answer to a chat. Raises RequestError."""
     begin_ns = time.monotonic_ns()
     body = decode(content, _chat)
     check_name(service.card, body.model)
@@ -66,7 +65,7 @@ def chat(service: Service, content: bytes) -> Answer | Response:
 
 
 def generate(service: Service, content: bytes) -> Answer | Response:
-    """Raises RequestError."""
+    """The answer to a prompt. Raises RequestError."""
     begin_ns = time.monotonic_ns()
     body = decode(content, _generate)
     check_name(service.card, body.model)
@@ -105,8 +104,7 @@ def generate(service: Service, content: bytes) -> Answer | Response:
 
 
 def check_name(card: ModelCard, name: str) -> str:
-    """The adapter of that name; "": the plain model. Raises ModelNotFound. "default" means that, as in the
-    other dialects."""
+    """The adapter of that name; "": the base model, which "default" also means. Raises ModelNotFound."""
     if (bare := name.removesuffix(LATEST)) in card.adapters:
         return bare
     if name != "default" and name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
@@ -166,7 +164,7 @@ def _answer(
 
 
 def _fields(body: Shared) -> dict[str, Any]:
-    """The fields that chats and completions of OpenAI's API have, too."""
+    """Fields of the request that OpenAI's requests have, too."""
     options = body.options or Options()
     for name, neutral in NEUTRAL.items():
         if getattr(options, name) not in (None, neutral):
@@ -221,7 +219,8 @@ def _refuse(body: GenerateBody) -> None:
 
 
 def _load(body: Shared, writer: "Writer") -> Response:
-    """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
+    """The response to a request without a prompt, by which Ollama's clients load and unload a model: the
+    model stays loaded."""
     return json_response(
         convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine)
     )
@@ -232,13 +231,13 @@ def _new_id() -> str:
 
 
 class Writer:
-    """The lines of one answer, of a chat or a generation."""
+    """The lines of one answer."""
 
     def __init__(self, model: str, begin_ns: int, *, is_chat: bool) -> None:
-        """`begin` is when the request came, in nanoseconds."""
+        """`begin_ns`: when the request came, on the monotonic clock."""
         self.model = model
         self.begin_ns = begin_ns
-        self.first = 0  # when the first output came
+        self.first = 0  # ns, when the first output came
         self.is_chat = is_chat
 
     def line(
@@ -250,6 +249,7 @@ class Writer:
         calls: list[Payload] | None = None,
         **more: Any,
     ) -> Payload:
+        """One line."""
         line: Payload = {"model": self.model, "created_at": datetime.now(UTC)}
         message_fields: Payload = (
             {"role": "assistant", "content": content} if self.is_chat else {"response": content}
@@ -263,6 +263,7 @@ class Writer:
         )
 
     def ending(self, finish: Finish) -> Payload:
+        """The fields of the last line: finish reason, durations and counts."""
         now = time.monotonic_ns()
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
         return {
@@ -277,19 +278,20 @@ class Writer:
 
 
 class LinesAnswerFormat:
-    """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all
-    took."""
+    """An object, or lines of JSON: each has what is new, calls are complete, the last line has durations and
+    counts."""
 
     def __init__(self, service: Service, writer: Writer) -> None:
         self.service = service
         self.writer = writer
         self.gives = ChatLine if writer.is_chat else GenerateLine
-        self.calls: list[Payload] = []  # written to their ends
-        self.call: Payload = {}  # the one that is being written
-        self.arguments = ""  # its
+        self.calls: list[Payload] = []  # complete calls
+        self.call: Payload = {}  # the open call
+        self.arguments = ""  # of the open call
         self.finish: Finish | None = None
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         content, thinking, calls = self._read(delta)
         if not (content or thinking or calls or delta.logprobs):
             return b""
@@ -298,13 +300,16 @@ class LinesAnswerFormat:
         )
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         assert self.finish is not None
         return _line(self.writer.line("", done=True, **self.writer.ending(self.finish)))
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         return _line({"error": error.message})
 
     def body(self, outputs: list[Output]) -> Payload:
+        """The answer in one piece."""
         (output,) = outputs
         self.writer.first = output.first_ns
         content, thinking, calls = self._read(

@@ -1,6 +1,6 @@
-"""Answers the lines of batches, in idle time: whatever else the server has to do goes first.
+"""Runs batches in idle time: requests of clients go first.
 
-One task a batch; all share MAX_OPEN places for lines, which they get in turn.
+There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn.
 """
 
 import time
@@ -20,8 +20,8 @@ from runtime.http.openai.batches import ENDED, Batches, Line, LineError, Record
 from runtime.http.openai.files import in_thread, new_id
 from runtime.service import Service
 
-MAX_OPEN = 64  # lines in the runtime at once
-PAUSE_S = 1.0  # before a line that the runtime had no room for is tried again
+MAX_OPEN = 64  # running lines
+PAUSE_S = 1.0  # before an overloaded server is tried again
 CUT_OFF = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
     "expired": ("batch_expired", "the batch expired before this line was answered"),
@@ -29,25 +29,25 @@ CUT_OFF = {
 
 
 class StreamField(Struct):
-    """The one field of a body that a batch can't serve."""
+    """The `stream` field of a body, which a batch cannot serve."""
 
     stream: bool | None = None
 
 
 class BatchRunner:
-    """Runs what `batches` holds; `run` is its life."""
+    """Runs the batches of `batches`, as long as `run` runs."""
 
     def __init__(self, service: Service, batches: Batches, max_open: int = MAX_OPEN) -> None:
         self.service = service
         self.batches = batches
         self._slots = anyio.CapacityLimiter(max_open)
-        self._writer = anyio.CapacityLimiter(1)  # answers are written one after the other
-        self._scopes: dict[str, anyio.CancelScope] = {}  # of the batches that run
+        self._writer = anyio.CapacityLimiter(1)  # one write at a time
+        self._scopes: dict[str, anyio.CancelScope] = {}  # by batch id, of running batches
         self._added: list[Record] = []
         self._wakeup = anyio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Batches that a killed server left unfinished go on."""
+        """Runs batches until cancelled, first those that a killed server left unfinished."""
         self._added = [r for r in self.batches.known.values() if r.batch.status not in ENDED] + self._added
         async with anyio.create_task_group() as tasks:
             while True:
@@ -57,12 +57,12 @@ class BatchRunner:
                 await self._wakeup.wait()
 
     def add(self, record: Record) -> None:
-        """A batch was created."""
+        """Starts a new batch."""
         self._added.append(record)
         self._wakeup.set()
 
     async def cancel(self, record: Record) -> None:
-        """Raises InvalidRequest for a batch that is over."""
+        """Cancels a batch. Raises InvalidRequest for one that has ended."""
         if record.batch.status in ENDED:
             raise InvalidRequest(f"the batch is {record.batch.status} already", param="batch_id")
         await in_thread(self.batches.advance, record, "cancelling")
@@ -70,7 +70,7 @@ class BatchRunner:
             scope.cancel()
 
     async def _run(self, record: Record) -> None:
-        """One batch to its end. What goes wrong with it is its own."""
+        """Runs one batch to its end. Its errors do not affect other batches."""
         try:
             await self._process(record)
         except OSError as error:
@@ -91,7 +91,7 @@ class BatchRunner:
         if record.batch.status == "validating":
             if errors := await in_thread(batches.check, record):
                 return await self._fail(record, errors)
-            if record.batch.status == "validating":  # it may have been cancelled meanwhile
+            if record.batch.status == "validating":  # not cancelled meanwhile
                 await in_thread(batches.advance, record, "in_progress")
         await in_thread(batches.recover, record)
         end = "completed"
@@ -136,14 +136,13 @@ class BatchRunner:
             self._slots.release_on_behalf_of(borrower)
         response = {"status_code": status, "request_id": new_id("req"), "body": body}
         output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
-        # what is answered is written, also when the batch is cancelled meanwhile
+        # an answer is written even when the batch is cancelled meanwhile
         with anyio.CancelScope(shield=True):
             append = partial(self.batches.append, record, output, is_error=status != 200)
             await anyio.to_thread.run_sync(append, limiter=self._writer)
 
     async def _serve(self, line: Line) -> tuple[int, Any]:
-        """What an HTTP request with this body would be answered: status and body. Waits where a client would
-        try again."""
+        """Status and body of the HTTP response to this line. Retries while the server is overloaded."""
         while True:
             try:
                 _refuse_stream(bytes(line.body))
@@ -164,7 +163,7 @@ class BatchRunner:
                 return fault.status, error_object(fault)
 
     def _cut_off(self, record: Record, code: str, message: str) -> None:
-        """The lines that are left get an error each."""
+        """Gives every unanswered line an error."""
         for line in list(self.batches.unanswered(record)):
             output = {
                 "id": new_id("batch_req"),
@@ -179,6 +178,6 @@ def _refuse_stream(body: bytes) -> None:
     try:
         is_stream = msgspec.json.decode(body, type=StreamField).stream
     except msgspec.MsgspecError:
-        return  # the route says what is wrong with it
+        return  # the route refuses the body
     if is_stream:
         raise InvalidRequest("a batch can't stream; leave stream out", param="stream")

@@ -1,14 +1,14 @@
-"""/v1/batches: a file of requests, answered in idle time, into a file of answers.
+"""/v1/batches: a file of requests, answered in idle time, into a file of responses.
 
     validating ─► in_progress ─► finalizing ─► completed
         │             ├─► cancelling ─► cancelled            by the client
         ▼             └─► expired                            after 24 hours
       failed
 
-What survives a killed server: the batch's record (written in one piece at each change of status) and the
-lines of its two output files, appended one by one. The next start cuts off a torn last line and goes on with
-the lines of the input that have no answer yet; so each is answered exactly once in the files. Answers of
-lines that were under way are computed again.
+Two things survive a killed server: the record of the batch, written atomically at each change of status, and
+the lines of its two output files, appended one by one. The next start truncates an incomplete last line and
+continues with the input lines that have no answer; so the files have exactly one answer for each line. Lines
+that were running are computed again.
 """
 
 import os
@@ -39,7 +39,7 @@ Serve = Callable[[Service, bytes], Answer]
 
 
 class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/batches"""
+    """The body of POST /v1/batches."""
 
     input_file_id: str
     endpoint: str
@@ -91,7 +91,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, kw_only=True):
-    """A batch on disk: what clients see, and where its output goes before there is an output file."""
+    """A batch on disk: what clients see, and the ids of its output files before these are published."""
 
     batch: Batch
     output_id: str
@@ -99,7 +99,7 @@ class Record(Struct, kw_only=True):
 
 
 class Line(Struct, frozen=True):
-    """A line of the input file. Its body stays JSON: the route that serves it reads it."""
+    """A line of the input file. The body stays JSON, which the route decodes."""
 
     custom_id: A[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -108,7 +108,7 @@ class Line(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """As much of a line of an output file as must be known to go on."""
+    """The id in a line of an output file."""
 
     custom_id: str
 
@@ -118,8 +118,8 @@ _answered = msgspec.json.Decoder(Answered)
 
 
 class Batches:
-    """The batches of one folder, as records. Blocking where it says so; runs nothing (see
-    batch_runner.py)."""
+    """The batches of one folder, as records. Methods block where their docstring says so; BatchRunner runs
+    them."""
 
     def __init__(self, files: Files, endpoints: Mapping[str, Serve]) -> None:
         self.files = files
@@ -130,14 +130,14 @@ class Batches:
         self.known = {r.batch.id: r for r in sorted(records, key=lambda r: (r.batch.created_at, r.batch.id))}
 
     def find(self, batch_id: str) -> Record:
-        """Raises NotFound."""
+        """The record of a batch. Raises NotFound."""
         record = self.known.get(batch_id)
         if record is None:
             raise NotFound(f"there is no batch {batch_id[:80]}", param="batch_id")
         return record
 
     def create(self, body: BatchBody) -> Record:
-        """Blocking. Raises InvalidRequest, NotFound."""
+        """Creates a batch. Blocking. Raises InvalidRequest, NotFound."""
         if body.endpoint not in self.endpoints:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
         if self.files.find(body.input_file_id).purpose != "batch":
@@ -161,7 +161,7 @@ class Batches:
         return record
 
     def advance(self, record: Record, status: Status, **fields: Any) -> None:
-        """Blocking. A new status, with its time."""
+        """Gives a batch its next status, and the time of it. Blocking."""
         if status == record.batch.status:
             return
         record.batch = structs.replace(
@@ -170,10 +170,11 @@ class Batches:
         self.save(record)
 
     def save(self, record: Record) -> None:
+        """Writes the record to disk. Blocking."""
         write_atomically(self.folder / f"{record.batch.id}.json", msgspec.json.encode(record))
 
     def unfinished_files(self) -> list[str]:
-        """Ids of files that batches read or write now."""
+        """Ids of the files that unfinished batches read or write."""
         return [
             name
             for r in self.known.values()
@@ -182,7 +183,7 @@ class Batches:
         ]
 
     def check(self, record: Record) -> list[LineError]:
-        """Blocking. What is wrong with the input file, and how many lines it has."""
+        """Errors of the input file; also counts its lines. Blocking."""
         errors: list[LineError] = []
         seen: set[str] = set()
         total = 0
@@ -224,7 +225,8 @@ class Batches:
         return None
 
     def recover(self, record: Record) -> Counts:
-        """Blocking. Cuts torn lines off the output. -> what is done"""
+        """Truncates incomplete lines of the output files, and counts the answered lines. Blocking. Returns
+        the counts."""
         ok, bad = (len(_answered_in(self.files.path(name))) for name in (record.output_id, record.error_id))
         record.batch = structs.replace(
             record.batch, request_counts=Counts(record.batch.request_counts.total, ok, bad)
@@ -232,7 +234,7 @@ class Batches:
         return record.batch.request_counts
 
     def unanswered(self, record: Record) -> Generator[Line]:
-        """Blocking. Lines without an answer, in order."""
+        """Input lines without an answer, in order. Blocking."""
         done = {
             name for id in (record.output_id, record.error_id) for name in _answered_in(self.files.path(id))
         }
@@ -242,7 +244,7 @@ class Batches:
                 yield line
 
     def append(self, record: Record, output: dict[str, Any], *, is_error: bool) -> None:
-        """Blocking. One answer."""
+        """Appends one answer to an output file. Blocking."""
         with self.files.path(record.error_id if is_error else record.output_id).open("ab") as file:
             file.write(msgspec.json.encode(output) + b"\n")
         old = record.batch.request_counts
@@ -250,7 +252,8 @@ class Batches:
         record.batch = structs.replace(record.batch, request_counts=counts)
 
     def publish(self, record: Record) -> dict[str, str]:
-        """Blocking. Makes files of what was answered. -> their ids, as fields of the batch"""
+        """Makes files of the output files that have lines. Blocking. Returns their ids, as fields of the
+        batch."""
         fields = {}
         for field, file_id, kind in (
             ("output_file_id", record.output_id, "output"),
@@ -274,8 +277,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _answered_in(path: Path) -> list[str]:
-    """The custom ids in an output file, whose last line is cut off if the server was killed while it
-    wrote."""
+    """The custom ids in an output file; an incomplete last line, left by a killed server, is cut off."""
     if not path.is_file():
         return []
     names, whole = [], 0

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions"""
+"""POST /v1/chat/completions, and the preparation of a chat that the other APIs share."""
 
 import time
 from typing import Any
@@ -42,7 +42,7 @@ from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoni
 from runtime.parsing.typed import Tools
 from runtime.service import ModelCard, Service
 
-CHUNK = ".chunk"  # ends the object name of a chunk
+CHUNK = ".chunk"  # suffix of the object name of a chunk
 NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -53,14 +53,14 @@ NAMES = {
     "id": "rid",
     "hidden_states": "return_hidden_states",
 }
-# other names, where the client used them
+# alternative names, used where the client used them
 OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
 def chat(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The answer to a chat completion request. Raises RequestError."""
     body = decode(content, _decoder)
     (rid,) = request_ids(body.rid, 1) if body.rid is not None else (body.request_id,)
     name = response_model(service.card, body.model)
@@ -80,8 +80,8 @@ def chat(service: Service, content: bytes) -> Answer:
 def prepare(
     service: Service, body: ChatBody, id: str
 ) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
-    """-> what to ask, how to read the answer where it may be more than text, and the client's names of our
-    fields. Raises RequestError."""
+    """The generation request of a chat, how its answer is parsed (None: as plain text), and the client's
+    names of our fields, for error texts. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(body)
     body = with_allowed_tools(body)
@@ -126,7 +126,8 @@ def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
         return rule, where
     if rule is not None:
         raise InvalidRequest(
-            f"tool_choice demands a call, and {where['constraint']} another form of the answer; give one of them",
+            f"tool_choice requires a call, and {where['constraint']} another form of the answer; "
+            "give one of them",
             param="tool_choice",
         )
     return calls, {"constraint": "tool_choice"}
@@ -153,8 +154,8 @@ def _reading(service: Service, body: ChatBody, tools: Tools) -> Reading | None:
 def _constraint_after(
     formats: Formats, rule: Rule | None, *, is_demanded: bool
 ) -> dict[str, tuple[Free, ...]]:
-    """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or
-    not."""
+    """SamplingParams.constraint_after of a model that reasons first: the texts after which the rule applies.
+    The same whether reasoning is separated from the content or not."""
     if rule is None:
         return {}
     if formats.thinking in FRAMINGS:
@@ -167,49 +168,53 @@ def _constraint_after(
 
 
 class ChatAnswerFormat:
-    """Messages, or chunks whose first brings the role and whose last brings the finish reason."""
+    """Chat completions, or chunks of which the first has the role and the last the finish reason."""
 
     gives = ChatCompletion
 
     def __init__(
         self, service: Service, envelope: Envelope, request: ChatBody, *, is_text: bool = True
     ) -> None:
-        """`is_text`: answers are nothing but text."""
+        """`is_text`: answers have neither reasoning nor tool calls."""
         self.service = service
         self.envelope = envelope
         self.request = request
         self.is_plain = not (envelope.is_continuous or request.logprobs or request.return_token_ids)
         self.is_text = is_text
-        self.begun: set[int] = set()  # choices
-        self.callers: set[int] = set()  # choices that call tools
-        # by choice and field: what stands before and after its text
+        self.begun: set[int] = set()  # choices whose first chunk is written
+        self.callers: set[int] = set()  # choices that called a tool
+        # by choice and field: the bytes of a chunk before and after its text
         self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         self.envelope.meter.add(choice, delta)
         head = b"" if choice in self.begun else self._begin(choice, delta)
         if delta.finish is None and self.is_plain:
             if self.is_text:
                 return head + self._text(choice, "content", delta.text) if delta.text else head
             return head + b"".join([self._event(choice, event) for event in events_of(delta)])
-        pieces = [self._piece(choice, event) for event in events_of(delta)]
-        pieces = [piece for piece in pieces if piece]
-        if not pieces or (delta.finish is not None and "tool_calls" in pieces[-1]):
-            pieces.append({})
-        if delta.hidden:  # told with the end
-            pieces[-1]["hidden_states"] = last(delta.hidden)
-        chunks = [_choice(choice, piece) for piece in pieces]
+        deltas = [self._message_delta(choice, event) for event in events_of(delta)]
+        deltas = [message_delta for message_delta in deltas if message_delta]
+        if not deltas or (delta.finish is not None and "tool_calls" in deltas[-1]):
+            deltas.append({})
+        if delta.hidden:  # sent with the last delta
+            deltas[-1]["hidden_states"] = last(delta.hidden)
+        chunks = [_choice(choice, message_delta) for message_delta in deltas]
         chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
         chunks[-1] |= self._finish(choice, delta.finish)
         return head + b"".join([self.envelope.chunk(chunk, CHUNK) for chunk in chunks])
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         return self.envelope.tail(CHUNK)
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
+        """The answer in one piece."""
         first, request = outputs[0], self.request
         choices = [
             {
@@ -247,8 +252,8 @@ class ChatAnswerFormat:
                 return self._text(choice, "content", text)
             case Reasoning(text=text):
                 return self._text(choice, "reasoning_content", text)
-        piece = self._piece(choice, event)
-        return self.envelope.chunk(_choice(choice, piece), CHUNK) if piece else b""
+        message_delta = self._message_delta(choice, event)
+        return self.envelope.chunk(_choice(choice, message_delta), CHUNK) if message_delta else b""
 
     def _text(self, choice: int, field: str, text: str) -> bytes:
         around = self.around.get((choice, field))
@@ -258,8 +263,8 @@ class ChatAnswerFormat:
             )
         return around[0] + sse.encode(text) + around[1]
 
-    def _piece(self, choice: int, event: Event) -> dict[str, Any]:
-        """The event as a delta of the message; empty for one that adds nothing."""
+    def _message_delta(self, choice: int, event: Event) -> dict[str, Any]:
+        """A parse event as the `delta` of a chunk; empty when it adds nothing."""
         match event:
             case Content(text=text):
                 return {"content": text}
@@ -273,21 +278,24 @@ class ChatAnswerFormat:
         return {}
 
     def _message(self, choice: int, output: Output) -> dict[str, Any]:
-        said = {"content": "", "reasoning_content": ""}
+        texts = {"content": "", "reasoning_content": ""}
         calls: list[dict[str, Any]] = []
         for event in events_of(output):
             match event:
                 case Content(text=text):
-                    said["content"] += text
+                    texts["content"] += text
                 case Reasoning(text=text):
-                    said["reasoning_content"] += text
+                    texts["reasoning_content"] += text
                 case CallBegin():
                     calls.append(_call(event))
                 case Arguments(text=text):
                     calls[-1]["function"]["arguments"] += text
-        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or (None if calls else "")}
-        if said["reasoning_content"]:
-            message["reasoning_content"] = said["reasoning_content"]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": texts["content"] or (None if calls else ""),
+        }
+        if texts["reasoning_content"]:
+            message["reasoning_content"] = texts["reasoning_content"]
         if calls:
             self.callers.add(choice)
             message["tool_calls"] = calls

@@ -1,9 +1,9 @@
-"""The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the
-nearest name.
+"""Bodies of /v1/chat/completions and /v1/completions. A field that is not declared here is refused, with the
+nearest name in the error text.
 
-Limits of sampling parameters stand in runtime.messages.sampling; these types only say what is a number, a
-string or a list. `null` is the same as leaving a field out: clients send it. What each field does is said in
-parameters.py, for docs/api.md too.
+Limits of sampling parameters are declared in runtime.messages.sampling; these types only say what is a
+number, a string or a list. `null` means the same as leaving a field out, since clients send it. What each
+field does is listed in parameters.py.
 """
 
 from typing import Annotated as A
@@ -20,26 +20,25 @@ MAX_TOOLS = 1_024
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream tells beside the text."""
+    """What a stream contains in addition to the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # ignored: there is nothing to hide the length of
+    include_obfuscation: bool | None = None  # accepted without effect
 
 
-# Of a conversation, fields that are not here are passed over: clients send earlier answers back with fields
-# of their own.
+# Unknown fields of messages are ignored: clients send earlier answers back with fields of their own.
 
 
 class Function(Struct):
-    """A function as it was called."""
+    """A function call of an earlier answer."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None  # a JSON object
+    arguments: str | dict[str, Any] | None = None  # a JSON object, or its text
 
 
 class ToolCall(Struct):
-    """A call that the assistant made earlier in the conversation."""
+    """A tool call of an earlier answer."""
 
     function: Function
     id: str | None = None
@@ -47,7 +46,7 @@ class ToolCall(Struct):
 
 
 class Part(Struct):
-    """A piece of a message's content: text, or the refusal of another model."""
+    """A part of a message's content: a text, or a refusal of another model."""
 
     type: str
     text: str | None = None
@@ -62,19 +61,19 @@ class Message(Struct):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None  # of an earlier answer, for templates that show it
-    reasoning: str | None = None  # the same in vLLM's words
+    reasoning_content: str | None = None  # reasoning of an earlier answer, for templates that render it
+    reasoning: str | None = None  # vLLM's name of reasoning_content
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
-    """`reasoning`, as some clients write reasoning_effort."""
+    """`reasoning`: the form in which some clients send reasoning_effort."""
 
     effort: str | float | None = None
     enabled: bool | None = None
 
 
 class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both routes that are refused unless they say nothing (parameters.py)."""
+    """Fields of both routes that are refused unless their value asks for nothing (parameters.py)."""
 
     lora_path: str | list[str | None] | None = None
     return_routed_experts: Any = None
@@ -110,12 +109,12 @@ class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
-    """What chat and text completions have in common."""
+    """Fields that chat and text completions share."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # how tokens are chosen
+    # sampling
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -129,13 +128,13 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] | None = None  # keys are strings in JSON
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_regex: str | list[str] | None = None  # SGLang's
+    stop_regex: str | list[str] | None = None  # SGLang
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None  # vLLM's name for
-    no_stop_trim: bool | None = None  # SGLang's
-    # what is told beside the text
+    include_stop_str_in_output: bool | None = None  # vLLM
+    no_stop_trim: bool | None = None  # SGLang's name of include_stop_str_in_output
+    # what the answer contains in addition to the text
     return_token_ids: bool | None = None
     return_hidden_states: bool | Literal["last"] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -143,13 +142,13 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     logprob_token_ids: list[int] | None = None
     stream_interval: A[int, Meta(ge=1)] | None = None
     # the request itself
-    rid: Rid | list[Rid] | None = None  # SGLang's name for
-    request_id: Rid | None = None  # vLLM's
+    rid: Rid | list[Rid] | None = None  # request id, SGLang's name
+    request_id: Rid | None = None  # request id, vLLM's name
     priority: Priority | None = None  # see --enable-priority-scheduling
-    # cached prefixes are shared within one salt only; in vLLM's words
+    # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | list[CacheSalt] | None = None
-    extra_key: CacheSalt | list[CacheSalt] | None = None  # and in SGLang's
-    # real clients set these; they change nothing here
+    extra_key: CacheSalt | list[CacheSalt] | None = None  # a second cache_salt, SGLang's name
+    # accepted without effect
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -160,13 +159,13 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_options: Any = None
     session_id: str | None = None
     spaces_between_special_tokens: bool | None = None
-    # what the answer must look like: at most one of these (http/fields/constraint.py)
+    # constraint of the output: at most one of these (http/fields/constraint.py)
     response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | str | None = None  # SGLang's, with the next three
+    json_schema: dict[str, Any] | str | None = None  # SGLang; also regex, ebnf and structural_tag
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    structured_outputs: dict[str, Any] | None = None  # vLLM's, and its older
+    structured_outputs: dict[str, Any] | None = None  # vLLM; older names are guided_*
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -174,7 +173,7 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions"""
+    """The body of POST /v1/chat/completions."""
 
     messages: A[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
@@ -185,15 +184,15 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | float | None = None  # handed to the template, as the next two
+    reasoning_effort: str | float | None = None  # passed to the chat template
     reasoning: Reasoning | None = None
     documents: list[dict[str, Any]] | None = None
-    input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; then messages are not rendered
+    input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; messages are then not rendered
     return_prompt_token_ids: bool | None = None
     parallel_tool_calls: bool | None = None
-    separate_reasoning: bool | None = None  # False: thoughts are content
-    stream_reasoning: bool | None = None  # False: they come in one piece
-    include_reasoning: bool | None = None  # False: they are not told
+    separate_reasoning: bool | None = None  # False: reasoning is part of the content
+    stream_reasoning: bool | None = None  # False: reasoning is sent in one piece
+    include_reasoning: bool | None = None  # False: reasoning is left out
     # accepted without effect
     verbosity: str | None = None
     prediction: Any = None
@@ -218,12 +217,13 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. The prompt is a text, texts, token ids, or lists of token ids."""
+    """The body of POST /v1/completions. The prompt is a text, a list of texts, token ids, or lists of token
+    ids."""
 
     prompt: str | A[list[str | int | list[int]], Meta(min_length=1)]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
-    add_special_tokens: bool | None = None  # what the tokenizer puts at the beginning of a text
+    suffix: str | None = None  # text after the completion (see --completion-template)
+    add_special_tokens: bool | None = None  # False: the tokenizer adds no BOS token
     prompt_embeds: Any = None  # refused

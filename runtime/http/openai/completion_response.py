@@ -1,7 +1,7 @@
-"""What the routes of OpenAI's API answer. Answers are encoded as these, and the OpenAPI document is made of
+"""Response bodies of the OpenAI API. Answers are encoded as these types, and the OpenAPI document is made of
 them.
 
-A field that is UNSET is left out; `null` is said where OpenAI says it.
+A field that is UNSET is left out; `null` is written where OpenAI writes it.
 """
 
 from datetime import datetime
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class Tiers(Struct, forbid_unknown_fields=True):
-    """Where cached tokens came from: --enable-cache-report."""
+    """Where cached tokens came from (--enable-cache-report)."""
 
     device: int
     host: int
@@ -26,30 +26,30 @@ class Tiers(Struct, forbid_unknown_fields=True):
 
 
 class CachedTokens(Struct, forbid_unknown_fields=True):
-    """Of the prompt."""
+    """Cached tokens of the prompt."""
 
     cached_tokens: int
     cached_tokens_details: Tiers | UnsetType = UNSET
 
 
 class ReasoningTokens(Struct, forbid_unknown_fields=True):
-    """Of the answer."""
+    """Reasoning tokens of the output."""
 
     reasoning_tokens: int
 
 
 class Usage(Struct, forbid_unknown_fields=True):
-    """How many tokens it took."""
+    """Token counts of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET  # of what generates
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET  # of routes that generate
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):
-    """A token that could have stood there."""
+    """A token with its log probability."""
 
     token: str
     bytes: list[int]
@@ -57,7 +57,7 @@ class TopLogprob(Struct, forbid_unknown_fields=True):
 
 
 class ChatTokenLogprob(TopLogprob, forbid_unknown_fields=True):
-    """A token, and those that could have stood in its place."""
+    """A sampled token with its log probability and the alternatives."""
 
     top_logprobs: list[TopLogprob]
 
@@ -70,14 +70,14 @@ class ChatLogprobs(Struct, forbid_unknown_fields=True):
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A function by its name, and its arguments as a text that should be JSON."""
+    """A called function: its name and its arguments as text, which should be JSON."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """A call of a function."""
+    """A tool call of an answer."""
 
     id: str
     function: CalledFunction
@@ -85,7 +85,7 @@ class ToolCall(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """The answer."""
+    """The message of an answer."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -94,7 +94,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 
 
 class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What choices of chats and of texts have in common."""
+    """Fields that choices of chat and text completions share."""
 
     index: int
     finish_reason: str | None
@@ -105,14 +105,14 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatChoice(Choice, kw_only=True, forbid_unknown_fields=True):
-    """One of `n` answers."""
+    """One of the `n` answers of a chat."""
 
     message: ChatMessage
     logprobs: ChatLogprobs | None
 
 
 class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -125,14 +125,14 @@ class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionDelta(Struct, forbid_unknown_fields=True):
-    """More of a call's function."""
+    """Part of a call's function."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, forbid_unknown_fields=True):
-    """More of call number `index`."""
+    """Part of tool call number `index`."""
 
     index: int
     function: FunctionDelta
@@ -141,7 +141,7 @@ class ToolCallDelta(Struct, forbid_unknown_fields=True):
 
 
 class MessageDelta(Struct, forbid_unknown_fields=True):
-    """More of the message."""
+    """Part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -151,7 +151,7 @@ class MessageDelta(Struct, forbid_unknown_fields=True):
 
 
 class ChunkChoice(Choice, kw_only=True, forbid_unknown_fields=True):
-    """More of one of `n` answers."""
+    """Part of one of the `n` answers."""
 
     delta: MessageDelta
     logprobs: ChatLogprobs | None
@@ -179,7 +179,7 @@ class TextLogprobs(Struct, forbid_unknown_fields=True):
 
 
 class TextChoice(Choice, kw_only=True, forbid_unknown_fields=True):
-    """One of `n` texts, or more of it."""
+    """One of the `n` texts, or a part of it."""
 
     text: str
     logprobs: TextLogprobs | None
@@ -187,7 +187,7 @@ class TextChoice(Choice, kw_only=True, forbid_unknown_fields=True):
 
 
 class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The answer of /v1/completions, and an event of its stream, which ends with [DONE]."""
+    """The response of /v1/completions, and an event of its stream, which ends with [DONE]."""
 
     id: str
     object: Literal["text_completion"]
@@ -198,7 +198,7 @@ class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Model(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A served model; to Anthropic's clients also in the words of theirs."""
+    """A served model; the last fields are those of Anthropic's API."""
 
     id: str
     object: Literal["model"]
@@ -206,7 +206,7 @@ class Model(Struct, kw_only=True, forbid_unknown_fields=True):
     owned_by: str
     root: str
     max_model_len: int
-    parent: str | UnsetType = UNSET  # of an adapter: the model that it changes
+    parent: str | UnsetType = UNSET  # of an adapter: its base model
     type: str | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: datetime | UnsetType = UNSET
@@ -215,7 +215,7 @@ class Model(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Page(Struct, Generic[T], kw_only=True, forbid_unknown_fields=True):
-    """A part of a list."""
+    """One page of a list."""
 
     object: Literal["list"]
     data: list[T]
@@ -225,7 +225,7 @@ class Page(Struct, Generic[T], kw_only=True, forbid_unknown_fields=True):
 
 
 class Deleted(Struct, forbid_unknown_fields=True):
-    """What is gone."""
+    """A deleted object."""
 
     id: str
     object: str

@@ -39,14 +39,14 @@ NAMES = {
     "id": "rid",
     "hidden_states": "return_hidden_states",
 }
-# other names, where the client used them
+# alternative names, used where the client used them
 OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 def completions(service: Service, content: bytes) -> Answer:
-    """Raises RequestError."""
+    """The answer to a text completion request. Raises RequestError."""
     arrival_s = time.monotonic()
     body = decode(content, _decoder)
     refuse(body)
@@ -107,25 +107,26 @@ def completions(service: Service, content: bytes) -> Answer:
 
 
 class OutputOptions(Struct, frozen=True):
-    """What the answer tells beside the text, and of how many."""
+    """What an answer contains in addition to the text, and how many choices are sampled and returned."""
 
     n: int
-    num_sampled: int  # choices computed for each prompt
+    num_sampled: int  # choices sampled for each prompt
     has_logprobs: bool
-    width: int  # alternatives
+    width: int  # alternatives of each token
     prompt_width: int | None
     has_ids: bool
-    by_id: bool  # tokens are called by their ids
+    by_id: bool  # tokens are named by their ids
     has_echo: bool
     is_prompt_only: bool
 
     @property
     def is_best_of(self) -> bool:
+        """Whether more choices are sampled than returned."""
         return self.num_sampled > self.n
 
     @property
     def is_plain(self) -> bool:
-        """Chunks differ in their text only."""
+        """Whether the chunks of a stream differ in their text only."""
         return not (self.has_logprobs or self.has_ids or self.is_prompt_only)
 
 
@@ -136,7 +137,8 @@ def _output_options(body: CompletionBody, preferred_n: int) -> OutputOptions:
         raise InvalidRequest(f"best_of is {num_sampled}, less than n, which is {n}", param="best_of")
     if num_sampled > n and body.stream:
         raise InvalidRequest(
-            "best_of above n can't be streamed: which are the best is known at the end", param="best_of"
+            "best_of above n can't be streamed: the best are known at the end only; leave stream out",
+            param="best_of",
         )
     return OutputOptions(
         n=n,
@@ -153,7 +155,7 @@ def _output_options(body: CompletionBody, preferred_n: int) -> OutputOptions:
 
 def _max_new_tokens(body: CompletionBody, service: Service, options: OutputOptions) -> int | None:
     if options.is_prompt_only:
-        return 1  # the least that the runtime computes
+        return 1  # the scheduler computes at least one token
     return (
         DEFAULT_MAX_TOKENS
         if body.max_tokens is None and "max_new_tokens" not in service.card.preferred
@@ -162,7 +164,7 @@ def _max_new_tokens(body: CompletionBody, service: Service, options: OutputOptio
 
 
 def _prompt_width(body: CompletionBody) -> int | None:
-    """Alternatives of the prompt's tokens; None: nothing of them is told."""
+    """Number of alternatives of each prompt token; None: no log probabilities of the prompt."""
     widths = [
         width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None
     ]
@@ -201,7 +203,7 @@ def _infill(prompt: Text | Tokens | Infill, suffix: str) -> Infill:
 
 
 def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
-    """Raises InvalidRequest for ids that have no text."""
+    """The text that `echo` returns of a prompt. Raises InvalidRequest for ids that are no tokens."""
     if isinstance(prompt, Text):
         return prompt.text
     if isinstance(prompt, Infill):
@@ -213,25 +215,29 @@ def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
 
 
 class CompletionAnswerFormat:
-    """Texts; with `echo` each begins with its prompt. `echoes` has that beginning for each prompt."""
+    """Text completions; with `echo` each begins with its prompt."""
 
     gives = Completion
 
     def __init__(
         self, service: Service, envelope: Envelope, options: OutputOptions, echoes: list[str]
     ) -> None:
+        """`echoes`: for each prompt the text before its completions."""
         self.service = service
         self.envelope = envelope
         self.options = options
         self.echoes = echoes
         self.is_plain = options.is_plain and not envelope.is_continuous
-        self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
+        self.around: dict[
+            int, tuple[bytes, bytes]
+        ] = {}  # by choice: the bytes of a chunk before and after its text
         self.logprobs = [
             TextLogprobs(service.token_bytes, options.width, by_id=options.by_id)
             for _ in range(options.num_sampled * len(echoes))
         ]
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         around = self.around.get(choice)
         if around is not None and self.is_plain and delta.finish is None:  # most tokens
             self.envelope.meter.completion_tokens += len(delta.token_ids)
@@ -253,12 +259,15 @@ class CompletionAnswerFormat:
         )
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         return self.envelope.tail()
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
+        """The answer in one piece."""
         num_sampled = self.options.num_sampled
         if self.options.is_prompt_only:
             for output in outputs:
@@ -274,7 +283,7 @@ class CompletionAnswerFormat:
         }
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
-        """The choices to tell of a prompt: all, or the likeliest."""
+        """The choices to return of the prompt whose choices begin at `first`: all, or the likeliest."""
         choices = list(range(first, first + self.options.num_sampled))
         if self.options.is_best_of:
             choices.sort(key=lambda choice: mean_logprob(outputs[choice]), reverse=True)
@@ -300,14 +309,14 @@ class CompletionAnswerFormat:
     def _logprobs(
         self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None
     ) -> dict[str, Any] | None:
-        """`prompt` counts where the text begins with it."""
+        """`prompt` counts only where the text begins with the prompt."""
         if not self.options.has_logprobs:
             return None
         return self.logprobs[choice].add([*((prompt or ()) if self.options.has_echo else ()), *(own or ())])
 
 
 def mean_logprob(output: Output) -> float:
-    """Of its tokens; of no tokens the least."""
+    """Mean log probability of the tokens of an output; -inf for no tokens."""
     return (
         sum(token.logprob or 0.0 for token in output.logprobs) / len(output.logprobs)
         if output.logprobs

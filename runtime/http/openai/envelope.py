@@ -1,5 +1,4 @@
-"""What chat and text completions share in their answers: the envelope of a chunk, usage, and finish
-reasons."""
+"""What chat and text completions share in their answers: the envelope of chunks, usage and finish reasons."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,11 +12,11 @@ from runtime.http.streaming.writer import Output
 from runtime.messages.requests import CacheSources, Delta, Finish
 from runtime.service import CacheReport
 
-_MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
+_MARK = "f3b0c5e2-text"  # placeholder for the text while a chunk is split in two
 
 
 class Meter:
-    """Counts the tokens of a stream. Prompts count once, however many choices they have."""
+    """Counts the tokens of a stream. The tokens of a prompt count once, however many choices it has."""
 
     def __init__(self, n: int, report: CacheReport | None = None) -> None:
         self.n = n
@@ -29,6 +28,7 @@ class Meter:
         self.reasoning_tokens = 0
 
     def add(self, choice: int, delta: Delta) -> None:
+        """Counts a delta of a choice."""
         prompt = choice // self.n
         self.completion_tokens += len(delta.token_ids)
         self.reasoning_tokens += delta.reasoning_tokens
@@ -40,6 +40,7 @@ class Meter:
             self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
 
     def usage(self) -> dict[str, Any]:
+        """The `usage` of what was added so far."""
         return usage(
             sum(self.prompt_tokens.values()),
             self.completion_tokens,
@@ -62,7 +63,8 @@ def usage(
     report: CacheReport | None,
     loaded: Iterable[CacheSources],
 ) -> dict[str, Any]:
-    """`loaded`: of the cached tokens, by prompt."""
+    """The `usage` object. `loaded`: sources of the cached tokens, one entry a prompt; used with a cache
+    `report`."""
     details: dict[str, Any] = {"cached_tokens": cached_tokens}
     if report is not None:
         details["cached_tokens_details"] = tiers(cached_tokens, loaded, report.storage)
@@ -76,7 +78,7 @@ def usage(
 
 
 def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, Any]:
-    """Usage of a whole answer; `outputs` has `n` choices per prompt, one prompt after the other."""
+    """The `usage` of whole outputs; `outputs` has `n` choices of each prompt, prompt after prompt."""
     ends = [output.finish for output in outputs if output.finish is not None]
     prompts = [ends[i : i + n] for i in range(0, len(ends), n)]
     most = [max(prompt, key=lambda end: end.cached_tokens) for prompt in prompts]
@@ -91,7 +93,7 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
-    """`finish_reason` as in OpenAI's API, and as an extension the stop string or token that matched."""
+    """`finish_reason` as in OpenAI's API, and as an extension `matched_stop`: the stop string or token."""
     if finish is None:
         return {"finish_reason": None}
     return {"finish_reason": finish.reason.value, "matched_stop": finish.matched}
@@ -110,7 +112,7 @@ class Envelope:
         id: str | None = None,
         report: CacheReport | None = None,
     ) -> None:
-        """`n`: choices of each prompt. `id`: as the client gave it."""
+        """`n`: choices of each prompt. `id`: the request id that the client gave, if any."""
         self.id = id or f"{prefix}-{uuid4().hex}"
         self.kind = kind
         self.created = int(time.time())
@@ -120,10 +122,11 @@ class Envelope:
         self.meter = Meter(n, report)
 
     def head(self, suffix: str = "") -> dict[str, Any]:
+        """The fields of a chunk before its choices."""
         return {"id": self.id, "object": self.kind + suffix, "created": self.created, "model": self.model}
 
     def chunk(self, choice: dict[str, Any], suffix: str = "", **more: Any) -> bytes:
-        """`more`: fields beside the choice, but None."""
+        """An event with one choice. `more`: fields next to `choices`; those that are None are left out."""
         fields = (
             self.head(suffix)
             | {"choices": [choice]}
@@ -134,12 +137,13 @@ class Envelope:
         return sse.event(fields)
 
     def around(self, choice: Callable[[str], dict[str, Any]], suffix: str = "") -> tuple[bytes, bytes]:
-        """What stands before and after the text in the chunk of `choice(text)`: most chunks differ in their
+        """The bytes before and after the text in the chunk of `choice(text)`: most chunks differ in their
         text only."""
         before, after = self.chunk(choice(_MARK), suffix).split(sse.encode(_MARK))
         return before, after
 
     def tail(self, suffix: str = "") -> bytes:
+        """The last events: usage, if the client asked for it, and [DONE]."""
         if not self.with_usage:
             return sse.DONE
         return sse.event(self.head(suffix) | {"choices": [], "usage": self.meter.usage()}) + sse.DONE

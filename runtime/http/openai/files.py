@@ -1,8 +1,8 @@
-"""/v1/files: what clients keep on this server, and what batches read and write.
+"""/v1/files: files of clients, and the input and output of batches.
 
-Each file is two in the folder: NAME (its bytes) and NAME.json (what is known about it). The second is written
-last, in one piece, and is what makes the file exist; so a server that is killed leaves whole files, and
-strays that the next start sweeps away.
+A file is two files in the folder: NAME has its bytes and NAME.json its metadata. NAME.json is written last
+and atomically, and makes the file exist; bytes without metadata, left by a killed server, are removed at the
+next start.
 """
 
 import errno
@@ -27,7 +27,7 @@ LIST_LIMIT = 10_000
 
 
 class StorageFull(RequestError):
-    """The folder for files holds as much as it may."""
+    """The file storage has reached its limit."""
 
     status, type, code = 507, "server_error", "storage_full"
 
@@ -46,12 +46,12 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 def new_id(kind: str) -> str:
-    """As OpenAI's look: file-…, all others batch_…, resp_…"""
+    """A new id in OpenAI's form: file-…, batch_…, resp_…"""
     return f"{kind}{'-' if kind == 'file' else '_'}{uuid4().hex}"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces `path` in one piece: readers and crashes see the old content or the new one."""
+    """Replaces the content of `path`: readers and crashes see the old content or the new one."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         file.write(data)
@@ -61,7 +61,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Files:
-    """The files of one folder. Methods that touch the disk are blocking: call them in a worker thread."""
+    """The files of one folder. Methods that touch the disk block: call them in a worker thread."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Raises StartError when the folder can't be used."""
@@ -79,8 +79,8 @@ class Files:
             ) from None
 
     def sweep(self, keep: Iterable[str]) -> None:
-        """Removes what a killed server left behind, while nobody writes: bytes of no file, but for those of
-        the ids in `keep`."""
+        """Removes bytes without metadata that a killed server left behind, except those of the ids in `keep`.
+        Only while nothing writes."""
         wanted = {*self.known, *keep}
         for path in self.folder.glob("file-*"):
             if path.suffix != ".json" and path.name not in wanted:
@@ -88,29 +88,30 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all files."""
         return sum(file.bytes for file in self.known.values())
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file lie, or will."""
+        """The path of a file's bytes, whether they exist or not."""
         return self.folder / file_id
 
     def find(self, file_id: str) -> File:
-        """Raises NotFound."""
+        """The metadata of a file. Raises NotFound."""
         file = self.known.get(file_id)
         if file is None:
             raise NotFound(f"there is no file {file_id[:80]}", param="file_id")
         return file
 
     def save(self, source: BinaryIO, filename: str, purpose: str) -> File:
-        """Copies `source`. Raises InvalidRequest, StorageFull."""
+        """Copies `source` into a new file. Raises InvalidRequest, StorageFull."""
         if purpose not in PURPOSES:
             raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", param="purpose")
         size = source.seek(0, os.SEEK_END)
         if self.num_bytes + size > self.max_bytes:
             remedy = "delete some" if size <= self.max_bytes else "send smaller ones"
             raise StorageFull(
-                f"{self.num_bytes} bytes are kept already, this file has {size}, and this server keeps {self.max_bytes} "
-                f"(--file-storage-bytes); {remedy}"
+                f"{self.num_bytes} bytes are stored already, this file has {size}, and this server stores "
+                f"{self.max_bytes} (--file-storage-bytes); {remedy}"
             )
         source.seek(0)
         file_id = new_id("file")
@@ -128,7 +129,7 @@ class Files:
             raise StorageFull("the disk of --file-storage-path is full; delete some files") from None
 
     def adopt(self, file_id: str, filename: str, purpose: str) -> File:
-        """Makes a file of bytes that lie at `path(file_id)` already."""
+        """Makes a file of the bytes that exist at `path(file_id)`."""
         size = self.path(file_id).stat().st_size
         file = File(
             id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose
@@ -138,14 +139,14 @@ class Files:
         return file
 
     def delete(self, file_id: str) -> None:
-        """Raises NotFound."""
+        """Deletes a file. Raises NotFound."""
         self.find(file_id)
         del self.known[file_id]
         (self.folder / f"{file_id}.json").unlink(missing_ok=True)
         self.path(file_id).unlink(missing_ok=True)
 
     def page(self, *, after: str | None, limit: int, order: str, purpose: str | None) -> dict[str, Any]:
-        """OpenAI's list object."""
+        """A page of the files, as OpenAI's list object."""
         files = [file for file in self.known.values() if purpose is None or file.purpose == purpose]
         return page_of(files, after=after, limit=limit, order=order)
 
@@ -158,8 +159,8 @@ def page_of(
     order: str,
     id_of: Callable[[Any], str] = attrgetter("id"),
 ) -> dict[str, Any]:
-    """Those of `items`, oldest first, that come after the one with the id `after`; the newest first unless
-    `order` is "asc"."""
+    """A page of `items`, which are the oldest first: those after the item with the id `after`; the newest
+    first unless `order` is "asc". Raises InvalidRequest for an unknown `after`."""
     if order != "asc":
         items = items[::-1]
     if after is not None:
@@ -177,7 +178,7 @@ def page_of(
 
 
 def _read(path: Path) -> File | None:
-    """What a .json of the folder says, if it is one of ours and its bytes are there."""
+    """The metadata in a .json file of the folder; None when it is not ours or its bytes are missing."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=File)
     except msgspec.MsgspecError as error:
@@ -194,5 +195,5 @@ def _read(path: Path) -> File | None:
 
 
 async def in_thread(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs something that blocks in a worker thread."""
+    """Runs a blocking call in a worker thread."""
     return await anyio.to_thread.run_sync(lambda: call(*args, **kwargs))

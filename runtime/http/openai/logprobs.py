@@ -1,4 +1,4 @@
-"""Log probabilities in the two forms of the OpenAI API."""
+"""Log probabilities in the forms of the OpenAI API."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from runtime.messages.requests import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
-Name = Callable[[int], str]  # what a token is called
+Name = Callable[[int], str]  # the name of a token id
 
 
 def namer(token_bytes: TokenBytes, *, by_id: bool) -> Name:
-    """By id: as vLLM writes it, which tells tokens apart whose texts are alike."""
+    """How tokens are named: by text, or `by_id` as vLLM does, which distinguishes tokens of the same text."""
     if by_id:
         return "token_id:{}".format
     return lambda token_id: token_bytes(token_id).decode("utf-8", "replace")
@@ -19,8 +19,8 @@ def namer(token_bytes: TokenBytes, *, by_id: bool) -> Name:
 def chat_logprobs(
     tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False
 ) -> dict[str, Any]:
-    """{"content": [{token, bytes, logprob, top_logprobs}]}. Bytes tell halves of a character apart, which
-    texts cannot."""
+    """{"content": [{token, bytes, logprob, top_logprobs}]}. `bytes` are exact where a token is a part of a
+    character."""
     name = namer(token_bytes, by_id=by_id)
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
@@ -35,17 +35,18 @@ def chat_logprobs(
 
 
 class TextLogprobs:
-    """{tokens, token_logprobs, top_logprobs, text_offset} of one choice; offsets go on from one chunk to the
-    next."""
+    """{tokens, token_logprobs, top_logprobs, text_offset} of one choice; offsets continue from chunk to
+    chunk."""
 
     def __init__(self, token_bytes: TokenBytes, width: int, *, by_id: bool = False) -> None:
-        """`width`: alternatives."""
+        """`width`: alternatives of each token."""
         self.text = namer(token_bytes, by_id=False)
         self.name = namer(token_bytes, by_id=by_id)
         self.width = width
         self.offset = 0  # characters so far
 
     def add(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        """The log probabilities of the next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self.offset)
@@ -60,21 +61,21 @@ class TextLogprobs:
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float] | None:
-        """The alternatives, and the token itself, by their names; None for a first token, which has no
+        """The alternatives and the token itself, by name; None for a first token, which has no log
         probability."""
         if token.logprob is None:
             return None
         names: dict[str, float] = {}
         for token_id, logprob in [*token.top[: self.width], *token.picked, (token.token_id, token.logprob)]:
-            names.setdefault(self.name(token_id), logprob)  # of tokens that look alike the likeliest
+            names.setdefault(self.name(token_id), logprob)  # of tokens with one name, the likeliest
         return names
 
 
 def prompt_logprobs(
     tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int
 ) -> list[dict[str, Any] | None]:
-    """As vLLM writes them: for each token, by id, {logprob, rank, decoded_token} of the `width` likeliest in
-    its place and of itself."""
+    """Prompt log probabilities in vLLM's form: for each token a dict, by token id, of {logprob, rank,
+    decoded_token} of the `width` likeliest tokens and of the token itself; None for the first."""
     name = namer(token_bytes, by_id=False)
 
     def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the messages of a chat request to what chat templates expect."""
+"""From the messages of a chat request to the messages of chat templates."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import ChatBody, Message, Part, Reasoning, ToolCall
 from runtime.messages.requests import Chat
 
-# variables of the rendering itself: a client that could set them would write the prompt's frame
-THINKING_FLAGS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi
+# variables by which templates turn reasoning on: Qwen3, GLM and others; DeepSeek and Kimi
+THINKING_FLAGS = ("enable_thinking", "thinking")
+# variables of the rendering itself, which clients cannot set
 RESERVED = frozenset(
     {"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
 )
 
 
 def chat_prompt(body: ChatBody) -> Chat:
-    """Raises InvalidRequest, naming the field, for what cannot become a prompt."""
+    """The prompt of a chat request. Raises InvalidRequest, naming the field."""
     return Chat(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
         tools=None if body.tool_choice == "none" else body.tools or None,
@@ -60,7 +61,7 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
 
 
 def _message(message: Message, path: str) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role  # templates know the older name
+    role = "system" if message.role == "developer" else message.role  # templates have the older name
     result: dict[str, Any] = {"role": role, "content": _content(message, path)}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     for name, value in (
@@ -85,7 +86,7 @@ def _content(message: Message, path: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
-        if message.role == "assistant":  # one that only calls tools
+        if message.role == "assistant":  # a message of tool calls only
             return ""
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
     return "\n".join([_text(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
@@ -105,8 +106,8 @@ def _text(part: Part, path: str) -> str:
 
 
 def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
-    """Clients send arguments as a string of JSON, some as an object; templates want that, to write it in the
-    model's own form."""
+    """Clients send arguments as JSON text, or as an object; templates expect an object, which they write in
+    the model's own format."""
     path += ".function.arguments"
     arguments: Any = call.function.arguments or {}
     if isinstance(arguments, str):

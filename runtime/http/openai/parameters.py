@@ -1,4 +1,4 @@
-"""What each parameter of /v1/chat/completions and /v1/completions does here: one table, for refusals and for
+"""Support of each parameter of /v1/chat/completions and /v1/completions: one table for refusals and for
 docs/api.md."""
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from runtime.http.openai.completion_request import ChatBody, CompletionBody, Sha
 Status = Literal["works", "no effect", "400"]
 Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM"]
 
-# of a refused field, values by which nothing is asked for, besides null
+# values of a refused field that ask for nothing, like null
 NOTHING: tuple[Any, ...] = ("", False, [], {})
 BOTH = "SGLang, vLLM"
 
 
 class Parameter(Struct, frozen=True):
-    """One field of a request. `neutral`: a value that asks for what happens anyway."""
+    """One field of a request. `neutral`: a value that asks for what happens anyway, and is not refused."""
 
     source: Source
     status: Status
@@ -31,7 +31,7 @@ def _rows(source: Source, status: Status, notes: Mapping[str, str]) -> Iterator[
         yield name, Parameter(source, status, note)
 
 
-_FORM = "structured.md; at most one field that says what the answer looks like"
+_FORM = "structured.md; at most one of the fields that constrain the output"
 _DATA_PARALLEL = "there is one replica"
 _DISAGGREGATION = "prompts and answers are computed by the same ranks"
 _IMAGES = "only text is served"
@@ -43,24 +43,26 @@ PARAMETERS: dict[str, Parameter] = dict(
             "works",
             {
                 "model": "a name of /v1/models, or left out",
-                "messages": "roles system, developer, user, assistant, tool; parts of type text; of earlier answers also `tool_calls` and "
-                "`reasoning_content` (or `reasoning`); other fields in them are passed over: clients send answers back with their own",
+                "messages": "roles system, developer, user, assistant, tool; parts of type text; "
+                "`tool_calls` and `reasoning_content` (or `reasoning`) of earlier answers; "
+                "unknown fields of messages are ignored: clients send answers back with "
+                "fields of their own",
                 "prompt": "a text, texts, token ids, or lists of token ids",
                 "stream": "",
                 "stream_options": "`include_usage`; `continuous_usage_stats` as in vLLM; `include_obfuscation` has no effect",
-                "max_tokens": "/v1/completions: 16 unless given; 0 with `echo` gives the prompt back",
+                "max_tokens": "/v1/completions: 16 by default; 0 with `echo` returns the prompt",
                 "max_completion_tokens": "the newer name",
                 "temperature": "0 is greedy",
                 "top_p": "",
                 "n": "to 128",
-                "best_of": "so many are computed, and the `n` likeliest (by the mean of their log probabilities) returned; in a stream as many "
-                "as `n`",
+                "best_of": "so many are sampled, and the `n` likeliest (by mean log probability) "
+                "returned; in a stream at most `n`",
                 "frequency_penalty": "",
                 "presence_penalty": "",
-                "logit_bias": "to ±1000",
+                "logit_bias": "values to ±1000",
                 "seed": "the same seed, the same answer",
                 "stop": "to 64 strings",
-                "logprobs": "chat: true or false; /v1/completions: how many alternatives beside the token's own",
+                "logprobs": "chat: true or false; /v1/completions: number of alternatives of each token",
                 "top_logprobs": "to 1024",
                 "echo": "the answer begins with the prompt, `logprobs` too",
                 "suffix": "for models with fill-in-the-middle tokens; --completion-template",
@@ -68,8 +70,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "tool_choice": "tools.md",
                 "parallel_tool_calls": "tools.md",
                 "response_format": _FORM,
-                "reasoning_effort": "handed to the chat template, with `enable_thinking` and `thinking`: false for `none`, true for others; "
-                "a number, as in SGLang, is one as well",
+                "reasoning_effort": "passed to the chat template, with `enable_thinking` and `thinking`: false "
+                "for `none`, else true; also a number, as in SGLang",
                 "modalities": "text only",
             },
         ),
@@ -77,16 +79,16 @@ PARAMETERS: dict[str, Parameter] = dict(
             "OpenAI",
             "no effect",
             {
-                "user": "tenants are told by key or header: scheduling.md",
+                "user": "tenants are recognized by key or header: scheduling.md",
                 "safety_identifier": "",
                 "metadata": "",
-                "store": "chat completions are not kept; /v1/responses are",
+                "store": "chat completions are not stored; /v1/responses are",
                 "service_tier": "see `priority`",
-                "prompt_cache_key": "whatever begins alike is found; `cache_salt` keeps it apart",
+                "prompt_cache_key": "common prefixes are always found; `cache_salt` separates them",
                 "prompt_cache_retention": "",
                 "prompt_cache_options": "",
                 "verbosity": "",
-                "prediction": "would be a hint for speed only",
+                "prediction": "a hint for speed only",
             },
         ),
         *_rows(
@@ -97,7 +99,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "function_call": "use tool_choice",
                 "audio": _IMAGES,
                 "moderation": "there is no moderation model",
-                "web_search_options": "the server searches nothing; give a tool that does",
+                "web_search_options": "there is no web search; use a tool of your own",
             },
         ),
         *_rows(
@@ -106,38 +108,40 @@ PARAMETERS: dict[str, Parameter] = dict(
             {
                 "top_k": "-1 and 0: the whole vocabulary",
                 "min_p": "",
-                "min_tokens": "no end before",
+                "min_tokens": "no end of sequence before",
                 "repetition_penalty": "",
                 "stop_token_ids": "to 64",
                 "ignore_eos": "",
-                "skip_special_tokens": "false shows them",
+                "skip_special_tokens": "false: they are part of the text",
                 "add_generation_prompt": "false: the template does not open an answer",
-                "continue_final_message": "the answer goes on with the last message",
+                "continue_final_message": "the answer continues the last message",
                 "chat_template_kwargs": "variables of the template",
                 "priority": "--enable-priority-scheduling; scheduling.md",
                 "cache_salt": "cached prefixes are shared within one salt only",
-                "return_token_ids": "`token_ids` in each choice; `prompt_token_ids` beside the choices of a chat, and in those of a completion",
+                "return_token_ids": "`token_ids` in each choice; `prompt_token_ids` next to the choices of a "
+                "chat, and in the choices of a completion",
             },
         ),
         *_rows(
             "SGLang",
             "works",
             {
-                "stop_regex": "the text ends where one of these (to 16) is found: api.md, stop expressions",
+                "stop_regex": "up to 16; the text ends where one matches: api.md, stop expressions",
                 "extra_key": "a second `cache_salt`",
                 "no_stop_trim": "keeps the stop string in the text",
                 "regex": _FORM,
                 "ebnf": _FORM,
                 "json_schema": _FORM,
                 "structural_tag": _FORM,
-                "rid": "the request's id, to abort it by; of several prompts a list, or one that gets -0, -1, ... behind it",
+                "rid": "the request's id, by which it is aborted; for several prompts a list, or "
+                "one id to which -0, -1, ... is appended",
                 "input_ids": "the prompt; `messages` are then not rendered",
-                "return_hidden_states": "`hidden_states` in each choice, of a stream in its last chunk: what its last token was sampled from; "
-                "--enable-return-hidden-states",
-                "lora_path": "the name of a loaded adapter, of several prompts also a list: lora.md",
+                "return_hidden_states": "`hidden_states` in each choice, in a stream in its last chunk: the state "
+                "from which the last token was sampled; --enable-return-hidden-states",
+                "lora_path": "the name of a loaded adapter; for several prompts also a list: lora.md",
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",
-                "separate_reasoning": "false: thoughts are content",
-                "stream_reasoning": "false: thoughts come in one piece",
+                "separate_reasoning": "false: reasoning is part of the content",
+                "stream_reasoning": "false: reasoning is sent in one piece",
                 "reasoning": "`{effort, enabled}`; see `reasoning_effort`",
             },
         ),
@@ -151,21 +155,24 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "guided_regex": _FORM,
                 "guided_choice": _FORM,
                 "guided_grammar": _FORM,
-                "return_tokens_as_token_ids": "log probabilities call tokens `token_id:123`",
-                "prompt_logprobs": "of the prompt's tokens, with so many alternatives; not in a stream. Ranks are told as far as alternatives are",
-                "logprob_token_ids": "tokens whose log probabilities stand behind the alternatives; needs `logprobs`",
-                "stream_interval": "tokens between two chunks of a choice; not less than --stream-interval",
-                "include_reasoning": "false: thoughts are not told",
+                "return_tokens_as_token_ids": "log probabilities name tokens `token_id:123`",
+                "prompt_logprobs": "log probabilities of the prompt's tokens with so many alternatives; not in "
+                "a stream. The rank of a token is known if it is one of the alternatives",
+                "logprob_token_ids": "tokens whose log probabilities are added to the alternatives; needs "
+                "`logprobs`",
+                "stream_interval": "tokens between two chunks of a choice; at least --stream-interval",
+                "include_reasoning": "false: reasoning is left out",
                 "request_id": "as `rid`",
-                "documents": "for the template",
-                "add_special_tokens": "what the tokenizer puts at the beginning of a text; a chat's template does that itself, true is a 400",
+                "documents": "passed to the chat template",
+                "add_special_tokens": "whether the tokenizer adds its BOS token to a text; a chat's template adds "
+                "it itself, so true is a 400",
             },
         ),
         *_rows(
             BOTH,
             "no effect",
             {
-                "session_id": "what they have in common is found in the cache",
+                "session_id": "common prefixes are found in the cache",
                 "spaces_between_special_tokens": "only slow tokenizers had a use for it",
             },
         ),
@@ -199,7 +206,7 @@ PARAMETERS: dict[str, Parameter] = dict(
             "vLLM",
             "400",
             {
-                "use_beam_search": "there is no beam search; best_of is near",
+                "use_beam_search": "there is no beam search; best_of is similar",
                 "watermarking": "there is none",
                 "truncate_prompt_tokens": "see --allow-auto-truncate",
                 "truncation_side": "see --allow-auto-truncate",
@@ -212,7 +219,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "thinking_token_budget": "see reasoning_effort",
                 "routed_experts_prompt_start": "ranks report tokens only",
                 "return_token_offsets": "/tokenize has token_strs",
-                "return_prompt_text": "return_token_ids tells the prompt's tokens",
+                "return_prompt_text": "return_token_ids returns the prompt's tokens",
                 "media_io_kwargs": _IMAGES,
                 "mm_processor_kwargs": _IMAGES,
                 "prompt_embeds": "give texts or token ids",
@@ -223,10 +230,10 @@ PARAMETERS: dict[str, Parameter] = dict(
         ("return_mm_kwargs", Parameter("vLLM", "400", _IMAGES, neutral=True)),
     ]
 )
-# by route: refused fields that are served on the other one
+# by route: fields that only the other route supports
 _HERE = {
     ChatBody: {
-        "echo": "of a chat; continue_final_message is near",
+        "echo": "not in a chat; continue_final_message is similar",
         "add_special_tokens": "the chat template writes them",
     }
 }
@@ -238,7 +245,7 @@ _REFUSED = {
 
 
 def refuse(body: Shared) -> None:
-    """Raises InvalidRequest for what is known, and not served here."""
+    """Raises InvalidRequest for parameters that are known and not supported."""
     for name, parameter in _REFUSED[type(body)].items():
         value = getattr(body, name)
         if value is not None and value not in NOTHING and value != parameter.neutral:
@@ -246,8 +253,7 @@ def refuse(body: Shared) -> None:
 
 
 def table() -> Iterator[tuple[str, str, str, str, str]]:
-    """Rows of (parameter, routes, whose it is, what it does here, note), OpenAI's first and what works
-    first."""
+    """Rows of docs/api.md: parameter, routes, source, status, note."""
 
     def routes(name: str) -> str:
         return ", ".join(

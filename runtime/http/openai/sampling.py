@@ -1,5 +1,5 @@
-"""From the sampling fields of an OpenAI request to SamplingParams, whose limits decide; refusals come back in
-the client's names."""
+"""Sampling fields of an OpenAI request as SamplingParams, which has the limits; refusals name the client's
+fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,8 +37,9 @@ FIELDS = {
 def sampling_params(
     body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any
 ) -> SamplingParams:
-    """`defaults` are fields of SamplingParams for what the client leaves open, `more` those that the route
-    derives itself. `names` maps those fields to the client's names."""
+    """SamplingParams of a request. `defaults`: fields of SamplingParams for what the client leaves out;
+    `more`: fields that the route derives itself. `names` maps fields of SamplingParams to the client's names.
+    Raises InvalidRequest."""
     values = dict(defaults)
     for field, name in FIELDS.items():
         if (value := getattr(body, field)) is not None:
@@ -52,7 +53,9 @@ def sampling_params(
     if body.logprob_token_ids and not values.get("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
     if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+        raise InvalidRequest(
+            "prompt_logprobs are not available in a stream; leave stream out", param="prompt_logprobs"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     return convert(values, SamplingParams, names)

@@ -1,5 +1,4 @@
-"""What this server keeps for its clients between requests: responses, and with --file-storage-path files and
-batches."""
+"""Objects that the server stores: responses, and with --file-storage-path files and batches."""
 
 import fcntl
 from collections.abc import Awaitable, Callable
@@ -35,12 +34,12 @@ ENDPOINTS: dict[str, Serve] = {
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
 }
-FORM_BYTES = 1 << 20  # of an upload besides the file itself
+FORM_BYTES = 1 << 20  # of an upload in addition to the file itself
 MAX_BATCH_BODY = 1 << 16
 PAGE = ("after", "limit", "order")  # query parameters of lists
-UPLOAD = Operation("POST", "/v1/files", "Keep a file (--file-storage-path)", answers=(File,), has_form=True)
-LIST_FILES = Operation("GET", "/v1/files", "The kept files", answers=(FilePage,), query=("purpose", *PAGE))
-GET_FILE = Operation("GET", "/v1/files/{id}", "A kept file", answers=(File,))
+UPLOAD = Operation("POST", "/v1/files", "Upload a file (--file-storage-path)", answers=(File,), has_form=True)
+LIST_FILES = Operation("GET", "/v1/files", "The stored files", answers=(FilePage,), query=("purpose", *PAGE))
+GET_FILE = Operation("GET", "/v1/files/{id}", "A stored file", answers=(File,))
 DELETE_FILE = Operation("DELETE", "/v1/files/{id}", "Delete a file", answers=(Deleted,))
 FILE_CONTENT = Operation("GET", "/v1/files/{id}/content", "The bytes of a file", media="binary")
 CREATE_BATCH = Operation(
@@ -66,12 +65,12 @@ OPERATIONS = (
     CANCEL_BATCH,
 )
 
-NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLDER"
+NEEDS_PATH = "this server stores no files; start it with --file-storage-path FOLDER"
 
 
 class StoredObjects:
-    """Responses, and the folder where they outlive the server, with files and batches. `run` must run beside
-    the routes."""
+    """Responses, and the folder that makes them persistent together with files and batches. `run` has to run
+    while the routes are served."""
 
     def __init__(self, service: Service, folder: Path | None = None, max_bytes: int = 0) -> None:
         """Raises StartError."""
@@ -81,13 +80,14 @@ class StoredObjects:
         )
 
     async def run(self) -> None:
-        """Computes answers in the background until cancelled."""
+        """Computes background responses and batches until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.responses.run)
             if self.storage is not None:
                 tasks.start_soon(self.storage.run)
 
     def routes(self, settings: HttpSettings) -> list[Route]:
+        """The routes of responses, files and batches."""
         return [
             *self.responses.routes(settings),
             *(no_storage() if self.storage is None else self.storage.routes()),
@@ -95,7 +95,7 @@ class StoredObjects:
 
 
 class Storage:
-    """Files and batches of one folder, which belongs to one server at a time."""
+    """Files and batches of one folder, which is locked for one server."""
 
     def __init__(self, service: Service, folder: Path, max_bytes: int) -> None:
         """Raises StartError."""
@@ -113,7 +113,7 @@ class Storage:
         self._runner = BatchRunner(service, self.batches)
 
     async def run(self) -> None:
-        """Answers batches until cancelled."""
+        """Runs batches until cancelled."""
         try:
             await self._runner.run()
         finally:
@@ -191,7 +191,7 @@ class Storage:
 
 
 def open_stored_objects(service: Service, plan: Plan) -> StoredObjects:
-    """Raises StartError when the folder that the options name can't be used."""
+    """The stored objects that the options ask for. Raises StartError when the folder can't be used."""
     return StoredObjects(
         service,
         None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path),
@@ -200,7 +200,7 @@ def open_stored_objects(service: Service, plan: Plan) -> StoredObjects:
 
 
 def no_storage() -> list[Route]:
-    """The routes of files and batches where none are kept: each says how to change that."""
+    """The routes of files and batches without --file-storage-path: each answers which option is missing."""
 
     async def refuse(request: Request) -> Response:
         await discard_body(request.receive)
@@ -222,7 +222,7 @@ def _range(request: Request, most: int, *, ordered: bool = True) -> dict[str, An
 
 
 def _limited(receive: Receive, max_bytes: int) -> Callable[[], Awaitable[Message]]:
-    """`receive` that gives up on bodies over `max_bytes`."""
+    """`receive` that raises TooLarge for bodies over `max_bytes`."""
     size = 0
 
     async def receive_some() -> Message:

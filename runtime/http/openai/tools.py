@@ -1,4 +1,5 @@
-"""The tools of a chat request: what they are, and what an answer looks like that has to call one."""
+"""Tools of a chat request: their schemas, and the constraints that tool_choice and strict tools put on the
+answer."""
 
 from collections.abc import Mapping
 from typing import Annotated as A
@@ -14,7 +15,7 @@ from runtime.messages.constraint import JsonSchema, Rule, StructuralTag
 from runtime.parsing.answer import Format
 from runtime.parsing.typed import Tools
 
-DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referred to from its root
+DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referenced from its root
 
 
 class NamedFunction(Struct):
@@ -24,28 +25,27 @@ class NamedFunction(Struct):
 
 
 class AllowedTool(Struct):
-    """One of the tools."""
+    """A tool of `allowed_tools`."""
 
     function: NamedFunction
     type: Literal["function"] = "function"
 
 
 class AllowedTools(Struct, forbid_unknown_fields=True):
-    """Which of the tools may be called, and whether one must be."""
+    """tool_choice.allowed_tools: which tools may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: A[list[AllowedTool], Meta(min_length=1)]
 
 
 def tools_of(body: ChatBody) -> Tools:
-    """The schemas of the parameters by the functions' names, of tools that may be called. Raises
-    InvalidRequest."""
+    """Parameter schemas, by function name, of the tools that may be called. Raises InvalidRequest."""
     tools = schemas_of(body.tools or [])
     return {} if body.tool_choice == "none" else tools
 
 
 def schemas_of(tool_list: list[dict[str, Any]]) -> Tools:
-    """The same of any list of tools. Raises InvalidRequest."""
+    """Parameter schemas of a list of tools, by function name. Raises InvalidRequest."""
     tools: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tool_list):
         path = f"tools[{i}]"
@@ -71,8 +71,7 @@ def schemas_of(tool_list: list[dict[str, Any]]) -> Tools:
 
 
 def with_allowed_tools(body: ChatBody) -> ChatBody:
-    """With a choice of `allowed_tools` the same request with no other tools than these: a tool that the model
-    does not see, it cannot call. Raises InvalidRequest."""
+    """The request with only its `allowed_tools`, which the model then sees alone. Raises InvalidRequest."""
     choice = body.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return body
@@ -95,7 +94,8 @@ def requires_call(body: ChatBody) -> bool:
 
 
 def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
-    """The rule of an answer that is a list of calls, where a call is demanded. Raises InvalidRequest."""
+    """The constraint that makes the answer a list of calls; None where no call is required. Raises
+    InvalidRequest."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
@@ -105,7 +105,7 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
             param="tool_choice",
         )
     if not tools:
-        raise InvalidRequest("tool_choice demands a call, but there are no tools", param="tool_choice")
+        raise InvalidRequest("tool_choice requires a call, but there are no tools", param="tool_choice")
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -117,15 +117,15 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
         if name not in tools:
             raise InvalidRequest(f"tool_choice names {name}, which is none of the tools", param="tool_choice")
         tools = {name: tools[name]}
-    # small models go on calling until they are cut off; who wants several calls from them asks for that
+    # small models repeat calls until they are cut off: several calls only with parallel_tool_calls
     is_one = isinstance(choice, dict) or not body.parallel_tool_calls
     schema = calls_schema(tools) | {"minItems": 1} | ({"maxItems": 1} if is_one else {})
     return JsonSchema(msgspec.json.encode(schema).decode())
 
 
 def strict_calls(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
-    """Free text, in which calls in the model's own format keep to the schemas of those tools that are
-    `strict`; None: nothing is."""
+    """The constraint for free text in which calls, in the model's own format, follow the schemas of tools
+    with `strict`; None without such tools."""
     names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
     if form is None or form.frame is None or names.isdisjoint(tools):
         return None
@@ -152,7 +152,7 @@ def strict_calls(body: ChatBody, tools: Tools, form: Format | None) -> Rule | No
 
 
 def calls_schema(tools: Tools) -> dict[str, Any]:
-    """Of a list of calls. Raises InvalidRequest."""
+    """JSON schema of a list of calls. Raises InvalidRequest."""
     shared: dict[str, dict[str, Any]] = {}
     items = []
     for name, parameters in tools.items():

@@ -1,5 +1,4 @@
-"""The OpenAPI document, made from the routes in words (operations.py), the types of their bodies, and those
-of their answers (answers.py); and a page to read it."""
+"""The OpenAPI document, made from the operations and their types, and a page that shows it."""
 
 import re
 from functools import cache
@@ -22,7 +21,9 @@ Schema = dict[str, Any]
 Schemas = dict[Any, Schema]  # by type
 HTML = Path(__file__).with_name("docs.html")
 PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    "content-security-policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    )
 }
 MEDIA = {
     "json": "application/json",
@@ -34,11 +35,13 @@ MEDIA = {
 }
 # Types of refusals by tag; other routes refuse as OpenAI's do.
 ERRORS: dict[str, Any] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}
-# what msgspec calls types whose short names are taken
+# names that msgspec gives to types of the same short name
 _LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")
 
 
 def routes() -> list[Route]:
+    """The routes of the document and of the page."""
+
     async def show(_: Request) -> Response:
         return Response(document(), media_type="application/json")
 
@@ -50,7 +53,7 @@ def routes() -> list[Route]:
 
 @cache
 def document() -> bytes:
-    """As JSON."""
+    """The document as JSON."""
     rows = [(tag, operation) for tag, operations in OPERATIONS.items() for operation in operations]
     schemas, components = _schemas(rows)
     paths: dict[str, dict[str, Any]] = {}
@@ -59,11 +62,7 @@ def document() -> bytes:
             paths.setdefault(operation.path, {})[method.lower()] = _operation(tag, method, operation, schemas)
     whole = {
         "openapi": "3.1.0",
-        "info": {
-            "title": "runtime",
-            "version": __version__,
-            "description": "The HTTP API of this server, in all its dialects.",
-        },
+        "info": {"title": "runtime", "version": __version__, "description": "The HTTP APIs of this server."},
         "servers": [{"url": "."}],
         "tags": [{"name": tag} for tag in OPERATIONS],
         "paths": paths,
@@ -79,7 +78,7 @@ def document() -> bytes:
 
 
 def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
-    """The schemas of all types by the types, and the components that they refer to."""
+    """The schemas of all types by type, and the components that they refer to."""
     kinds: list[Any] = [operation.body for _, operation in rows if operation.body is not None]
     for _, operation in rows:
         kinds += operation.answers + operation.events
@@ -93,7 +92,7 @@ def _one_of(kinds: tuple[Any, ...], schemas: Schemas) -> Schema:
 
 
 def _contents(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    """What a good answer may be, by its media type."""
+    """The possible answers by media type."""
     if not operation.answers:
         return {} if operation.media == "json" else {MEDIA[operation.media]: {}}
     contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(operation.answers, schemas)}}
@@ -116,7 +115,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
             "200": {"description": "The answer", "content": _contents(operation, schemas)},
             "default": {"description": "Refused", "content": {MEDIA["json"]: {"schema": refusal}}},
         },
-        # one of a user's or the administrator's keys, where the server has any
+        # a user's or the administrator's key, where the server has keys
         "security": [] if level == "open" else [{"bearer": []}, {"key": []}, {}],
         "x-level": level,
     }
@@ -124,7 +123,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
         words["parameters"] = parameters
     if body is not None:
         content = {"schema": body, "examples": {"short": {"value": operation.example}}}
-        # an empty body is as good as {}, where nothing is required; a GET may have one, too
+        # an empty body means {}, where nothing is required; a GET may have a body, too
         words["requestBody"] = {
             "required": bool(operation.example) and method != "GET",
             "content": {MEDIA["json"]: content},

@@ -78,7 +78,7 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
     async with client_of() as client:
         for fields in ({}, {"background": True}):
             response = await client.responses.create(**ASK, **fields)
-            with pytest.raises(openai.BadRequestError, match="not kept"):
+            with pytest.raises(openai.BadRequestError, match="not stored"):
                 await client.responses.retrieve(response.id, stream=True)
         events = await read(await client.responses.create(**ASK, background=True, stream=True))
         for wrong in ("-1", "x"):

@@ -1,4 +1,4 @@
-"""Items, of which the input and the output of /v1/responses consist, and the chat messages that they are to a
+"""Items of the input and output of /v1/responses, and the chat messages that stand for them in a chat
 template."""
 
 from typing import Any
@@ -21,7 +21,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text")
 
 
 def items_of(value: str | list[Item]) -> list[Item]:
-    """The input with everything said that may be left out. Raises InvalidRequest."""
+    """The input as a list of complete items. Raises InvalidRequest."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     return [_item(item, f"input[{i}]") for i, item in enumerate(value)]
@@ -46,15 +46,16 @@ def _item(item: Item, path: str) -> Item:
 
 
 def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
-    """What the assistant thought, said and called between two words of others is one message. Raises
-    InvalidRequest."""
+    """The chat messages of a list of items: consecutive reasoning, text and calls of the assistant become one
+    message. Raises InvalidRequest."""
     messages = [] if instructions is None else [Message(role="system", content=instructions)]
     for i, item in enumerate(items):
         path = f"input[{i}]"
         match item["type"]:
             case "message" if item.get("role") == "assistant":
                 message = _assistant(messages)
-                message.content = (message.content or "") + _text(item.get("content"), f"{path}.content")  # type: ignore[operator]
+                text = _text(item.get("content"), f"{path}.content")
+                message.content = (message.content or "") + text  # type: ignore[operator]
             case "message":
                 messages.append(_other(item, path))
             case "reasoning":

@@ -1,4 +1,4 @@
-"""What the routes of /v1/responses answer, as openai/answers.py has it for the others."""
+"""Response bodies and events of /v1/responses."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 class ResponseUsage(Struct, forbid_unknown_fields=True):
-    """How many tokens it took."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
@@ -20,7 +20,7 @@ class ResponseUsage(Struct, forbid_unknown_fields=True):
 
 
 class OutputPart(Struct, forbid_unknown_fields=True):
-    """A text of an item."""
+    """A text of an output item."""
 
     type: Literal["output_text", "reasoning_text"]
     text: str
@@ -29,7 +29,7 @@ class OutputPart(Struct, forbid_unknown_fields=True):
 
 
 class OutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message, a call of a function, or a thought."""
+    """A message, a tool call, or reasoning."""
 
     id: str
     type: Literal["message", "function_call", "custom_tool_call", "reasoning"]
@@ -45,14 +45,14 @@ class OutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Failure(Struct, forbid_unknown_fields=True):
-    """Why it failed."""
+    """Why a response failed."""
 
     code: str
     message: str
 
 
 class Response(Struct, kw_only=True, forbid_unknown_fields=True):
-    """An answer, with the fields that it was asked with."""
+    """A response, with the fields of its request."""
 
     id: str
     object: Literal["response"]
@@ -84,7 +84,7 @@ class Response(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseEvent(Struct, kw_only=True, forbid_unknown_fields=True):
-    """An event of an answer's growth; `type` says which fields it has."""
+    """An event of a response's stream; `type` determines which fields it has."""
 
     type: str
     sequence_number: int
@@ -103,7 +103,7 @@ class ResponseEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputTokens(Struct, forbid_unknown_fields=True):
-    """How many tokens would be asked."""
+    """The number of tokens of an input."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int

@@ -1,4 +1,4 @@
-"""The requests of /v1/responses as this server takes them; `null` is the same as leaving a field out."""
+"""Bodies of /v1/responses; `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
 from typing import Any, Literal
@@ -13,7 +13,7 @@ MAX_ITEMS = 16_384
 
 
 class Format(Struct, forbid_unknown_fields=True):
-    """What the text must be."""
+    """`text.format`: the form of the output text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -23,22 +23,22 @@ class Format(Struct, forbid_unknown_fields=True):
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """`text`"""
+    """`text`: options of the output text."""
 
     format: Format | None = None
     verbosity: str | None = None  # accepted without effect
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    """`reasoning`. Thinking is given in full, as reasoning_text; there are no summaries."""
+    """`reasoning`. Reasoning is returned in full, as reasoning_text; there are no summaries."""
 
-    effort: str | None = None  # handed to the template
+    effort: str | None = None  # passed to the chat template
     summary: str | None = None
     generate_summary: str | None = None
 
 
 class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses"""
+    """The body of POST /v1/responses."""
 
     input: str | A[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_ITEMS)]
     model: str | None = None
@@ -58,7 +58,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     metadata: A[dict[str, str], Meta(max_length=16)] | None = None
-    # of this runtime, and of SGLang and vLLM
+    # not in OpenAI's API; as SGLang and vLLM have them
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -71,7 +71,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     # accepted without effect
-    truncation: Literal["auto", "disabled"] | None = None  # --allow-auto-truncate is the server's
+    truncation: Literal["auto", "disabled"] | None = None  # --allow-auto-truncate decides
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -104,7 +104,7 @@ INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothi
 
 
 def check(body: ResponseBody) -> None:
-    """Raises InvalidRequest, naming the field, for what this server can't do."""
+    """Raises InvalidRequest, naming the field, for what is not supported."""
     for name in NOT_SERVED:
         if getattr(body, name) is not None:
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)

@@ -1,17 +1,16 @@
-"""The events of answers in the background, kept so that a client whose connection broke takes its stream up
-where it was."""
+"""Events of background responses, stored so that a client whose connection broke can resume its stream."""
 
 from collections import deque
 from collections.abc import AsyncIterator
 
 import anyio
 
-MAX_BYTES = 64 * 2**20  # of all trails together
-EVENT_BYTES = 100  # that an event costs beside its own
+MAX_BYTES = 64 * 2**20  # of all streams together
+EVENT_BYTES = 100  # overhead of a stored event
 
 
 class ResumableStream:
-    """The events of one answer; event `first + i`, by its sequence_number, is `events[i]`."""
+    """The events of one response. The event with sequence_number `first + i` is `events[i]`."""
 
     def __init__(self) -> None:
         self.events: deque[bytes] = deque()
@@ -22,25 +21,29 @@ class ResumableStream:
 
     @property
     def end(self) -> int:
+        """The sequence number of the next event."""
         return self.first + len(self.events)
 
     def append(self, data: bytes) -> None:
-        """`data`: whole events."""
+        """Appends whole events, each of which ends with an empty line."""
         for event in data.split(b"\n\n")[:-1]:
             self.events.append(event + b"\n\n")
             self.size += len(event) + EVENT_BYTES
         self._wake()
 
     def finish(self) -> None:
+        """Ends the stream; followers return after the last event."""
         self.is_over = True
         self._wake()
 
     def drop_first(self) -> None:
+        """Drops the oldest event."""
         self.size -= len(self.events.popleft()) - 2 + EVENT_BYTES
         self.first += 1
 
     async def follow(self, number: int) -> AsyncIterator[bytes]:
-        """The events from `number` on, as they come. A reader so slow that they are forgotten is left."""
+        """The events from `number` on, as they come. Ends early for a reader so slow that its next event was
+        dropped."""
         while number >= self.first:
             if number < self.end:
                 data = b"".join([self.events[i - self.first] for i in range(number, self.end)])
@@ -57,8 +60,8 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """Trails by the ids of their answers, within `max_bytes`: those that are over go first, the oldest first;
-    then the first events of the longest."""
+    """Streams by response id, within `max_bytes` together. Over it, ended streams are dropped first, the
+    oldest first; then the oldest events of the longest stream."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -66,13 +69,16 @@ class ResumableStreams:
         self._streams: dict[str, ResumableStream] = {}
 
     def open(self, response_id: str) -> ResumableStream:
+        """A new stream."""
         stream = self._streams[response_id] = ResumableStream()
         return stream
 
     def find(self, response_id: str) -> ResumableStream | None:
+        """The stream of a response, if it is stored."""
         return self._streams.get(response_id)
 
     def append(self, stream: ResumableStream, data: bytes) -> None:
+        """Appends events to a stream, and drops others where there is no room."""
         self.size -= stream.size
         stream.append(data)
         self.size += stream.size
@@ -87,6 +93,7 @@ class ResumableStreams:
             self.size += longest.size
 
     def drop(self, response_id: str) -> None:
+        """Drops a stream and ends it."""
         stream = self._streams.pop(response_id, None)
         if stream is not None:
             self.size -= stream.size

@@ -1,4 +1,4 @@
-"""The routes of /v1/responses, and the answers that are computed in the background."""
+"""The routes of /v1/responses, and the responses that are computed in the background."""
 
 from collections.abc import Awaitable, Callable
 from operator import itemgetter
@@ -36,7 +36,7 @@ MAX_BACKGROUND = 256
 CREATE = Operation(
     "POST",
     "/v1/responses",
-    "Answer a conversation of items, and keep the answer",
+    "Answer a conversation of items, and store the response",
     body=ResponseBody,
     example={"input": "Hello!", "max_output_tokens": 16},
     answers=(responses.Response,),
@@ -54,19 +54,19 @@ COUNT = Operation(
 GET = Operation(
     "GET",
     "/v1/responses/{id}",
-    "A kept answer, or its events, where it was made in the background as a stream",
+    "A stored response; with stream, the events of one that was made in the background",
     query=("stream", "starting_after"),
     answers=(responses.Response,),
     events=(responses.ResponseEvent,),
 )
-DELETE = Operation("DELETE", "/v1/responses/{id}", "Forget a kept answer", answers=(Deleted,))
+DELETE = Operation("DELETE", "/v1/responses/{id}", "Delete a stored response", answers=(Deleted,))
 CANCEL = Operation(
-    "POST", "/v1/responses/{id}/cancel", "Stop an answer in the background", answers=(responses.Response,)
+    "POST", "/v1/responses/{id}/cancel", "Cancel a response in the background", answers=(responses.Response,)
 )
 INPUT_ITEMS = Operation(
     "GET",
     "/v1/responses/{id}/input_items",
-    "What a kept answer was asked with",
+    "The input items of a stored response",
     query=("after", "limit", "order"),
     answers=(ItemPage,),
 )
@@ -74,17 +74,17 @@ OPERATIONS = (CREATE, COUNT, GET, DELETE, CANCEL, INPUT_ITEMS)
 
 
 class Responses:
-    """The answers of one server. `run` is the life of those in the background."""
+    """The responses of one server. `run` runs those in the background."""
 
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self.service = service
         self.store = store
         self.resumable_streams = ResumableStreams()
-        self._scopes: dict[str, anyio.CancelScope] = {}  # of answers in the background
+        self._scopes: dict[str, anyio.CancelScope] = {}  # by response id, of background responses
         self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs background responses until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -149,7 +149,7 @@ class Responses:
     async def _complete(
         self, record: StoredResponse, serving: Answer, stream: ResumableStream | None
     ) -> None:
-        """One answer in the background. It ends in the store and in its trail, whatever happens."""
+        """Computes one background response. Whatever happens, it ends in the store and in its stream."""
         response = record.response
         response["status"] = "in_progress"
         self.store.put(record)
@@ -210,8 +210,8 @@ class Responses:
         begin = 0 if after is None else int(after) + 1
         if stream is None or begin < stream.first:
             raise InvalidRequest(
-                "the events of this response are not kept (any more): only those with background and stream are, for a "
-                "while; leave stream out",
+                "the events of this response are not stored (any more): only those with background and "
+                "stream are, for a while; leave stream out",
                 param="stream",
             )
         return _follow(stream, begin)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a conversation of items goes the way of a chat, its answer comes back as items."""
+"""POST /v1/responses: the items become a chat request, and the answer becomes items."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
-# field of the request -> what /v1/chat/completions calls it; refusals are translated back
+# field of the request -> its name in /v1/chat/completions
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 SAME = (
     "temperature",
@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(ResponseBody)
 
 
 class PreparedResponse:
-    """A checked request: the chat that it amounts to, and the response object before anything is said."""
+    """A checked request: the chat request that it becomes, and the response object without output."""
 
     def __init__(self, service: Service, store: ResponseStore, body: bytes) -> None:
         """Raises RequestError."""
@@ -70,14 +70,16 @@ class PreparedResponse:
 
     @property
     def is_stored(self) -> bool:
+        """Whether the response is stored."""
         return self.body.store is not False
 
     def record(self) -> StoredResponse:
+        """The response as it is stored now."""
         return StoredResponse(self.response, self.context, self.input)
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
-    """Raises InvalidRequest."""
+    """The chat request for a list of items. Raises InvalidRequest."""
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {
         theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None
@@ -97,7 +99,7 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
 
 
 def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    """In the words of chats. Raises InvalidRequest."""
+    """tool_choice as /v1/chat/completions has it. Raises InvalidRequest."""
     if isinstance(choice, str):
         return choice
     match choice.get("type"):
@@ -135,6 +137,7 @@ def _chat_format(text_format: dict[str, Any]) -> dict[str, Any]:
 
 
 def response_object(body: ResponseBody, model: str) -> Payload:
+    """The response object before there is output."""
     text = structs.asdict(body.text) if body.text is not None else {}
     text["format"] = (
         msgspec.to_builtins(text["format"]) if text.get("format") is not None else {"type": "text"}
@@ -204,23 +207,27 @@ class ResponseAnswerFormat:
         self.has_begun = False
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        """The events for one delta; empty when it adds nothing."""
         payloads = [] if self.has_begun else self.writer.begin()
         self.has_begun = True
         return _sse(payloads + self._add(delta))
 
     def queued(self) -> bytes:
-        """The first events of an answer in the background."""
+        """The first events of a background response."""
         return _sse(self.writer.queue())
 
     def tail(self) -> bytes:
+        """The last events of a stream that succeeded."""
         return _sse(self._end())
 
     def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         payloads = self.writer.fail("server_error", error.message)
         self._store()
         return _sse(payloads)
 
     def body(self, outputs: list[Output]) -> Payload:
+        """The answer in one piece."""
         (output,) = outputs
         self._add(
             Delta(

@@ -1,4 +1,4 @@
-"""Answers that are kept to be asked for again, and to be gone on from: bounded, oldest out first."""
+"""Stored responses, which clients fetch again and continue: bounded, the oldest are dropped first."""
 
 import sqlite3
 from functools import cached_property
@@ -17,24 +17,26 @@ INTERRUPTED = {"code": "server_error", "message": "the server was stopped before
 
 
 class StoredResponse(Struct, frozen=True):
-    """One answer and the conversation that led to it."""
+    """A response and the conversation before it."""
 
     response: dict[str, object]
-    context: list[Item]  # of the answers before it, without instructions
+    context: list[Item]  # items of earlier responses, without instructions
     input: list[Item]
 
     @property
     def id(self) -> str:
+        """The response id."""
         return str(self.response["id"])
 
     @property
     def conversation(self) -> list[Item]:
+        """The items of the whole conversation, this response included."""
         return [*self.context, *self.input, *self.response["output"]]  # type: ignore[misc]
 
 
 class ResponseStore:
-    """In memory, or in a file that outlives the server. Calls are short: nothing waits for the disk (a crash
-    of the machine, not of the server, may lose the last ones)."""
+    """Responses in memory, or in a SQLite file that survives the server. Calls are short and do not wait for
+    the disk: a crash of the machine, not of the server, may lose the last ones."""
 
     def __init__(
         self, path: Path | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
@@ -54,23 +56,26 @@ class ResponseStore:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(
-                "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, is_over INTEGER, "
-                "size INTEGER, record BLOB)"
+                "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, "
+                "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB)"
             )
             self._count, self._bytes = db.execute(
                 "SELECT count(*), CAST(total(size) AS INTEGER) FROM responses"
             ).fetchone()
             _end_interrupted(db)
         except sqlite3.Error as error:
-            raise StartError(f"{self.path} can't be used to keep responses ({error}); move it away") from None
+            raise StartError(
+                f"{self.path} can't be used to store responses ({error}); move it away"
+            ) from None
         return db
 
     def close(self) -> None:
+        """Closes the file."""
         if "_db" in self.__dict__:
             self._db.close()
 
     def put(self, record: StoredResponse) -> None:
-        """Keeps an answer, or its new state."""
+        """Stores a response, or its new state."""
         data = msgspec.json.encode(record)
         if len(data) > self.max_bytes:
             return
@@ -95,14 +100,14 @@ class ResponseStore:
             self._drop_oldest()
 
     def find(self, response_id: str, param: str = "response_id") -> StoredResponse:
-        """Raises NotFound."""
+        """The stored response of an id. Raises NotFound."""
         row = self._db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
         if row is None:
             raise NotFound(f"there is no response {response_id[:80]} (any more)", param=param)
         return msgspec.json.decode(row[0], type=StoredResponse)
 
     def delete(self, response_id: str) -> None:
-        """Raises NotFound."""
+        """Deletes a response. Raises NotFound."""
         row = self._db.execute("DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)).fetchone()
         if row is None:
             raise NotFound(f"there is no response {response_id[:80]} (any more)", param="response_id")

@@ -1,9 +1,9 @@
-"""The tools of /v1/responses: to the model all of them are functions, and calls of them become items again.
+"""Tools of /v1/responses. The model sees each as a function; calls of functions become items again.
 
 {"type": "function", "name": "f"}                                       f
 {"type": "namespace", "name": "ns", "tools": [a function f]}            ns__f
-{"type": "custom", "name": "patch"}: takes a text and no object         patch, with one parameter, `input`
-{"type": "web_search"} and others that run in OpenAI's servers          not shown, so not called
+{"type": "custom", "name": "patch"}: takes a text, not an object        patch, with one parameter, `input`
+{"type": "web_search"} and others that run in OpenAI's servers          left out, so never called
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from runtime.errors import InvalidRequest
 
 Json = dict[str, Any]
 
-# how the types of tools begin that run in OpenAI's servers; clients list them unasked
+# prefixes of the types of tools that run in OpenAI's servers; clients send them by default
 SERVER_TOOLS = (
     "web_search",
     "file_search",
@@ -29,7 +29,7 @@ SERVER_TOOLS = (
 
 
 class Tool(Struct, frozen=True):
-    """A tool as the client calls it."""
+    """A tool as the client names it."""
 
     name: str
     namespace: str | None = None
@@ -37,7 +37,7 @@ class Tool(Struct, frozen=True):
 
 
 def served(tools: list[Json] | None) -> list[Json]:
-    """Those that there are here."""
+    """The tools without those that run in OpenAI's servers."""
     return [tool for tool in tools or () if not _runs_on_server(tool)]
 
 
@@ -48,7 +48,7 @@ def check(tools: list[Json] | None) -> None:
 
 
 def functions(tools: list[Json] | None) -> list[Json]:
-    """The tools of the chat."""
+    """The tools as functions of a chat request."""
     return [
         {"type": "function", "function": _function(tool, model_name(tool["name"], namespace))}
         for namespace, tool in _flat(tools)
@@ -56,6 +56,7 @@ def functions(tools: list[Json] | None) -> list[Json]:
 
 
 def by_model_name(tools: list[Json] | None) -> dict[str, Tool]:
+    """The tools by the names that the model uses."""
     return {
         model_name(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom")
         for namespace, tool in _flat(tools)
@@ -63,19 +64,20 @@ def by_model_name(tools: list[Json] | None) -> dict[str, Tool]:
 
 
 def model_name(name: str, namespace: Any = None) -> str:
-    """What the model calls it."""
+    """The name of a tool for the model."""
     if not isinstance(namespace, str) or not namespace:
         return name
     return f"{namespace.rstrip('_')}__{name}"
 
 
 def arguments_of(text: str) -> str:
-    """Of a call of a custom tool, as a function's."""
+    """The text of a custom tool call as arguments of a function."""
     return msgspec.json.encode({"input": text}).decode()
 
 
 def input_of(arguments: str) -> str:
-    """The other way round; what the model wrote, where that is something else or was cut off."""
+    """The text in the arguments of a custom tool call; the arguments themselves where they are cut off or
+    something else."""
     try:
         text = msgspec.json.decode(arguments, type=dict[str, Any]).get("input")
     except msgspec.DecodeError:
@@ -106,7 +108,7 @@ def _check(tool: Json, path: str, *, is_inner: bool = False) -> None:
 
 
 def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
-    """Each with its namespace."""
+    """Each tool with its namespace."""
     for tool in served(tools):
         if tool["type"] == "namespace":
             yield from [(tool["name"], one) for one in served(tool["tools"])]

@@ -12,7 +12,7 @@ from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event
 
 Payload = dict[str, Any]
 
-# kind of item -> kind of its part, and how its events are called
+# type of an item -> type of its part, and the prefix of its events
 PARTS = {
     "message": ("output_text", "response.output_text"),
     "reasoning": ("reasoning_text", "response.reasoning_text"),
@@ -23,30 +23,31 @@ NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 
 
 class Writer:
-    """One answer. `response` is the object that grows; each call returns the events that it is worth."""
+    """Writes one response. `response` is updated; each method returns the events of the update."""
 
     def __init__(self, response: Payload, tools: Mapping[str, Tool] = NO_TOOLS) -> None:
-        """`tools` by the names that the model calls them by."""
+        """`tools`: by the names that the model uses."""
         self.response = response
         self.tools = tools
         self.output: list[Item] = response["output"]
         self._number = 0
-        self._open: Item | None = None  # the last item of `output`, while it grows
-        self._arguments = ""  # of the call of a custom tool
+        self._open: Item | None = None  # the last item of `output` until it is complete
+        self._arguments = ""  # of an open custom tool call
 
     def queue(self) -> list[Payload]:
-        """Of an answer in the background, which has an id before it has a place."""
+        """The events of a background response that has not started."""
         return [
             self._event("response.created", response=self._snapshot()),
             self._event("response.queued", response=self._snapshot()),
         ]
 
     def begin(self) -> list[Payload]:
+        """The events at the start."""
         created = [] if self._number else [self._event("response.created", response=self._snapshot())]
         return [*created, self._event("response.in_progress", response=self._snapshot())]
 
     def add(self, events: list[Event], logprobs: list[Payload]) -> list[Payload]:
-        """`logprobs` are those of the tokens that `events` come from; they go to the text."""
+        """Adds parse events. `logprobs` are those of the tokens of `events`, and belong to the text."""
         payloads: list[Payload] = []
         for event in events:
             match event:
@@ -65,7 +66,7 @@ class Writer:
         return payloads
 
     def end(self, *, is_cut: bool, usage: Payload) -> list[Payload]:
-        """The answer is complete, or was cut at its longest."""
+        """Ends the response; `is_cut`: at its maximum length."""
         status = "incomplete" if is_cut else "completed"
         payloads = self._close(status)
         self.response |= {
@@ -77,6 +78,7 @@ class Writer:
         return [*payloads, self._event(f"response.{status}", response=self.response)]
 
     def fail(self, code: str, message: str) -> list[Payload]:
+        """Ends the response with an error."""
         self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         return [self._event("response.failed", response=self.response)]
 
@@ -120,7 +122,7 @@ class Writer:
 
     def _add_arguments(self, text: str) -> list[Payload]:
         assert self._open is not None
-        if self._open["type"] == "custom_tool_call":  # its input is known at the end
+        if self._open["type"] == "custom_tool_call":  # its input is sent at the end
             self._arguments += text
             return []
         self._open["arguments"] += text
