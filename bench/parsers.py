@@ -14,9 +14,9 @@ from time import thread_time
 from bench.record import record
 from runtime.http.streaming.answer_reader import Reader, Reading
 from runtime.messages.requests import Delta, Finish, FinishReason
-from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.detect import Formats
-from runtime.parsing.formats import FORMATS
+from runtime.parsing.channel_parser import CHANNEL_FORMATS
+from runtime.parsing.detect import AnswerFormats
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 from tests.http.fake import FakeService
 from tests.parsing.render import render
 
@@ -56,7 +56,7 @@ def answers(name: str) -> dict[str, str]:
             "worst": "<|channel|>final<|message|>" + "<|chan <|sta" * 200,
             "calls": frame.format(PROSE, PROSE) + render(name, CALLS),
         }
-    form = FORMATS[name]
+    form = TOOL_CALL_FORMATS[name]
     begin = [*[section.begin for section in form.sections], *form.loose][0]
     return {
         "prose": f"<think>{PROSE}</think>{PROSE}",
@@ -65,7 +65,7 @@ def answers(name: str) -> dict[str, str]:
     }
 
 
-def cost(formats: Formats, text: str) -> float:
+def cost(formats: AnswerFormats, text: str) -> float:
     """Microseconds a token, the best of some runs."""
     chunks = [text[i : i + SIZE] for i in range(0, len(text), SIZE)]
     reading = Reading(service=FakeService(), formats=formats, tools=TOOLS)
@@ -89,8 +89,8 @@ def best(run: Callable[[], float]) -> float:
 def main() -> None:
     """Runs the bench, prints its figures and records them in bench/results."""
     results = {}
-    for name in [*FORMATS, *FRAMINGS]:
-        formats = Formats(name, name if name in FRAMINGS else "qwen3")
+    for name in [*TOOL_CALL_FORMATS, *CHANNEL_FORMATS]:
+        formats = AnswerFormats(name, name if name in CHANNEL_FORMATS else "qwen3")
         results[name] = {kind: cost(formats, text) for kind, text in answers(name).items()}
         print(f"{name:16}", "  ".join(f"{kind} {us:6.2f}" for kind, us in results[name].items()), "us/token")
     print(record("parsers", {"us_per_token": results}))

@@ -15,7 +15,7 @@ from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
 from runtime.models.pooling import Pooling
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 
 State = Literal["loading", "ready", "paused", "released", "recovering", "draining", "failed", "closed"]
 
@@ -52,7 +52,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     limits: Limits
     # defaults of SamplingParams for OpenAI requests, `preferred` among them
     sampling_defaults: dict[str, Any] = {}
-    formats: Formats = Formats()  # how tool calls and reasoning are written in answers
+    formats: AnswerFormats = AnswerFormats()  # how tool calls and reasoning are written in answers
     preferred: dict[str, Any] = {}  # defaults of SamplingParams for all requests: --preferred-sampling-params
     has_tags: bool = False  # structural tags can constrain parts of a text (--grammar-backend xgrammar)
     pooling: Pooling | None = (

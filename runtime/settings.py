@@ -24,15 +24,15 @@ from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
-from runtime.parsing.detect import Formats, choose
+from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import ModelCard
-from runtime.text.chat_templates import template_sources
-from runtime.text.template import ChatTemplates
+from runtime.text.builtin_templates import template_sources
+from runtime.text.chat_template import ChatTemplates
 from runtime.text.tokenizer_files import read_files
 from runtime.text.vocabulary import Vocabulary
 
@@ -207,14 +207,14 @@ def model_card(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None)
     )
 
 
-def answer_formats(plan: Plan) -> Formats:
+def answer_formats(plan: Plan) -> AnswerFormats:
     """Raises OptionsError, ModelError."""
     sources = template_sources(
         read_files(Path(plan.model.tokenizer_path)).templates,
         plan.api.chat_template,
         plan.api.hf_chat_template_name,
     )
-    return choose(
+    return select_formats(
         plan.api.tool_call_parser,
         plan.api.reasoning_parser,
         sources.get("tool_use", "") + sources.get("default", ""),

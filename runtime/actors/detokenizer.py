@@ -22,8 +22,8 @@ from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, R
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer
 from runtime.text.detokenize import TextStream
-from runtime.text.regex import RegexSearch, StopRegexes
-from runtime.text.stops import StopSearch, StopStrings
+from runtime.text.stop_regex import RegexSearch, StopRegexes
+from runtime.text.stop_strings import StopSearch, StopStrings
 from runtime.text.vocabulary import Vocabulary
 
 REFUSALS: dict[int, type[RequestError]] = {

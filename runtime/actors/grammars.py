@@ -1,7 +1,7 @@
 """The grammars of requests, seen from the event loop: checked in a process of their own before anything else
 happens.
 
-The process (runtime/grammar/process.py) is started by the first grammar that comes, and stays. When it ends,
+The process (runtime/grammar/compile_process.py) is started by the first grammar that comes, and stays. When it ends,
 the next grammar starts one. What was checked once is remembered. While a grammar is checked its request
 waits, and others go on.
 """
@@ -19,8 +19,8 @@ import msgspec
 from runtime import log
 from runtime.actors.child_environment import environment
 from runtime.errors import InternalFault, InvalidRequest
-from runtime.grammar.frames import Frames, framed
-from runtime.grammar.process import Check, Verdict
+from runtime.grammar.compile_process import Check, Verdict
+from runtime.grammar.framing import Frames, framed
 from runtime.messages.constraint import Grammar, GrammarSetup
 
 AT_ONCE = 4  # children that compile
@@ -155,7 +155,7 @@ class Grammars:
                 msgspec.json.encode(self._setup).decode(),
             ]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments],
+                [sys.executable, "-P", "-m", "runtime.grammar.compile_process", *arguments],
                 env=environment(1),
                 stdin=subprocess.DEVNULL,
                 stdout=2,

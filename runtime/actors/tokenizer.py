@@ -37,10 +37,10 @@ from runtime.messages.requests import (
 )
 from runtime.messages.sampling import Limits, check, cut, too_long
 from runtime.messages.scheduler import Arrive
-from runtime.text.embeds import check_embeds, digest, read_embeds
+from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
-from runtime.text.regex import StopRegexes
-from runtime.text.template import ChatTemplates
+from runtime.text.input_embeds import check_embeds, digest, read_embeds
+from runtime.text.stop_regex import StopRegexes
 from runtime.text.vocabulary import Vocabulary
 
 INLINE_CHARS = 4096  # a millisecond of the event loop (bench/detokenize.py)

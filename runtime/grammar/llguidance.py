@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids
-from runtime.grammar.choices import choices_as_regex
-from runtime.grammar.schema import prepare
+from runtime.grammar.choice_syntax import choices_as_regex
+from runtime.grammar.json_schema import prepare
 from runtime.messages.constraint import Grammar
 
 

@@ -8,8 +8,8 @@ import outlines_core
 from outlines_core import json_schema
 
 from runtime.grammar.backend import GrammarError, Terms, fill_each, find_byte_ids, first_line
-from runtime.grammar.choices import choices_as_regex
-from runtime.grammar.schema import prepare
+from runtime.grammar.choice_syntax import choices_as_regex
+from runtime.grammar.json_schema import prepare
 from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence

@@ -8,9 +8,9 @@ import numpy as np
 import xgrammar
 
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids, first_line
-from runtime.grammar.choices import choices_as_ebnf
-from runtime.grammar.schema import prepare
-from runtime.grammar.tags import by_tokens
+from runtime.grammar.choice_syntax import choices_as_ebnf
+from runtime.grammar.json_schema import prepare
+from runtime.grammar.structural_tags import by_tokens
 from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence: an answer could break them

@@ -9,25 +9,26 @@ from typing import Any
 from msgspec import Struct, structs
 
 from runtime.errors import OptionsError
-from runtime.parsing.answer import Format, Parser, Thinking
-from runtime.parsing.channels import FRAMINGS, ChannelParser
-from runtime.parsing.formats import FORMATS, THINKING
-from runtime.parsing.items import Json
-from runtime.parsing.typed import Tools
+from runtime.parsing.answer_parser import Parser, ReasoningFormat, ToolCallFormat
+from runtime.parsing.call_syntax import JsonCalls
+from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
+from runtime.parsing.reasoning_formats import REASONING_FORMATS
+from runtime.parsing.schema_types import Tools
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 
 # a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's
 # own format is
-DEMANDED = Format(items=(Json(begins=("[",)),), at_start=("[",))
+REQUIRED_CALLS = ToolCallFormat(syntaxes=(JsonCalls(begins=("[",)),), at_start=("[",))
 
-_OWN = "reads a template of answers that a model brings in its own files, which is not read here"
-LATER = {  # names that the references have, and why they are not here
-    "beam": _OWN,
-    "response_template": _OWN,
+_OWN_TEMPLATE = "reads a template of answers that a model brings in its own files, which is not read here"
+UNSUPPORTED = {  # names that the references have, and why they are not here
+    "beam": _OWN_TEMPLATE,
+    "response_template": _OWN_TEMPLATE,
     "telechat4": "is a format of which nothing public says how it is written",
 }
 
 # vLLM's names, where they are others than with - for _ or without it
-_ALSO = {
+VLLM_NAMES = {
     "openai": "gpt-oss",
     "openai_gptoss": "gpt-oss",
     "llama3_json": "llama3",
@@ -51,7 +52,7 @@ _ALSO = {
 }
 
 # marks in a template -> the format that has them; the first row of which all are there counts
-_TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
+TOOL_CALL_MARKERS: tuple[tuple[str, Sequence[str]], ...] = (
     ("gpt-oss", ("<|channel|>", "to=functions.")),
     ("muse", ("<atem:",)),
     ("iquest_q1", ("<iquest_tool_call>",)),
@@ -96,7 +97,7 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("llama3", ("<|python_tag|>",)),
     ("llama3", ('"parameters": dictionary of argument name',)),
 )
-_THINKING: tuple[tuple[str, Sequence[str]], ...] = (
+REASONING_MARKERS: tuple[tuple[str, Sequence[str]], ...] = (
     ("gpt-oss", ("<|channel|>analysis",)),
     ("muse", ("<atem:", "to=self")),
     ("apertus2509", ("<|inner_prefix|>",)),
@@ -120,81 +121,88 @@ _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
 )
 
 
-class Formats(Struct, frozen=True):
-    """Names of formats; None: answers are text as it stands. `is_told`: somebody has said that the model
-    thinks."""
+class AnswerFormats(Struct, frozen=True):
+    """Names of the formats of a model's answers; None: that part of an answer is text as it stands."""
 
-    tools: str | None = None
-    thinking: str | None = None
-    is_told: bool = False
-
-    @property
-    def reasoning(self) -> Thinking | None:
-        return THINKING.get(self.thinking or "")
+    tool_calls: str | None = None
+    reasoning: str | None = None
+    is_explicit: bool = False  # --reasoning-parser names the format; False: the chat template shows it
 
     @property
-    def calls(self) -> Format | None:
-        return FORMATS.get(self.tools or "")
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The declaration; None also for channel formats (channel_parser.py)."""
+        return REASONING_FORMATS.get(self.reasoning or "")
+
+    @property
+    def tool_call_format(self) -> ToolCallFormat | None:
+        """The declaration; None also for channel formats (channel_parser.py)."""
+        return TOOL_CALL_FORMATS.get(self.tool_calls or "")
 
 
 @cache
-def marks_of(tools: str | None, thinking: str | None) -> tuple[str, ...]:
+def markers_of(tool_calls: str | None, reasoning: str | None) -> tuple[str, ...]:
     """All that the two declarations name: special tokens in it are text for whoever reads such answers."""
-    framings = [FRAMINGS[name] for name in (tools, thinking) if name in FRAMINGS]
-    marks = [mark for framing in framings for mark in framing.marks]
-    rows = (FORMATS.get(tools or ""), THINKING.get(thinking or ""), *[framing.calls for framing in framings])
-    return tuple(dict.fromkeys([*marks, *[text for row in rows if row is not None for text in _texts(row)]]))
+    channel_formats = [CHANNEL_FORMATS[name] for name in (tool_calls, reasoning) if name in CHANNEL_FORMATS]
+    marks = [mark for channel_format in channel_formats for mark in channel_format.markers]
+    rows = (
+        TOOL_CALL_FORMATS.get(tool_calls or ""),
+        REASONING_FORMATS.get(reasoning or ""),
+        *[channel_format.calls for channel_format in channel_formats],
+    )
+    return tuple(
+        dict.fromkeys([*marks, *[text for row in rows if row is not None for text in _strings(row)]])
+    )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _strings(value: Any) -> Iterator[str]:
     match value:
         case str():
             if value:
                 yield value
         case tuple():
             for part in value:
-                yield from _texts(part)
+                yield from _strings(part)
         case Struct():
             for name, part in structs.asdict(value).items():
                 if name != "models":
-                    yield from _texts(part)
+                    yield from _strings(part)
 
 
-def choose(tools: str, thinking: str, template: str) -> Formats:
-    """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises
+def select_formats(tool_calls: str, reasoning: str, template: str) -> AnswerFormats:
+    """`tool_calls` and `reasoning` are names, "none", or "auto": what the chat template shows. Raises
     OptionsError."""
-    tools, thinking = _ours(tools, FORMATS), _ours(thinking, THINKING)
+    tool_calls, reasoning = _our_name(tool_calls, TOOL_CALL_FORMATS), _our_name(reasoning, REASONING_FORMATS)
     for flag, name, known in (
-        ("--tool-call-parser", tools, FORMATS),
-        ("--reasoning-parser", thinking, THINKING),
+        ("--tool-call-parser", tool_calls, TOOL_CALL_FORMATS),
+        ("--reasoning-parser", reasoning, REASONING_FORMATS),
     ):
-        if name in ("auto", "none", *FRAMINGS, *known):
+        if name in ("auto", "none", *CHANNEL_FORMATS, *known):
             continue
-        if name in LATER:
+        if name in UNSUPPORTED:
             raise OptionsError(
-                [f"{flag} {name} {LATER[name]}; choose none to get the text as the model writes it"]
+                [f"{flag} {name} {UNSUPPORTED[name]}; choose none to get the text as the model writes it"]
             )
-        near = get_close_matches(name, [*FRAMINGS, *known], n=3)
-        there = ", ".join(["auto", "none", *FRAMINGS, *known])
+        near = get_close_matches(name, [*CHANNEL_FORMATS, *known], n=3)
+        there = ", ".join(["auto", "none", *CHANNEL_FORMATS, *known])
         raise OptionsError(
             [
                 f"{flag} {name} is unknown; "
                 + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")
             ]
         )
-    return Formats(
-        _named(tools, _TOOLS, template),
-        _named(thinking, _THINKING, template),
-        thinking not in ("auto", "none"),
+    return AnswerFormats(
+        _by_name_or_template(tool_calls, TOOL_CALL_MARKERS, template),
+        _by_name_or_template(reasoning, REASONING_MARKERS, template),
+        reasoning not in ("auto", "none"),
     )
 
 
-def _ours(name: str, known: Iterable[str]) -> str:
+def _our_name(name: str, known: Iterable[str]) -> str:
     """The name here of a format that another runtime calls so."""
-    names = {"auto", "none", *FRAMINGS, *known}
+    names = {"auto", "none", *CHANNEL_FORMATS, *known}
     if name in names:
         return name
-    if (other := _ALSO.get(name)) in names:
+    if (other := VLLM_NAMES.get(name)) in names:
         return other
     return {_bare(ours): ours for ours in sorted(names)}.get(_bare(name), name)
 
@@ -203,25 +211,25 @@ def _bare(name: str) -> str:
     return name.replace("-", "").replace("_", "")
 
 
-def _named(name: str, rows: tuple[tuple[str, Sequence[str]], ...], template: str) -> str | None:
+def _by_name_or_template(name: str, rows: tuple[tuple[str, Sequence[str]], ...], template: str) -> str | None:
     if name == "auto":
         return next((format for format, marks in rows if all(mark in template for mark in marks)), None)
     return None if name == "none" else name
 
 
 def open_parser(
-    formats: Formats, tools: Tools, tail: str, *, is_continued: bool = False, is_demanded: bool = False
+    formats: AnswerFormats, tools: Tools, tail: str, *, is_continued: bool = False, is_required: bool = False
 ) -> Parser | ChannelParser:
     """The parser of one answer. Without `tools` nothing is a call. `tail` ends the prompt."""
-    if not is_demanded:
-        for name in (formats.thinking, formats.tools if tools else None):
-            if name in FRAMINGS:
+    if not is_required:
+        for name in (formats.reasoning, formats.tool_calls if tools else None):
+            if name in CHANNEL_FORMATS:
                 return ChannelParser(
-                    FRAMINGS[name],
+                    CHANNEL_FORMATS[name],
                     tools,
-                    separates=formats.thinking == name,
-                    calls=bool(tools) and formats.tools == name,
+                    separates=formats.reasoning == name,
+                    calls=bool(tools) and formats.tool_calls == name,
                 )
-    thinking = formats.reasoning
-    form = DEMANDED if is_demanded else formats.calls if tools else None
-    return Parser(form, thinking, tools, thinking is not None and thinking.is_open(tail, is_continued))
+    reasoning = formats.reasoning_format
+    form = REQUIRED_CALLS if is_required else formats.tool_call_format if tools else None
+    return Parser(form, reasoning, tools, reasoning is not None and reasoning.is_open(tail, is_continued))

@@ -8,7 +8,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from runtime.text.pieces import Pieces
+from runtime.text.token_text import Pieces
 
 REPLACEMENT = "\ufffd"
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.text.detokenize import PieceStream, TextStream, WindowStream
-from runtime.text.pieces import Pieces, make_pieces, rule_of
+from runtime.text.token_text import Pieces, make_pieces, rule_of
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
 
 

@@ -19,7 +19,7 @@ from runtime.messages.constraint import Grammar, Regex
 from runtime.messages.requests import Chat, GenerateRequest, GrammarConstraint, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import Free, Limits, SamplingParams
 from runtime.messages.scheduler import Arrive, ToScheduler
-from runtime.text.template import ChatTemplates
+from runtime.text.chat_template import ChatTemplates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.actors.sink import ListSink

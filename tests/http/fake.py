@@ -30,7 +30,7 @@ from runtime.messages.requests import (
     Tokens,
 )
 from runtime.messages.sampling import Limits, check
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 from runtime.service import AdapterCard, Health, Load, ModelCard
 
 VOCAB = 1000
@@ -195,7 +195,7 @@ class FakeService:
     has_cache_report: bool = False
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
-    formats: Formats = Formats()
+    formats: AnswerFormats = AnswerFormats()
     has_tags: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)

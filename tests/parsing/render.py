@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.formats import FORMATS
+from runtime.parsing.channel_parser import CHANNEL_FORMATS
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 
 Call = tuple[str, Mapping[str, Any]]
 DSML = "｜DSML｜"
@@ -251,7 +251,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
         ]
     ),
 }
-assert WRITERS.keys() == {*FORMATS, *FRAMINGS}
+assert WRITERS.keys() == {*TOOL_CALL_FORMATS, *CHANNEL_FORMATS}
 
 
 def render(name: str, calls: Sequence[Call]) -> str:

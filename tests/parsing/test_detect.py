@@ -5,14 +5,22 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import OptionsError
-from runtime.parsing.answer import Parser
-from runtime.parsing.channels import FRAMINGS, ChannelParser
-from runtime.parsing.detect import _THINKING, _TOOLS, Formats, choose, marks_of, open_parser
+from runtime.parsing.answer_parser import Parser
+from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
+from runtime.parsing.detect import (
+    REASONING_MARKERS,
+    TOOL_CALL_MARKERS,
+    AnswerFormats,
+    markers_of,
+    open_parser,
+    select_formats,
+)
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.formats import FORMATS, THINKING
+from runtime.parsing.reasoning_formats import REASONING_FORMATS
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 from runtime.pocket import PATH
 from runtime.text.tokenizer_files import read_files
-from tests.parsing.test_formats import GOLDEN
+from tests.parsing.test_tool_call_formats import GOLDEN
 
 DOC = Path(__file__).parents[2] / "docs" / "tools.md"
 
@@ -37,7 +45,7 @@ DOC = Path(__file__).parents[2] / "docs" / "tools.md"
     ],
 )
 def test_templates_show_the_format(template: str, tools: str | None, thinking: str | None) -> None:
-    assert choose("auto", "auto", template) == Formats(tools, thinking)
+    assert select_formats("auto", "auto", template) == AnswerFormats(tools, thinking)
 
 
 SAME = {
@@ -57,31 +65,37 @@ SAME = {
 
 
 # their calls have no marks
-@pytest.mark.parametrize("name", sorted((FORMATS.keys() | FRAMINGS) - {"llama3", "pythonic"}))
+@pytest.mark.parametrize(
+    "name", sorted((TOOL_CALL_FORMATS.keys() | CHANNEL_FORMATS) - {"llama3", "pythonic"})
+)
 def test_a_template_that_writes_calls_of_a_format_shows_it(name: str) -> None:
-    assert choose("auto", "auto", GOLDEN[name]).tools == SAME.get(name, name)
+    assert select_formats("auto", "auto", GOLDEN[name]).tool_calls == SAME.get(name, name)
 
 
 def test_every_format_is_in_the_document() -> None:
     text = DOC.read_text(encoding="utf-8")
-    rows = [*FORMATS.items(), *THINKING.items(), *FRAMINGS.items()]
+    rows = [*TOOL_CALL_FORMATS.items(), *REASONING_FORMATS.items(), *CHANNEL_FORMATS.items()]
     assert [name for name, row in rows if f"| `{name}` | {row.models} |" not in text] == []
 
 
 def test_marks() -> None:
     assert {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "</think>"} <= {
-        *marks_of("deepseekv3", "deepseek-r1")
+        *markers_of("deepseekv3", "deepseek-r1")
     }
-    assert "<|channel|>" in marks_of("gpt-oss", None) and marks_of(None, None) == ()
+    assert "<|channel|>" in markers_of("gpt-oss", None) and markers_of(None, None) == ()
 
 
 def test_pockets_template() -> None:
-    assert choose("auto", "auto", read_files(PATH).templates["default"]) == Formats("hermes", "qwen3")
+    assert select_formats("auto", "auto", read_files(PATH).templates["default"]) == AnswerFormats(
+        "hermes", "qwen3"
+    )
 
 
 def test_names() -> None:
-    assert choose("qwen25", "deepseek-r1", "") == Formats("qwen25", "deepseek-r1", is_told=True)
-    assert choose("none", "none", "<tool_call><think>") == Formats()
+    assert select_formats("qwen25", "deepseek-r1", "") == AnswerFormats(
+        "qwen25", "deepseek-r1", is_explicit=True
+    )
+    assert select_formats("none", "none", "<tool_call><think>") == AnswerFormats()
     for wrong, says in (
         (("xyz", "auto"), "xyz is unknown; there are auto, none"),
         (("auto", "qwen4"), "did you mean qwen3"),
@@ -89,9 +103,9 @@ def test_names() -> None:
         (("auto", "telechat4"), "nothing public says"),
     ):
         with pytest.raises(OptionsError, match=says):
-            choose(*wrong, "")
-    for table, known in ((_TOOLS, FORMATS), (_THINKING, THINKING)):
-        assert {name for name, _ in table} <= {*FRAMINGS, *known}
+            select_formats(*wrong, "")
+    for table, known in ((TOOL_CALL_MARKERS, TOOL_CALL_FORMATS), (REASONING_MARKERS, REASONING_FORMATS)):
+        assert {name for name, _ in table} <= {*CHANNEL_FORMATS, *known}
 
 
 @pytest.mark.parametrize(
@@ -107,11 +121,11 @@ def test_names() -> None:
     ],
 )
 def test_names_that_vllm_has(tools: str, thinking: str, ours: tuple[str, str | None]) -> None:
-    assert choose(tools, thinking, "") == Formats(*ours, is_told=thinking != "none")
+    assert select_formats(tools, thinking, "") == AnswerFormats(*ours, is_explicit=thinking != "none")
 
 
 def test_parsers() -> None:
-    hermes = Formats("hermes", "qwen3")
+    hermes = AnswerFormats("hermes", "qwen3")
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert open_parser(hermes, {}, "").feed(call + ".") == [Content(call + ".")]
     parser = open_parser(hermes, {"f": {}}, "<think>\n")
@@ -121,9 +135,13 @@ def test_parsers() -> None:
         CallBegin(0, "f"),
         *parser_rest(),
     ]
-    assert isinstance(open_parser(Formats("gpt-oss", "gpt-oss"), {}, ""), ChannelParser)
-    assert isinstance(open_parser(Formats("gpt-oss", "gpt-oss"), {"f": {}}, "", is_demanded=True), Parser)
-    listed = open_parser(Formats(), {"f": {}}, "", is_demanded=True).feed('[{"name": "f", "arguments": {}}]')
+    assert isinstance(open_parser(AnswerFormats("gpt-oss", "gpt-oss"), {}, ""), ChannelParser)
+    assert isinstance(
+        open_parser(AnswerFormats("gpt-oss", "gpt-oss"), {"f": {}}, "", is_required=True), Parser
+    )
+    listed = open_parser(AnswerFormats(), {"f": {}}, "", is_required=True).feed(
+        '[{"name": "f", "arguments": {}}]'
+    )
     assert listed == [CallBegin(0, "f"), *parser_rest()]
 
 

@@ -8,18 +8,22 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtime.parsing.answer import Parser
-from runtime.parsing.channels import FRAMINGS, ChannelParser
+from runtime.parsing.answer_parser import Parser
+from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content
-from runtime.parsing.formats import FORMATS
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 from tests.parsing.render import WRITERS, render
-from tests.parsing.test_formats import parse
+from tests.parsing.test_tool_call_formats import parse
 
-MARKUP = {name for name, form in FORMATS.items() if any(hasattr(item, "value_end") for item in form.items)}
+MARKUP = {
+    name
+    for name, form in TOOL_CALL_FORMATS.items()
+    if any(hasattr(item, "value_end") for item in form.syntaxes)
+}
 MARKS = sorted(
     {
         mark
-        for form in FORMATS.values()
+        for form in TOOL_CALL_FORMATS.values()
         for section in form.sections
         for mark in (section.begin, section.end)
         if mark
@@ -95,7 +99,7 @@ def can_say(name: str, arguments: dict[str, Any]) -> bool:
         return not any(quote[0] in text for text in texts)
     if name == "minimax-m3":
         return not any("]<]" in text for text in texts)
-    if name in FRAMINGS:  # the message ends there, whatever stands around it
+    if name in CHANNEL_FORMATS:  # the message ends there, whatever stands around it
         return not any("<|" in text for text in texts)
     return True
 
@@ -111,12 +115,14 @@ def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[
     assume(all(can_say(name, one) for one in arguments))
     calls = [(f"f{i}", one) for i, one in enumerate(arguments)]
     tools = {function: schema_of(one) for function, one in calls}
-    text = ("" if name in ("llama3", "pythonic", *FRAMINGS) else said) + render(name, calls)
+    text = ("" if name in ("llama3", "pythonic", *CHANNEL_FORMATS) else said) + render(name, calls)
     at = sorted({min(cut, len(text)) for cut in cuts})
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
     events = parse(
         lambda: (
-            ChannelParser(FRAMINGS[name], tools) if name in FRAMINGS else Parser(FORMATS[name], None, tools)
+            ChannelParser(CHANNEL_FORMATS[name], tools)
+            if name in CHANNEL_FORMATS
+            else Parser(TOOL_CALL_FORMATS[name], None, tools)
         ),
         pieces,
     )

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from runtime.parsing.answer import Parser
-from runtime.parsing.channels import FRAMINGS, ChannelParser
+from runtime.parsing.answer_parser import Parser
+from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
-from runtime.parsing.formats import FORMATS, THINKING
-from runtime.parsing.typed import kinds_of, value_of
-from tests.parsing.test_formats import cuts, parse
+from runtime.parsing.reasoning_formats import REASONING_FORMATS
+from runtime.parsing.schema_types import kinds_of, value_of
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
+from tests.parsing.test_tool_call_formats import cuts, parse
 
 TOOLS: dict[str, Any] = {
     "w": {
@@ -380,7 +381,9 @@ CASES: dict[str, tuple[str, str, Calls, str]] = {  # a format, a text, its calls
 def told(name: str, pieces: list[str]) -> tuple[Calls, str]:
     events = parse(
         lambda: (
-            ChannelParser(FRAMINGS[name], TOOLS) if name in FRAMINGS else Parser(FORMATS[name], None, TOOLS)
+            ChannelParser(CHANNEL_FORMATS[name], TOOLS)
+            if name in CHANNEL_FORMATS
+            else Parser(TOOL_CALL_FORMATS[name], None, TOOLS)
         ),
         pieces,
     )
@@ -418,11 +421,11 @@ THOUGHTS: dict[str, tuple[str, bool, list[Event]]] = {  # a text, whether it beg
 def test_thoughts_as_models_write_them(name: str) -> None:
     text, is_open, events = THOUGHTS[name]
     for pieces in cuts(text):
-        assert parse(lambda: Parser(None, THINKING[name], {}, is_open), pieces) == events
+        assert parse(lambda: Parser(None, REASONING_FORMATS[name], {}, is_open), pieces) == events
 
 
 def test_where_thoughts_begin() -> None:
-    row = THINKING["k2_horizon"]
+    row = REASONING_FORMATS["k2_horizon"]
     assert row.is_open("...<ifm|think_faster>\n", False) and not row.is_open(
         "<ifm|think_fast></ifm|think_fast>", False
     )
@@ -434,7 +437,9 @@ def test_where_thoughts_begin() -> None:
 def test_thoughts_go_on_behind_a_call() -> None:
     text = '<|inner_prefix|>a<|tools_prefix|>[{"w": {"days": 3}}]<|tools_suffix|>b<|inner_suffix|>42'
     for pieces in cuts(text):
-        events = parse(lambda: Parser(FORMATS["apertus2509"], THINKING["apertus2509"], TOOLS), pieces)
+        events = parse(
+            lambda: Parser(TOOL_CALL_FORMATS["apertus2509"], REASONING_FORMATS["apertus2509"], TOOLS), pieces
+        )
         assert [type(event).__name__ for event in events] == [
             "Reasoning",
             "CallBegin",
@@ -444,7 +449,7 @@ def test_thoughts_go_on_behind_a_call() -> None:
             "Content",
         ]
         assert [event.text for event in events if isinstance(event, Reasoning)] == ["a", "b"]
-        no_tools = parse(lambda: Parser(None, THINKING["apertus2509"], {}), pieces)
+        no_tools = parse(lambda: Parser(None, REASONING_FORMATS["apertus2509"], {}), pieces)
         assert [type(event) for event in no_tools] == [Reasoning, Content]
 
 

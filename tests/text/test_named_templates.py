@@ -4,8 +4,8 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.messages.requests import Chat
-from runtime.text.chat_templates import TEMPLATES
-from runtime.text.template import ChatTemplates
+from runtime.text.builtin_templates import TEMPLATES
+from runtime.text.chat_template import ChatTemplates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHAT = [

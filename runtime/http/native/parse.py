@@ -8,8 +8,8 @@ from msgspec import Struct
 from runtime.errors import InvalidRequest, OptionsError
 from runtime.http.openai.tools import schemas_of
 from runtime.http.operation import Operation
-from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.detect import Formats, choose, open_parser
+from runtime.parsing.channel_parser import CHANNEL_FORMATS
+from runtime.parsing.detect import AnswerFormats, open_parser, select_formats
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.service import Service
 
@@ -53,8 +53,8 @@ class ParsedReasoning(Struct, forbid_unknown_fields=True):
 
 async def parse_calls(service: Service, body: CallBody) -> Any:
     """POST /parse_function_call: the tool calls in a text. Raises InvalidRequest."""
-    name = _named(body.tool_call_parser or service.card.formats.tools, "tool_call_parser")
-    thinking = name if name in FRAMINGS else None
+    name = _named(body.tool_call_parser or service.card.formats.tool_calls, "tool_call_parser")
+    thinking = name if name in CHANNEL_FORMATS else None
     events = await run_sync(
         _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
     )
@@ -70,7 +70,7 @@ async def parse_calls(service: Service, body: CallBody) -> Any:
 
 async def separate_reasoning(service: Service, body: ReasoningBody) -> Any:
     """POST /separate_reasoning: the reasoning in a text, and the rest. Raises InvalidRequest."""
-    name = _named(body.reasoning_parser or service.card.formats.thinking, "reasoning_parser")
+    name = _named(body.reasoning_parser or service.card.formats.reasoning, "reasoning_parser")
     events = await run_sync(_read, _formats(None, name, "reasoning_parser"), body.text, {})
     return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
@@ -81,16 +81,16 @@ def _named(name: str | None, field: str) -> str:
     return name
 
 
-def _formats(tools: str | None, thinking: str | None, field: str) -> Formats:
+def _formats(tools: str | None, thinking: str | None, field: str) -> AnswerFormats:
     try:
-        return choose(tools or "none", thinking or "none", "")
+        return select_formats(tools or "none", thinking or "none", "")
     except OptionsError as error:
         raise InvalidRequest(
             error.problems[0].replace("--" + field.replace("_", "-"), field), param=field
         ) from None
 
 
-def _read(formats: Formats, text: str, tools: Any) -> list[Event]:
+def _read(formats: AnswerFormats, text: str, tools: Any) -> list[Event]:
     parser = open_parser(formats, tools, "")
     return parser.feed(text) + parser.flush()
 

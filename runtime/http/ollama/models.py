@@ -72,8 +72,8 @@ def shown(service: Service) -> dict[str, Any]:
     parameters = "\n".join(f"{name} {value}" for name, value in card.sampling_defaults.items())
     can = [
         "completion",
-        *(["tools"] if card.formats.tools else []),
-        *(["thinking"] if card.formats.thinking else []),
+        *(["tools"] if card.formats.tool_calls else []),
+        *(["thinking"] if card.formats.reasoning else []),
     ]
     if card.pooling is not None:
         can = ["embedding"]

@@ -36,10 +36,10 @@ from runtime.http.streaming.writer import Output
 from runtime.messages.constraint import Rule
 from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogprob, Tokens
 from runtime.messages.sampling import Free
-from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.detect import Formats, marks_of
+from runtime.parsing.channel_parser import CHANNEL_FORMATS
+from runtime.parsing.detect import AnswerFormats, markers_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
-from runtime.parsing.typed import Tools
+from runtime.parsing.schema_types import Tools
 from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # suffix of the object name of a chunk
@@ -101,7 +101,7 @@ def prepare(
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        **_constraint_after(formats, rule, is_demanded=requires_call(body)),
+        **_constraint_after(formats, rule, is_required=requires_call(body)),
     )
     prompt = chat_prompt(body) if body.input_ids is None else Tokens(body.input_ids)
     request = GenerateRequest(
@@ -112,7 +112,7 @@ def prepare(
         priority=body.priority,
         cache_salt=salts(body, 1)[0],
         adapter=adapter,
-        marks=marks_of(formats.tools if tools else None, formats.thinking),
+        marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
     )
     return request, reading, names
 
@@ -121,7 +121,7 @@ def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
     rule, where = constraint_of(body)
     calls = required_calls(body, tools)
     if calls is None and rule is None and card.has_tags and not body.ignore_eos:
-        return strict_calls(body, tools, card.formats.calls), {"constraint": "tools"}
+        return strict_calls(body, tools, card.formats.tool_call_format), {"constraint": "tools"}
     if calls is None:
         return rule, where
     if rule is not None:
@@ -136,8 +136,8 @@ def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
 def _reading(service: Service, body: ChatBody, tools: Tools) -> Reading | None:
     formats = service.card.formats
     if body.separate_reasoning is False:
-        formats = structs.replace(formats, thinking=None)
-    if formats.thinking is None and not requires_call(body) and not (tools and formats.tools):
+        formats = structs.replace(formats, reasoning=None)
+    if formats.reasoning is None and not requires_call(body) and not (tools and formats.tool_calls):
         return None
     return Reading(
         service=service,
@@ -145,25 +145,25 @@ def _reading(service: Service, body: ChatBody, tools: Tools) -> Reading | None:
         tools=tools,
         one_call=body.parallel_tool_calls is False,
         is_continued=bool(body.continue_final_message),
-        is_demanded=requires_call(body),
+        is_required=requires_call(body),
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )
 
 
 def _constraint_after(
-    formats: Formats, rule: Rule | None, *, is_demanded: bool
+    formats: AnswerFormats, rule: Rule | None, *, is_required: bool
 ) -> dict[str, tuple[Free, ...]]:
     """SamplingParams.constraint_after of a model that reasons first: the texts after which the rule applies.
     The same whether reasoning is separated from the content or not."""
     if rule is None:
         return {}
-    if formats.thinking in FRAMINGS:
-        return {} if is_demanded else {"constraint_after": (Free(FRAMINGS[formats.thinking].final),)}
-    if (reasoning := formats.reasoning) is None:
+    if formats.reasoning in CHANNEL_FORMATS:
+        return {} if is_required else {"constraint_after": (Free(CHANNEL_FORMATS[formats.reasoning].final),)}
+    if (reasoning := formats.reasoning_format) is None:
         return {}
     begun = tuple([Free(end, begin) for begin, end in reasoning.pairs])
-    is_sure = formats.is_told or reasoning.is_forced
+    is_sure = formats.is_explicit or reasoning.is_forced
     return {"constraint_after": (*begun, *[Free(end) for end in reasoning.ends]) if is_sure else begun}
 
 

@@ -12,8 +12,8 @@ from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
 from runtime.http.openai.completion_request import ChatBody
 from runtime.messages.constraint import JsonSchema, Rule, StructuralTag
-from runtime.parsing.answer import Format
-from runtime.parsing.typed import Tools
+from runtime.parsing.answer_parser import ToolCallFormat
+from runtime.parsing.schema_types import Tools
 
 DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referenced from its root
 
@@ -123,13 +123,13 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
     return JsonSchema(msgspec.json.encode(schema).decode())
 
 
-def strict_calls(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
+def strict_calls(body: ChatBody, tools: Tools, form: ToolCallFormat | None) -> Rule | None:
     """The constraint for free text in which calls, in the model's own format, follow the schemas of tools
     with `strict`; None without such tools."""
     names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
-    if form is None or form.frame is None or names.isdisjoint(tools):
+    if form is None or form.json_frame is None or names.isdisjoint(tools):
         return None
-    begin, end = form.frame
+    begin, end = form.json_frame
     tags = [
         {
             "type": "tag",

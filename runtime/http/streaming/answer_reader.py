@@ -10,11 +10,11 @@ from uuid import uuid4
 from msgspec import Struct, structs
 
 from runtime.messages.requests import Delta
-from runtime.parsing.answer import Parser
-from runtime.parsing.channels import ChannelParser
-from runtime.parsing.detect import Formats, open_parser
+from runtime.parsing.answer_parser import Parser
+from runtime.parsing.channel_parser import ChannelParser
+from runtime.parsing.detect import AnswerFormats, open_parser
 from runtime.parsing.events import CallBegin, Content, Event, Reasoning
-from runtime.parsing.typed import Tools
+from runtime.parsing.schema_types import Tools
 from runtime.service import Service
 
 TAIL_TOKENS = 32  # of the prompt, which tell whether the answer begins inside of thoughts
@@ -38,11 +38,11 @@ class Reading(Struct, frozen=True, kw_only=True):
     """How the answers to one request are read."""
 
     service: Service
-    formats: Formats
+    formats: AnswerFormats
     tools: Tools  # schemas of the parameters; none: nothing is a call
     one_call: bool = False  # calls after the first are not told
     is_continued: bool = False
-    is_demanded: bool = False  # the answer is a list of calls
+    is_required: bool = False  # the answer is a list of calls
     shows_reasoning: bool = True
     streams_reasoning: bool = True  # else they are told at once, when they are complete
 
@@ -56,8 +56,8 @@ class Reader:
         self.silent = 0  # tokens that have said nothing so far
         self.is_thinking = False
         self.thought = ""  # held back until it is complete
-        calls = reading.formats.calls
-        self.id_chars = 0 if calls is None else calls.id_chars
+        calls = reading.formats.tool_call_format
+        self.call_id_length = 0 if calls is None else calls.call_id_length
 
     def read(self, delta: Delta) -> None:
         """Writes into the delta what it says."""
@@ -65,7 +65,7 @@ class Reader:
         if self.parser is None:
             tail = (
                 reading.service.decode((delta.prompt_ids or [])[-TAIL_TOKENS:])
-                if reading.formats.thinking is not None
+                if reading.formats.reasoning is not None
                 else ""
             )
             self.parser = open_parser(
@@ -73,12 +73,12 @@ class Reader:
                 reading.tools,
                 tail,
                 is_continued=reading.is_continued,
-                is_demanded=reading.is_demanded,
+                is_required=reading.is_required,
             )
         events = self.parser.feed(delta.text) if delta.text else []
         if delta.finish is not None:
             events = events + self.parser.flush()
-        if reading.formats.thinking is not None:
+        if reading.formats.reasoning is not None:
             delta.reasoning_tokens = self._count(events, len(delta.token_ids), delta.finish is not None)
         delta.events = self._shown(events, delta.finish is not None)
 
@@ -100,8 +100,8 @@ class Reader:
         reading = self.reading
         if reading.one_call:
             events = [event for event in events if not getattr(event, "index", 0)]
-        if self.id_chars:
-            events = [_with_id(event, self.id_chars) for event in events]
+        if self.call_id_length:
+            events = [_with_id(event, self.call_id_length) for event in events]
         if reading.shows_reasoning and reading.streams_reasoning:
             return events
         shown: list[Event] = []

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio
@@ -17,10 +17,10 @@ TOOLS: Any = [
 HERMES = 'Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 HARMONY = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
-NONE = Formats()
+NONE = AnswerFormats()
 
 
-async def post(path: str, formats: Formats = NONE, **fields: Any) -> httpx.Response:
+async def post(path: str, formats: AnswerFormats = NONE, **fields: Any) -> httpx.Response:
     transport = httpx.ASGITransport(http_app(FakeService(formats=formats)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         return await http.post(path, json=fields)
@@ -38,7 +38,9 @@ async def post(path: str, formats: Formats = NONE, **fields: Any) -> httpx.Respo
 )
 async def test_calls(text: str, parser: str | None, normal: str, parameters: str | None) -> None:
     answer = (
-        await post("/parse_function_call", Formats("hermes"), text=text, tools=TOOLS, tool_call_parser=parser)
+        await post(
+            "/parse_function_call", AnswerFormats("hermes"), text=text, tools=TOOLS, tool_call_parser=parser
+        )
     ).json()
     calls = [] if parameters is None else [{"tool_index": 0, "name": "f", "parameters": parameters}]
     assert answer == {"normal_text": normal, "calls": calls}
@@ -59,7 +61,9 @@ async def test_calls(text: str, parser: str | None, normal: str, parameters: str
 )
 async def test_thoughts(text: str, parser: str | None, said: tuple[str, str]) -> None:
     answer = (
-        await post("/separate_reasoning", Formats(thinking="qwen3"), text=text, reasoning_parser=parser)
+        await post(
+            "/separate_reasoning", AnswerFormats(reasoning="qwen3"), text=text, reasoning_parser=parser
+        )
     ).json()
     assert (answer["reasoning_text"], answer["text"]) == said
 

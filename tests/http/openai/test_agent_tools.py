@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from runtime.http.openai.responses.tools import by_model_name, check, functions, input_of, model_name
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import client_of
 
@@ -46,7 +46,7 @@ ASK: dict[str, Any] = {"model": "org/fake", "input": "hi", "tools": TOOLS}
 
 
 async def test_calls_are_told_as_the_client_knows_them() -> None:
-    service = FakeService(formats=Formats("hermes"), says=SAYS)
+    service = FakeService(formats=AnswerFormats("hermes"), says=SAYS)
     async with client_of(service) as client:
         whole = await client.responses.create(**ASK)
         async with client.responses.stream(**ASK) as stream:

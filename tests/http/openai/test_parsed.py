@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.http.app import http_app
-from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.detect import Formats
-from runtime.parsing.formats import FORMATS
+from runtime.parsing.channel_parser import CHANNEL_FORMATS
+from runtime.parsing.detect import AnswerFormats
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 from tests.http.fake import FakeService
-from tests.parsing.test_formats import GOLDEN
+from tests.parsing.test_tool_call_formats import GOLDEN
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ TOOLS = [
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
 
 
-NAMES = sorted([*FORMATS, *FRAMINGS])
+NAMES = sorted([*TOOL_CALL_FORMATS, *CHANNEL_FORMATS])
 FRAMED = {
     "gpt-oss": "<|channel|>analysis<|message|>why<|end|><|start|>assistant",
     "muse": " to=self<|message|>why<|eom|><|start|>assistant",
@@ -46,7 +46,7 @@ def says(
 ) -> FakeService:
     """Answers with a text, in tokens of some characters."""
     return FakeService(
-        formats=Formats(tools=tools, thinking=thinking),
+        formats=AnswerFormats(tool_calls=tools, reasoning=thinking),
         says=[text[i : i + size] for i in range(0, len(text), size)],
     )
 
@@ -134,7 +134,7 @@ async def test_streams_say_what_whole_answers_say(
     name: str, size: int, n: int, fields: dict[str, Any]
 ) -> None:
     text = FRAMED.get(name, "<think>\nwhy\n</think>\n\n") + GOLDEN[name]
-    service = says(text, size, name, name if name in FRAMINGS else "qwen3")
+    service = says(text, size, name, name if name in CHANNEL_FORMATS else "qwen3")
     whole = await post(
         service, n=n, **{key: value for key, value in fields.items() if key != "stream_options"}
     )

@@ -18,13 +18,13 @@ from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.openai.tools import required_calls, tools_of
 from runtime.messages.constraint import JsonObject, JsonSchema, StructuralTag
 from runtime.messages.sampling import Free
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-HERMES = Formats(tools="hermes", thinking="qwen3")
+HERMES = AnswerFormats(tool_calls="hermes", reasoning="qwen3")
 ADD: Any = {
     "type": "function",
     "function": {
@@ -189,9 +189,9 @@ async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
 
 
 async def test_rules_hold_behind_thoughts() -> None:
-    service = FakeService(formats=Formats(thinking="deepseek-v3"))
-    told = FakeService(formats=Formats(thinking="qwen3", is_told=True))
-    special = FakeService(formats=Formats(tools="mistral"))
+    service = FakeService(formats=AnswerFormats(reasoning="deepseek-v3"))
+    told = FakeService(formats=AnswerFormats(reasoning="qwen3", is_explicit=True))
+    special = FakeService(formats=AnswerFormats(tool_calls="mistral"))
     rule: dict[str, Any] = {
         "response_format": {"type": "json_object"},
         "extra_body": {"separate_reasoning": False},

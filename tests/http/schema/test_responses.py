@@ -12,7 +12,7 @@ import pytest
 from runtime.http.app import http_app
 from runtime.http.schema.operations import OPERATIONS
 from runtime.messages.requests import CacheSources
-from runtime.parsing.detect import Formats
+from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 from tests.http.openai.test_tools import ADD, HERMES, NOW, SAYS
 from tests.http.serving import stepping
@@ -73,10 +73,10 @@ def is_one_of(value: bytes, kinds: tuple[Any, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("formats", [Formats(), HERMES], ids=["plain", "parsed"])
+@pytest.mark.parametrize("formats", [AnswerFormats(), HERMES], ids=["plain", "parsed"])
 @pytest.mark.parametrize("fail_after", [None, 3])
 @pytest.mark.parametrize("operation", STREAMS, ids=lambda operation: operation.path)
-async def test_answers_and_events(operation: Any, formats: Formats, fail_after: int | None) -> None:
+async def test_answers_and_events(operation: Any, formats: AnswerFormats, fail_after: int | None) -> None:
     says = SAYS if formats is HERMES else None
     for more in [{}, *MORE[operation.path]]:
         service = FakeService(

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from runtime.parsing.call_syntax import CallSyntax, may_begin_call, skip_optional
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.items import Item, begins_item, passed
 from runtime.parsing.reader import SPACE, Malformed, Markers, Read, Reader, markers
-from runtime.parsing.typed import Tools
+from runtime.parsing.schema_types import Tools
 
 # characters of an answer that may be read for calls that are none; above, nothing more is looked for
-MAX_SPENT = 2**18
+MAX_REREAD = 2**18
 
 
 class Section(Struct, frozen=True):
@@ -18,43 +18,45 @@ class Section(Struct, frozen=True):
 
     begin: str
     end: str = ""
-    also_ends: tuple[str, ...] = ()  # read after `end`, where they are there
+    optional_ends: tuple[str, ...] = ()  # read after `end`, where they are there
 
 
-class Format(Struct, frozen=True, kw_only=True):
-    """How a model calls tools. A section holds items; those of `loose` may stand outside of sections, too."""
+class ToolCallFormat(Struct, frozen=True, kw_only=True):
+    """How a model calls tools. A section holds items; those of `anywhere` may stand outside of sections, too."""
 
-    items: tuple[Item, ...]
+    syntaxes: tuple[CallSyntax, ...]
     sections: tuple[Section, ...] = ()
-    loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
+    anywhere: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
     # beginnings that count at the start of the answer, when they call a function that exists
     at_start: tuple[str, ...] = ()
     # beginnings that count anywhere, with NAME for that of a function that exists
     known: tuple[str, ...] = ()
-    drops: tuple[str, ...] = ()  # marks around the text of an answer, which mean nothing to who reads it
+    dropped_markers: tuple[
+        str, ...
+    ] = ()  # marks around the text of an answer, which mean nothing to who reads it
     separators: str = ",;"  # between items, besides white space
     # what stands before and behind a call's arguments, with NAME: where its text is JSON
-    frame: tuple[str, str] | None = None
-    id_chars: int = 0  # letters and digits of a call's id, where the template takes no others
+    json_frame: tuple[str, str] | None = None
+    call_id_length: int = 0  # letters and digits of a call's id, where the template takes no others
     models: str = ""
 
 
-class Thinking(Struct, frozen=True, kw_only=True):
+class ReasoningFormat(Struct, frozen=True, kw_only=True):
     """How a model thinks aloud."""
 
     begin: str = "<think>"
     end: str = "</think>"
-    also: tuple[tuple[str, str], ...] = ()  # other beginnings, and their ends
-    also_ends: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
-    goes_on: bool = False  # behind such a call, thinking goes on to its end
-    drops: tuple[str, ...] = ()  # as of a Format
+    alternatives: tuple[tuple[str, str], ...] = ()  # other beginnings, and their ends
+    call_begins: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
+    resumes: bool = False  # behind such a call, thinking goes on to its end
+    dropped_markers: tuple[str, ...] = ()  # as of a Format
     is_forced: bool = False  # the answer begins inside, also where the prompt does not show it
-    is_kept: bool = False  # thinking is part of the content, with its markers
+    stays_in_content: bool = False  # thinking is part of the content, with its markers
     models: str = ""
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        return ((self.begin, self.end), *self.also)
+        return ((self.begin, self.end), *self.alternatives)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -78,20 +80,24 @@ class Parser:
     """Feed it the pieces of an answer, then `flush`. A Scribe: its items write their calls here."""
 
     def __init__(
-        self, format: Format | None, thinking: Thinking | None, tools: Tools, is_open: bool = False
+        self,
+        format: ToolCallFormat | None,
+        reasoning: ReasoningFormat | None,
+        tools: Tools,
+        is_open: bool = False,
     ) -> None:
         self.tools = tools
         self.num_calls = 0
         self._format = format
-        self._thinking = thinking
+        self._reasoning = reasoning
         self._events: list[Event] = []
         self._reader = Reader()
         self._kind: type[Content] | type[Reasoning] = Content
         self._gap = ""  # white space that leaves with the next text
-        self._drops = False  # white space before the next text does not leave at all
+        self._drops_space = False  # white space before the next text does not leave at all
         self._is_fresh = True  # nothing stands before here, or only a call or thinking
         self._is_first = True  # nothing at all stands before here
-        self._is_between = False  # a call stands in the middle of thinking
+        self._resumes_reasoning = False  # a call stands in the middle of thinking
         self._known = tuple(
             [
                 begin.replace("NAME", name)
@@ -99,16 +105,19 @@ class Parser:
                 for name in tools
             ]
         )
-        self._drops_marks = frozenset(
-            (*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ()))
+        self._dropped_markers = frozenset(
+            (
+                *(format.dropped_markers if format is not None else ()),
+                *(reasoning.dropped_markers if reasoning is not None else ()),
+            )
         )
         self._has_calls = False  # since the last marker
-        self._wants_known = False  # calls of functions that don't exist are none
-        self._spent = 0  # characters that were held for nothing
+        self._requires_known = False  # calls of functions that don't exist are none
+        self._reread = 0  # characters that were held for nothing
         # while text that has none of these characters may leave as it is
         self._plain: frozenset[str] | None = None
-        self._run = self._answer(is_open)
-        next(self._run)
+        self._reading = self._read_answer(is_open)
+        next(self._reading)
         if self._events:
             self._plain = None  # they leave with the first piece
 
@@ -127,14 +136,14 @@ class Parser:
 
     def _advance(self, piece: str) -> list[Event]:
         self._reader.add(piece)
-        next(self._run, None)
+        next(self._reading, None)
         events, self._events = self._events, []
         return events
 
     # ── Scribe ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, name: str, id: str | None = None) -> None:
-        if self._wants_known and name not in self.tools:
+        if self._requires_known and name not in self.tools:
             raise Malformed
         self._gap = ""
         self._has_calls = True
@@ -157,51 +166,51 @@ class Parser:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answer(self, is_open: bool) -> Iterator[None]:
-        reader, thinking = self._reader, self._thinking
-        if is_open and thinking is not None:
-            yield from self._think(thinking)
+    def _read_answer(self, is_open: bool) -> Iterator[None]:
+        reader, reasoning = self._reader, self._reasoning
+        if is_open and reasoning is not None:
+            yield from self._read_reasoning(reasoning)
         while True:
-            marker = yield from self._text(self._looks_for())
+            marker = yield from self._read_text(self._expected_markers())
             if not marker:
                 return
-            if thinking is not None and marker in thinking.begins:
-                yield from self._think(thinking)
+            if reasoning is not None and marker in reasoning.begins:
+                yield from self._read_reasoning(reasoning)
                 continue
-            if marker in self._drops_marks:
+            if marker in self._dropped_markers:
                 self._is_fresh = True
                 continue
             self._has_calls = False
             try:
-                yield from self._calls(marker)
+                yield from self._read_calls(marker)
             except Malformed:  # all that is read since the last `forget` is content, after all
                 if not self._has_calls:
-                    self._spent += reader.at
+                    self._reread += reader.at
                     reader.at = len(marker)
-                    self._say(marker)
+                    self._emit_text(marker)
                 else:
                     reader.at = 0
-                    self._after()
-            if self._is_between and thinking is not None:
-                yield from self._think(thinking)
+                    self._after_call()
+            if self._resumes_reasoning and reasoning is not None:
+                yield from self._read_reasoning(reasoning)
 
-    def _looks_for(self) -> Markers:
+    def _expected_markers(self) -> Markers:
         """What text may be followed by here."""
         texts: list[str] = []
-        if self._spent > MAX_SPENT:
-            return markers(*self._drops_marks)
-        texts += self._drops_marks
+        if self._reread > MAX_REREAD:
+            return markers(*self._dropped_markers)
+        texts += self._dropped_markers
         if (form := self._format) is not None:
             texts += [section.begin for section in form.sections]
-            texts += form.loose
+            texts += form.anywhere
             texts += self._known
             if self._is_first:
                 texts += form.at_start
-        if self._thinking is not None and self._is_fresh and not self._thinking.is_kept:
-            texts += self._thinking.begins
+        if self._reasoning is not None and self._is_fresh and not self._reasoning.stays_in_content:
+            texts += self._reasoning.begins
         return markers(*dict.fromkeys(texts))
 
-    def _text(self, ends: Markers) -> Read[str]:
+    def _read_text(self, ends: Markers) -> Read[str]:
         """Says text up to one of `ends`, which is read. -> it, or "" at the end of the answer."""
         reader = self._reader
         while True:
@@ -216,16 +225,16 @@ class Parser:
                 text = text[:lead]
             reader.at = at
             reader.forget()
-            self._say(text)
+            self._emit_text(text)
             if marker:
                 reader.at = len(marker)
                 return marker
             if self._is_fresh != was_fresh:
-                ends = self._looks_for() if self._kind is Content else ends
+                ends = self._expected_markers() if self._kind is Content else ends
                 continue
             if reader.is_final and reader.at == len(reader.text):
                 # white space at the end of content is content
-                if self._gap and not self._drops and self._kind is Content:
+                if self._gap and not self._drops_space and self._kind is Content:
                     self._events.append(Content(self._gap))
                 self._gap = ""
                 return ""
@@ -234,16 +243,16 @@ class Parser:
             yield
             self._plain = None
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """Text leaves, but white space at its end waits: it may stand beside a call."""
         text = self._gap + text
         body = text.rstrip(SPACE)
         self._gap = text[len(body) :]
         if not body:
             return
-        if self._drops:
+        if self._drops_space:
             body = body.lstrip(SPACE)
-            self._drops = False
+            self._drops_space = False
         self._is_fresh = False
         self._is_first = self._is_first and self._kind is Reasoning
         events = self._events
@@ -252,69 +261,69 @@ class Parser:
         else:
             events.append(self._kind(body))
 
-    def _after(self) -> None:
+    def _after_call(self) -> None:
         """Behind a call or thinking."""
         self._gap = ""
-        self._drops = self._is_fresh = True
+        self._drops_space = self._is_fresh = True
 
-    def _think(self, thinking: Thinking) -> Read[None]:
+    def _read_reasoning(self, reasoning: ReasoningFormat) -> Read[None]:
         self._gap = ""
-        if thinking.is_kept:
-            self._say(thinking.begin)
+        if reasoning.stays_in_content:
+            self._emit_text(reasoning.begin)
             return
-        self._kind, self._drops, self._is_fresh = Reasoning, True, True
-        calls = thinking.also_ends if self._format is not None or not thinking.goes_on else ()
-        marker = yield from self._text(markers(*thinking.ends, *calls))
-        self._is_between = thinking.goes_on and marker in calls
+        self._kind, self._drops_space, self._is_fresh = Reasoning, True, True
+        calls = reasoning.call_begins if self._format is not None or not reasoning.resumes else ()
+        marker = yield from self._read_text(markers(*reasoning.ends, *calls))
+        self._resumes_reasoning = reasoning.resumes and marker in calls
         if marker in calls:
             self._reader.at -= len(marker)
         self._kind = Content
-        self._after()
+        self._after_call()
 
-    def _calls(self, marker: str) -> Read[None]:
+    def _read_calls(self, marker: str) -> Read[None]:
         """What follows a marker of the format, which has been read."""
         form, reader = self._format, self._reader
         assert form is not None
         section = next((section for section in form.sections if section.begin == marker), None)
         if section is None:
             reader.at -= len(marker)
-            self._wants_known = marker not in form.loose
+            self._requires_known = marker not in form.anywhere
         try:
-            while (yield from self._item(form, section)):
+            while (yield from self._read_call(form, section)):
                 pass
         finally:
-            self._wants_known = False
+            self._requires_known = False
 
-    def _item(self, form: Format, section: Section | None) -> Read[bool]:
+    def _read_call(self, form: ToolCallFormat, section: Section | None) -> Read[bool]:
         """Reads one item. -> whether another may follow. Malformed where there is none, and no call before
         it."""
-        reader, goes_on = self._reader, self._has_calls
-        if goes_on:
+        reader, has_previous = self._reader, self._has_calls
+        if has_previous:
             reader.forget()
-            self._after()
-        yield from reader.space(form.separators if goes_on else "")
-        if goes_on and section is not None and section.end and (yield from reader.sees(section.end)):
-            yield from passed(reader, section.also_ends)
+            self._after_call()
+        yield from reader.space(form.separators if has_previous else "")
+        if has_previous and section is not None and section.end and (yield from reader.sees(section.end)):
+            yield from skip_optional(reader, section.optional_ends)
             return False
-        item = yield from choose(reader, form.items)
-        if item is not None:
-            yield from item.read(reader, self)
+        syntax = yield from next_syntax(reader, form.syntaxes)
+        if syntax is not None:
+            yield from syntax.read(reader, self)
             return True
-        if not goes_on:
+        if not has_previous:
             raise Malformed
         reader.at = 0
         return False
 
 
-def choose(reader: Reader, items: tuple[Item, ...]) -> Read[Item | None]:
+def next_syntax(reader: Reader, syntaxes: tuple[CallSyntax, ...]) -> Read[CallSyntax | None]:
     """The kind of call that comes next."""
-    longest = max(len(begin) for item in items for begin in item.begins) or 1
+    longest = max(len(begin) for syntax in syntaxes for begin in syntax.begins) or 1
     while True:
         rest = reader.text[reader.at : reader.at + longest]
-        fits = [item for item in items if rest and begins_item(item, rest)]
-        for item in fits:
-            if any(rest.startswith(begin) for begin in item.begins):
-                return item
+        fits = [syntax for syntax in syntaxes if rest and may_begin_call(syntax, rest)]
+        for syntax in fits:
+            if any(rest.startswith(begin) for begin in syntax.begins):
+                return syntax
             if not reader.is_final:
                 break  # it may be this one, which comes before the others
         if reader.is_final or (rest and not fits):

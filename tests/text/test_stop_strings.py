@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.text.stops import Pattern, StopSearch, StopStrings
+from runtime.text.stop_strings import Pattern, StopSearch, StopStrings
 
 STOPS = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=4)
 

@@ -9,8 +9,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
-from runtime.text.regex import MAX_PROGRAM, WINDOW, RegexSearch, StopRegexes
 from runtime.text.regex_width import longest_match
+from runtime.text.stop_regex import MAX_PROGRAM, WINDOW, RegexSearch, StopRegexes
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\w", "c", r"\x61"])
 

@@ -1,4 +1,4 @@
-"""The compile process: `python -m runtime.grammar.process`, started by actors/grammars.py when the first
+"""The compile process: `python -m runtime.grammar.compile_process`, started by actors/grammars.py when the first
 grammar comes.
 
 It says whether a grammar can be compiled over the model's vocabulary, before a rank ever sees it. A schema of
@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.grammar.backend import Backend, GrammarError, Matcher, open_backend
-from runtime.grammar.frames import Frames, framed
+from runtime.grammar.framing import Frames, framed
 from runtime.messages.constraint import Grammar, GrammarSetup
 
 MEMORY_BYTES = 1 << 30  # that a child may take beyond what it is born with
@@ -161,7 +161,8 @@ def _check_beginning(matcher: Matcher, vocab_size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="runtime.grammar.process", description="Compiles grammars; started by the runtime, not by hand."
+        prog="runtime.grammar.compile_process",
+        description="Compiles grammars; started by the runtime, not by hand.",
     )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     parser.add_argument("--setup", required=True, help="JSON")

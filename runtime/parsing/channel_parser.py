@@ -21,51 +21,51 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from runtime.parsing.answer import Format, Parser
+from runtime.parsing.answer_parser import Parser, ToolCallFormat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.formats import ATEM
 from runtime.parsing.reader import Read, Reader, markers
-from runtime.parsing.typed import Tools, is_json
+from runtime.parsing.schema_types import Tools, is_json
+from runtime.parsing.tool_call_formats import ATEM
 
 MAX_HEADER = 512  # characters
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class Framing(Struct, frozen=True, kw_only=True):
+class ChannelFormat(Struct, frozen=True, kw_only=True):
     """How messages stand in an answer."""
 
     models: str
-    heads: tuple[str, ...]  # each begins a header
+    header_begins: tuple[str, ...]  # each begins a header
     ends: tuple[str, ...]  # of messages
     final: str  # behind this stands the answer proper
     recipient: re.Pattern[str]  # in a header
     reasoning: str  # the channel, or the recipient, of thoughts
-    people: frozenset[str] = frozenset()  # recipients that are no tools
+    non_tools: frozenset[str] = frozenset()  # recipients that are no tools
     at_start: str = ""  # an answer's first header may begin with this, behind white space
-    calls: Format | None = None  # how messages to tools are written; None: they are the arguments
+    calls: ToolCallFormat | None = None  # how messages to tools are written; None: they are the arguments
     message: str = "<|message|>"  # ends the header
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        return (*self.heads, *self.ends, self.message)
+    def markers(self) -> tuple[str, ...]:
+        return (*self.header_begins, *self.ends, self.message)
 
 
-FRAMINGS = {
-    "gpt-oss": Framing(
+CHANNEL_FORMATS = {
+    "gpt-oss": ChannelFormat(
         models="gpt-oss",
-        heads=("<|start|>", "<|channel|>"),
+        header_begins=("<|start|>", "<|channel|>"),
         ends=("<|end|>", "<|return|>", "<|call|>"),
         reasoning="analysis",
         final="<|channel|>final<|message|>",
         recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)"),
     ),
-    "muse": Framing(
+    "muse": ChannelFormat(
         models="Muse",
-        heads=("<|start|>",),
+        header_begins=("<|start|>",),
         ends=("<|eom|>", "<|eot|>"),
         reasoning="self",
-        people=frozenset({"user", "commentary"}),
+        non_tools=frozenset({"user", "commentary"}),
         final="to=user<|message|>",
         recipient=re.compile(r"to=([^\s<]+)"),
         at_start="to=",
@@ -78,21 +78,23 @@ class ChannelParser:
     """Like answer.Parser. `separates`: thoughts are told from content; `calls`: messages to tools are
     calls."""
 
-    def __init__(self, framing: Framing, tools: Tools, separates: bool = True, calls: bool = True) -> None:
+    def __init__(
+        self, format: ChannelFormat, tools: Tools, separates: bool = True, calls: bool = True
+    ) -> None:
         self.num_calls = 0
-        self._framing = framing
+        self._framing = format
         self._tools = tools
         self._separates = separates
         self._calls = calls
         self._reader = Reader()
         self._events: list[Event] = []
         self._arguments = ""  # of the call that is open
-        self._run = self._answer()
-        next(self._run)
+        self._reading = self._read_answer()
+        next(self._reading)
 
     def feed(self, piece: str) -> list[Event]:
         self._reader.add(piece)
-        next(self._run, None)
+        next(self._reading, None)
         events, self._events = self._events, []
         return events
 
@@ -100,34 +102,34 @@ class ChannelParser:
         self._reader.is_final = True
         return self.feed("")
 
-    def _answer(self) -> Iterator[None]:
-        reader, heads = self._reader, self._framing.heads
+    def _read_answer(self) -> Iterator[None]:
+        reader, header_begins = self._reader, self._framing.header_begins
         marker = ""
-        if self._framing.at_start and (yield from self._starts()):
-            header = yield from self._header("")
-            marker = "" if header is None else (yield from self._message(header))
+        if self._framing.at_start and (yield from self._begins_with_header()):
+            header = yield from self._read_header("")
+            marker = "" if header is None else (yield from self._read_message(header))
         while True:
-            if marker not in heads:
-                marker = yield from self._body(Content, heads)
-            while marker in heads:
-                header = yield from self._header(marker)
+            if marker not in header_begins:
+                marker = yield from self._read_body(Content, header_begins)
+            while marker in header_begins:
+                header = yield from self._read_header(marker)
                 if header is None:
                     self._emit(Content, marker)
-                    marker = yield from self._body(Content, heads)
+                    marker = yield from self._read_body(Content, header_begins)
                 else:
-                    marker = yield from self._message(header)
+                    marker = yield from self._read_message(header)
             if reader.is_final and reader.at == len(reader.text):
                 return
 
-    def _starts(self) -> Read[bool]:
+    def _begins_with_header(self) -> Read[bool]:
         """Whether the answer begins with a header that has no mark; nothing is read."""
         reader = self._reader
         yield from reader.space()
-        found = yield from reader.sees(self._framing.at_start)
+        match = yield from reader.sees(self._framing.at_start)
         reader.at = 0
-        return found
+        return match
 
-    def _header(self, marker: str) -> Read[str | None]:
+    def _read_header(self, marker: str) -> Read[str | None]:
         """The header up to the mark of its end, both read; None if it is none, and then only `marker` is."""
         reader, message = self._reader, self._framing.message
         begin = reader.at
@@ -142,26 +144,26 @@ class ChannelParser:
                 return header
             yield
 
-    def _message(self, header: str) -> Read[str]:
+    def _read_message(self, header: str) -> Read[str]:
         """A message, up to the marker that ends it or begins the next, which is read and given back; "" at
         the end of the answer."""
-        framing = self._framing
-        ends = framing.ends + framing.heads
-        recipient, channel = framing.recipient.search(header), _CHANNEL.search(header)
-        told = {found[1] for found in (recipient, channel) if found is not None}
+        format = self._framing
+        ends = format.ends + format.header_begins
+        recipient, channel = format.recipient.search(header), _CHANNEL.search(header)
+        targets = {match[1] for match in (recipient, channel) if match is not None}
         if (
             recipient is not None
             and self._calls
-            and recipient[1] != framing.reasoning
-            and recipient[1] not in framing.people
+            and recipient[1] != format.reasoning
+            and recipient[1] not in format.non_tools
         ):
-            if framing.calls is not None:
-                return (yield from self._inner(framing.calls, ends))
+            if format.calls is not None:
+                return (yield from self._read_call_syntax(format.calls, ends))
             index = self.num_calls
             self.num_calls += 1
             self._events.append(CallBegin(index, recipient[1]))
             self._arguments = ""
-            marker = yield from self._body(index, ends)
+            marker = yield from self._read_body(index, ends)
             if marker and not self._arguments.strip():
                 self._events.append(Arguments(index, "{}"))
             # <|call|> ends the answer too, and is then not part of its text
@@ -169,12 +171,12 @@ class ChannelParser:
                 self._events.append(CallEnd(index))
             return marker
         return (
-            yield from self._body(
-                Reasoning if framing.reasoning in told and self._separates else Content, ends
+            yield from self._read_body(
+                Reasoning if format.reasoning in targets and self._separates else Content, ends
             )
         )
 
-    def _inner(self, form: Format, ends: tuple[str, ...]) -> Read[str]:
+    def _read_call_syntax(self, form: ToolCallFormat, ends: tuple[str, ...]) -> Read[str]:
         """A message that holds calls in a format of their own."""
         parser = Parser(form, None, self._tools)
         parser.num_calls = self.num_calls
@@ -184,31 +186,31 @@ class ChannelParser:
             text = reader.text[reader.at : at]
             reader.at = at + len(marker)
             reader.forget()
-            self._told(parser.feed(text) if text else [])
+            self._forward(parser.feed(text) if text else [])
             if marker or reader.is_final:
-                self._told(parser.flush())
+                self._forward(parser.flush())
                 self.num_calls = parser.num_calls
                 return marker
             yield
 
-    def _told(self, events: list[Event]) -> None:
+    def _forward(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, CallBegin):
-                self._events.append(CallBegin(event.index, self._known(event.name), event.id))
+                self._events.append(CallBegin(event.index, self._tool_named(event.name), event.id))
             elif isinstance(event, Content | Reasoning):
                 self._emit(type(event), event.text)
             else:
                 self._events.append(event)
 
-    def _known(self, name: str) -> str:
+    def _tool_named(self, name: str) -> str:
         """The tool that is meant: some models write namespaces before its name, or the name twice."""
         if name in self._tools:
             return name
         leaf = name.rpartition(".")[2]
-        found = [tool for tool in self._tools if tool.rpartition(".")[2] == leaf]
-        return found[0] if len(found) == 1 else name
+        match = [tool for tool in self._tools if tool.rpartition(".")[2] == leaf]
+        return match[0] if len(match) == 1 else name
 
-    def _body(self, kind: type[Content] | type[Reasoning] | int, ends: tuple[str, ...]) -> Read[str]:
+    def _read_body(self, kind: type[Content] | type[Reasoning] | int, ends: tuple[str, ...]) -> Read[str]:
         reader, stops = self._reader, markers(*ends)
         while True:
             at, marker = stops.find(reader.text, reader.at, reader.is_final)

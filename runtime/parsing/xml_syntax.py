@@ -5,16 +5,24 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.parsing.items import MAX_HELD, Json, Scribe, checked, passed, stream
+from runtime.parsing.call_syntax import MAX_HELD, CallSink, JsonCalls, checked_name, skip_optional, stream
 from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
-from runtime.parsing.typed import Schema, as_json, child_of, items_of, kinds_of, parameters_of, value_of
+from runtime.parsing.schema_types import (
+    Schema,
+    as_json,
+    child_of,
+    items_of,
+    kinds_of,
+    parameters_of,
+    value_of,
+)
 
 MAX_DEPTH = 32  # of elements in elements
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _UNTYPED = {"true": True, "false": False, "null": None}
 
 
-class Tagged(Struct, frozen=True, kw_only=True):
+class XmlCalls(Struct, frozen=True, kw_only=True):
     """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then
     `ends`."""
 
@@ -35,58 +43,58 @@ class Tagged(Struct, frozen=True, kw_only=True):
     takes_cdata: bool = False  # a value may stand in a CDATA section
     # ends of calls that also end a value; then so does the next parameter that the tool has, on a new line
     unclosed: tuple[str, ...] = ()
-    whole: Json | None = None  # a call that may stand in place of name and parameters
+    whole: JsonCalls | None = None  # a call that may stand in place of name and parameters
 
     @property
     def begins(self) -> tuple[str, ...]:
         return (self.begin,)
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect(self.begin)
         if self.whole is not None:
             yield from reader.space()
             if (yield from reader.peek()) in self.whole.begins:
-                yield from self.whole.read(reader, scribe)
-                yield from passed(reader, self.ends)
+                yield from self.whole.read(reader, sink)
+                yield from skip_optional(reader, self.ends)
                 return
         stops = (self.name_end, self.key, *self.ends) if self.name_end else (self.key, *self.ends)
         name, marker = yield from reader.until(markers(*stops), MAX_NAME)
         if marker != self.name_end:
             reader.at -= len(marker)
-        name = checked(name.strip().partition('"')[0].removesuffix("\\n").strip())
+        name = checked_name(name.strip().partition('"')[0].removesuffix("\\n").strip())
         yield from reader.space()
         if self.takes_json and (yield from reader.peek()) == "{":
-            yield from stream(reader, scribe, name)
-            yield from passed(reader, self.ends[:1])
+            yield from stream(reader, sink, name)
+            yield from skip_optional(reader, self.ends[:1])
         else:
-            yield from self._parameters(reader, scribe, name)
-        scribe.end()
-        yield from passed(reader, self.ends[1:])
+            yield from self._parameters(reader, sink, name)
+        sink.end()
+        yield from skip_optional(reader, self.ends[1:])
 
-    def _parameters(self, reader: Reader, scribe: Scribe, name: str) -> Read[None]:
+    def _parameters(self, reader: Reader, sink: CallSink, name: str) -> Read[None]:
         """Up to the first of `ends`. The call begins when its first parameter or its end is there."""
         has_begun = False
         while True:
             yield from reader.space()
             if (yield from reader.sees(self.ends[0])):
                 if not has_begun:
-                    scribe.begin(name)
-                    scribe.arguments("{")
-                scribe.arguments("}")
+                    sink.begin(name)
+                    sink.arguments("{")
+                sink.arguments("}")
                 return
             yield from reader.expect(self.key)
-            key, types = yield from self._key(reader, scribe, name)
+            key, types = yield from self._key(reader, sink, name)
             if not has_begun:
-                scribe.begin(name)
-            scribe.arguments(("{" if not has_begun else ", ") + as_json(key) + ": ")
+                sink.begin(name)
+            sink.arguments(("{" if not has_begun else ", ") + as_json(key) + ": ")
             has_begun = True
-            others = self._others(scribe, name)
+            others = self._others(sink, name)
             if types == {"string"}:
-                yield from self._text(reader, scribe, others)
+                yield from self._text(reader, sink, others)
             else:
-                yield from self._value(reader, scribe, types, others)
+                yield from self._value(reader, sink, types, others)
 
-    def _key(self, reader: Reader, scribe: Scribe, name: str) -> Read[tuple[str, frozenset[str]]]:
+    def _key(self, reader: Reader, sink: CallSink, name: str) -> Read[tuple[str, frozenset[str]]]:
         """Up to where the value begins. -> the parameter and its types."""
         key, _ = yield from reader.until(markers(self.key_end), MAX_NAME)
         told = ""
@@ -102,14 +110,14 @@ class Tagged(Struct, frozen=True, kw_only=True):
         key = key.strip()
         if self.is_escaped:
             key = key.replace("&quot;", '"').replace("&amp;", "&")
-        root = scribe.tools.get(name)
+        root = sink.tools.get(name)
         return key, _types(kinds_of(child_of(root, key, root), root), told.strip(' "'))
 
-    def _others(self, scribe: Scribe, name: str) -> tuple[str, ...]:
+    def _others(self, sink: CallSink, name: str) -> tuple[str, ...]:
         """What ends a value that is not closed, and stays unread."""
         if not self.unclosed:
             return ()
-        root = scribe.tools.get(name)
+        root = sink.tools.get(name)
         return (*self.unclosed, *[f"\n{self.key}{key}{self.key_end}" for key in parameters_of(root, root)])
 
     def _cdata(self, reader: Reader) -> Read[str]:
@@ -118,25 +126,25 @@ class Tagged(Struct, frozen=True, kw_only=True):
             return _CDATA_END
         return ""
 
-    def _text(self, reader: Reader, scribe: Scribe, others: tuple[str, ...]) -> Read[None]:
+    def _text(self, reader: Reader, sink: CallSink, others: tuple[str, ...]) -> Read[None]:
         """A string leaves as it comes."""
         cdata = yield from self._cdata(reader)
         end = cdata + self.value_end
         if self.is_trimmed and not cdata:
             yield from reader.sees("\n")
         stops = markers("\n" + end, end, *others) if self.is_trimmed and not cdata else markers(end)
-        scribe.arguments('"')
+        sink.arguments('"')
         marker = ""
         while not marker:
             text, marker = yield from reader.piece(stops)
             if marker in others:
                 reader.at -= len(marker)
             if text:
-                scribe.arguments(as_json(text)[1:-1])
-        scribe.arguments('"')
+                sink.arguments(as_json(text)[1:-1])
+        sink.arguments('"')
 
     def _value(
-        self, reader: Reader, scribe: Scribe, types: frozenset[str], others: tuple[str, ...]
+        self, reader: Reader, sink: CallSink, types: frozenset[str], others: tuple[str, ...]
     ) -> Read[None]:
         kept: list[str] = []
         stops = markers((yield from self._cdata(reader)) + self.value_end, *others)
@@ -145,7 +153,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
             try:
                 text, marker = yield from reader.piece(stops)
             except Malformed:  # cut off: what there is leaves as it stands
-                scribe.arguments("".join(kept))
+                sink.arguments("".join(kept))
                 raise
             kept.append(text)
         if marker in others:
@@ -153,7 +161,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
         value = "".join(kept)
         if self.is_trimmed:
             value = value.removeprefix("\n").removesuffix("\n")
-        scribe.arguments(as_json(value_of(value, types)))
+        sink.arguments(as_json(value_of(value, types)))
 
 
 def _types(types: frozenset[str], told: str) -> frozenset[str]:
@@ -170,7 +178,7 @@ def _types(types: frozenset[str], told: str) -> frozenset[str]:
 Element = tuple[str, list[tuple[str, "Element"]]]  # its text, and its children by tag
 
 
-class Nested(Struct, frozen=True):
+class NestedXmlCalls(Struct, frozen=True):
     """Elements in elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`, where an object's value is
     elements and a list's is elements named item. `mark` stands before every tag, so that values may hold
     markup of their own."""
@@ -181,26 +189,26 @@ class Nested(Struct, frozen=True):
     def begins(self) -> tuple[str, ...]:
         return (self.mark + "<invoke ", self.mark + " <invoke ", self.mark + "\n<invoke ")
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect(self.mark)
         yield from reader.space()
         yield from reader.expect('<invoke name="')
-        name = checked((yield from reader.until(markers('">'), MAX_NAME))[0])
-        root = scribe.tools.get(name)
+        name = checked_name((yield from reader.until(markers('">'), MAX_NAME))[0])
+        root = sink.tools.get(name)
         lead = "{"
         while (key := (yield from self._tag(reader))) != "/invoke":
             element = yield from self._element(reader, key, 1)
             if lead == "{":
-                scribe.begin(name)
-            scribe.arguments(
+                sink.begin(name)
+            sink.arguments(
                 lead + as_json(key) + ": " + as_json(_value_of(element, child_of(root, key, root), root))
             )
             lead = ", "
         if lead == "{":
-            scribe.begin(name)
-            scribe.arguments("{")
-        scribe.arguments("}")
-        scribe.end()
+            sink.begin(name)
+            sink.arguments("{")
+        sink.arguments("}")
+        sink.end()
 
     def _tag(self, reader: Reader) -> Read[str]:
         yield from reader.space()

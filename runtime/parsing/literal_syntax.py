@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.parsing.items import MAX_HELD, Scribe, checked
+from runtime.parsing.call_syntax import MAX_HELD, CallSink, checked_name
 from runtime.parsing.reader import MAX_NAME, SPACE, Malformed, Read, Reader, markers
-from runtime.parsing.typed import as_json
+from runtime.parsing.schema_types import as_json
 
 _POINTS = re.compile(r"""["'()\[\]{}]""").search
 _QUOTES = {quote: re.compile(rf"[\\{quote}]").search for quote in "'\""}
@@ -23,24 +23,24 @@ MAX_DEPTH = 64  # of values in values
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-class Pythonic(Struct, frozen=True):
+class PythonicCalls(Struct, frozen=True):
     """[f(a=1, b="x"), g()], or the same without brackets, a call a line."""
 
     begins: tuple[str, ...] = ("[",)
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         in_list = yield from reader.sees("[")
         while True:
             yield from reader.space(",")
             if in_list and (yield from reader.sees("]")):
                 return
             name, _ = yield from reader.until(markers("("), MAX_NAME)
-            name = checked(name.strip())
+            name = checked_name(name.strip())
             body = yield from balanced(reader)
             arguments = as_json(keywords(body))
-            scribe.begin(name)
-            scribe.arguments(arguments)
-            scribe.end()
+            sink.begin(name)
+            sink.arguments(arguments)
+            sink.end()
             if not in_list:
                 return
 
@@ -142,7 +142,7 @@ def _text(node: ast.expr | None) -> str:
     raise Malformed
 
 
-class Bare(Struct, frozen=True):
+class BareCalls(Struct, frozen=True):
     """call:NAME{key:value,...}: keys are bare, strings stand between `quote`s, which nothing escapes."""
 
     quote: str
@@ -152,15 +152,15 @@ class Bare(Struct, frozen=True):
     def begins(self) -> tuple[str, ...]:
         return (self.begin,)
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect(self.begin)
         name, _ = yield from reader.until(markers("{"), MAX_NAME)
-        name = checked(name.strip())
+        name = checked_name(name.strip())
         pairs = yield from self._pairs(reader, 0)
         arguments = as_json(pairs)
-        scribe.begin(name)
-        scribe.arguments(arguments)
-        scribe.end()
+        sink.begin(name)
+        sink.arguments(arguments)
+        sink.end()
 
     def _pairs(self, reader: Reader, depth: int) -> Read[dict[str, Any]]:
         """Up to the closing brace."""

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.messages.requests import Chat
-from runtime.text import sandbox, template
-from runtime.text.template import ChatTemplates
+from runtime.text import chat_template, jinja_sandbox
+from runtime.text.chat_template import ChatTemplates
 from tests.text import build
 
 TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -251,20 +251,20 @@ def test_a_template_for_tools_is_chosen_for_tools() -> None:
 def test_refusals_name_the_field(
     source: str, chat: Chat, param: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_TURNS", 10_000)
+    monkeypatch.setattr(jinja_sandbox, "MAX_TURNS", 10_000)
     with pytest.raises(InvalidRequest, match=message) as refused:
         ChatTemplates({"default": source}, {}).render(chat)
     assert refused.value.param == param
 
 
 def test_turns_are_counted_anew_in_each_render(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_TURNS", 10_000)
+    monkeypatch.setattr(jinja_sandbox, "MAX_TURNS", 10_000)
     busy = ChatTemplates({"default": "{% for i in range(9999) %}{% endfor %}done"}, {})
     assert [busy.render(Chat([USER])) for _ in range(12)] == ["done"] * 12
 
 
 def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "MAX_CHARS", 1000)
+    monkeypatch.setattr(chat_template, "MAX_CHARS", 1000)
     with pytest.raises(InvalidRequest, match="longer than 1000 characters"):
         render(
             "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}", USER

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parsing.answer import Parser
-from runtime.parsing.channels import FRAMINGS, ChannelParser
+from runtime.parsing.answer_parser import Parser
+from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.formats import FORMATS, THINKING
+from runtime.parsing.reasoning_formats import REASONING_FORMATS
+from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 
 TOOLS = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}, "g": {}}
 DSML = "｜DSML｜"
@@ -132,12 +133,18 @@ GOLDEN = {
 MARKS = sorted(
     {
         mark
-        for form in FORMATS.values()
+        for form in TOOL_CALL_FORMATS.values()
         for section in form.sections
         for mark in (section.begin, section.end)
         if mark
     }
-    | {begin for form in FORMATS.values() for item in form.items for begin in item.begins if begin}
+    | {
+        begin
+        for form in TOOL_CALL_FORMATS.values()
+        for item in form.syntaxes
+        for begin in item.begins
+        if begin
+    }
     | {
         "<think>",
         "</think>",
@@ -184,13 +191,13 @@ def cuts(text: str) -> list[list[str]]:
 
 def maker(name: str) -> Callable[[], Parser | ChannelParser]:
     return (
-        (lambda: ChannelParser(FRAMINGS[name], TOOLS))
-        if name in FRAMINGS
-        else lambda: Parser(FORMATS[name], THINKING["qwen3"], TOOLS)
+        (lambda: ChannelParser(CHANNEL_FORMATS[name], TOOLS))
+        if name in CHANNEL_FORMATS
+        else lambda: Parser(TOOL_CALL_FORMATS[name], REASONING_FORMATS["qwen3"], TOOLS)
     )
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *FRAMINGS])
+@pytest.mark.parametrize("name", [*TOOL_CALL_FORMATS, *CHANNEL_FORMATS])
 def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
     text = GOLDEN[name]
     for pieces in cuts(text):
@@ -206,7 +213,7 @@ def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
-    name=st.sampled_from([*FORMATS, *FRAMINGS]),
+    name=st.sampled_from([*TOOL_CALL_FORMATS, *CHANNEL_FORMATS]),
     text=st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=12).map("".join),
 )
 def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(
@@ -222,10 +229,10 @@ def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(
     assert parse(maker(name), pieces) == whole == parse(maker(name), list(text))
     if (
         not any(isinstance(event, CallBegin | Reasoning) for event in whole)
-        and name not in FRAMINGS
+        and name not in CHANNEL_FORMATS
         and "<think>" not in text
     ):
-        kept = re.sub("|".join(map(re.escape, FORMATS[name].drops)) or "(?!)", "", text)
+        kept = re.sub("|".join(map(re.escape, TOOL_CALL_FORMATS[name].dropped_markers)) or "(?!)", "", text)
         assert "".join(event.text for event in whole if isinstance(event, Content)) == kept
 
 
@@ -256,18 +263,18 @@ def test_bare_calls_of_functions_that_do_not_exist_are_content() -> None:
     assert parse(maker("hermes"), ['<tool_call>{"name": "nope"}</tool_call>'])[0] == CallBegin(0, "nope")
 
 
-@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("name", REASONING_FORMATS)
 def test_thinking_is_told_from_the_answer(name: str) -> None:
-    row = THINKING[name]
+    row = REASONING_FORMATS[name]
     text = f"{row.begin}\nwhy\n{row.end}\n\n42 "
     for pieces in cuts(text):
         events = parse(lambda: Parser(None, row, {}), pieces)
-        assert events == ([Content(text)] if row.is_kept else [Reasoning("why"), Content("42 ")])
+        assert events == ([Content(text)] if row.stays_in_content else [Reasoning("why"), Content("42 ")])
     opened = parse(
         lambda: Parser(None, row, {}, row.is_open("assistant\n" + row.begin, False)), [f"why{row.end}42"]
     )
     assert opened == (
-        [Content(f"{row.begin}why{row.end}42")] if row.is_kept else [Reasoning("why"), Content("42")]
+        [Content(f"{row.begin}why{row.end}42")] if row.stays_in_content else [Reasoning("why"), Content("42")]
     )
     assert not row.is_open(row.begin + "\n\n" + row.end + "\n\n", False)
 

@@ -12,7 +12,7 @@ from jinja2 import TemplateError, nodes
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.messages.requests import Chat
-from runtime.text.sandbox import TURN, Sandbox, Turns
+from runtime.text.jinja_sandbox import TURN, Sandbox, Turns
 
 MAX_CHARS = 16 * 1024 * 1024
 RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize", TURN})

@@ -1,7 +1,7 @@
 """How calls are written: as JSON, or a name before JSON. Each kind is a declaration, whose `read` is the
 generator that reads one call, or one list of calls.
 
-`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin`
+`read` begins where the call begins. It raises Malformed when the text is no such call: before `CallSink.begin`
 all of it becomes content again, after that what is left of it.
 """
 
@@ -10,9 +10,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from runtime.parsing import jsons
+from runtime.parsing import partial_json
 from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
-from runtime.parsing.typed import Tools
+from runtime.parsing.schema_types import Tools
 
 MAX_HELD = 2**18  # characters of a call that are held back before its name is known
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[\w.\-:/$]+")
 _CALL_ID = re.compile(r"(?:functions\.)?([\w.\-/$]+):\d+")
 
 
-class Scribe(Protocol):
+class CallSink(Protocol):
     """Takes down the calls that are read."""
 
     tools: Tools
@@ -32,15 +32,15 @@ class Scribe(Protocol):
     def end(self) -> None: ...
 
 
-class Item(Protocol):
+class CallSyntax(Protocol):
     """A kind of calls."""
 
     begins: tuple[str, ...]  # what a call begins with; "": the first letter of a name
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]: ...
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]: ...
 
 
-class Json(Struct, frozen=True):
+class JsonCalls(Struct, frozen=True):
     """{"name": ..., "arguments": {...}}, or a list of them. Other keys are allowed and mean nothing."""
 
     names: tuple[str, ...] = ("name",)
@@ -50,22 +50,22 @@ class Json(Struct, frozen=True):
     # it
     lead: str = ""
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         if self.lead:
             _, marker = yield from reader.until(markers(self.lead, "<"), MAX_NAME)
             if marker != self.lead:
                 raise Malformed
             yield from reader.space()
         if not (yield from reader.sees("[")):
-            yield from self._object(reader, scribe)
+            yield from self._object(reader, sink)
             return
         while True:
             yield from reader.space(",")
             if (yield from reader.sees("]")):
                 return
-            yield from self._object(reader, scribe)
+            yield from self._object(reader, sink)
 
-    def _object(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def _object(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect("{")
         name: str | None = None
         early: str | None = None  # arguments that stand before the name
@@ -74,20 +74,20 @@ class Json(Struct, frozen=True):
         if not (yield from reader.sees("}")):
             while True:
                 yield from reader.space()
-                key = yield from jsons.string(reader, MAX_NAME)
+                key = yield from partial_json.string(reader, MAX_NAME)
                 yield from reader.space()
                 yield from reader.expect(":")
                 yield from reader.space()
                 if key in self.names and name is None:
-                    name = checked((yield from jsons.string(reader, MAX_NAME)))
+                    name = checked_name((yield from partial_json.string(reader, MAX_NAME)))
                 elif key in self.arguments and not done and early is None:
                     if name is None:
-                        early = yield from jsons.captured(reader, MAX_HELD)
+                        early = yield from partial_json.captured(reader, MAX_HELD)
                     else:
-                        yield from stream(reader, scribe, name)
+                        yield from stream(reader, sink, name)
                         done = True
                 else:
-                    yield from jsons.captured(reader, MAX_HELD)
+                    yield from partial_json.captured(reader, MAX_HELD)
                 yield from reader.space()
                 if (yield from reader.sees("}")):
                     break
@@ -95,18 +95,18 @@ class Json(Struct, frozen=True):
         if name is None:
             raise Malformed
         if not done:
-            text = "{}" if early is None else unwrapped(early)
-            scribe.begin(name)
-            scribe.arguments(text)
-        scribe.end()
+            text = "{}" if early is None else as_object_text(early)
+            sink.begin(name)
+            sink.arguments(text)
+        sink.end()
 
 
-class Keyed(Struct, frozen=True):
+class KeyedJsonCalls(Struct, frozen=True):
     """[{NAME: {...}}, ...]: names are keys, of one object for each call or of one for several."""
 
     begins: tuple[str, ...] = ("[",)
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect("[")
         while True:
             yield from reader.space(",")
@@ -115,28 +115,28 @@ class Keyed(Struct, frozen=True):
             yield from reader.expect("{")
             yield from reader.space()
             while not (yield from reader.sees("}")):
-                name = checked((yield from jsons.string(reader, MAX_NAME)))
+                name = checked_name((yield from partial_json.string(reader, MAX_NAME)))
                 yield from reader.space()
                 yield from reader.expect(":")
                 yield from reader.space()
-                yield from stream(reader, scribe, name)
-                scribe.end()
+                yield from stream(reader, sink, name)
+                sink.end()
                 yield from reader.space(",")
 
 
-def checked(name: str) -> str:
+def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise Malformed
     return name
 
 
-def unwrapped(text: str) -> str:
+def as_object_text(text: str) -> str:
     """Arguments that were captured, as the text of an object: some models write the object into a string, or
     null."""
-    value = jsons.decode(text)
+    value = partial_json.decode(text)
     if isinstance(value, str):
         text = value
-        value = jsons.decode(value) if value.strip() else None
+        value = partial_json.decode(value) if value.strip() else None
     if value is None:
         return "{}"
     if not isinstance(value, dict):
@@ -144,18 +144,18 @@ def unwrapped(text: str) -> str:
     return text
 
 
-def stream(reader: Reader, scribe: Scribe, name: str, id: str | None = None) -> Read[None]:
+def stream(reader: Reader, sink: CallSink, name: str, id: str | None = None) -> Read[None]:
     """Arguments whose function is known: an object leaves as it comes."""
     if (yield from reader.peek()) != "{":
-        text = unwrapped((yield from jsons.captured(reader, MAX_HELD)))
-        scribe.begin(name, id)
-        scribe.arguments(text)
+        text = as_object_text((yield from partial_json.captured(reader, MAX_HELD)))
+        sink.begin(name, id)
+        sink.arguments(text)
         return
-    scribe.begin(name, id)
-    yield from jsons.value(reader, scribe.arguments)
+    sink.begin(name, id)
+    yield from partial_json.value(reader, sink.arguments)
 
 
-class Named(Struct, frozen=True):
+class NamedJsonCalls(Struct, frozen=True):
     """A name, something between, and the arguments as a JSON object: `begin` name `then` {...} `ends`."""
 
     begin: str
@@ -168,7 +168,7 @@ class Named(Struct, frozen=True):
     def begins(self) -> tuple[str, ...]:
         return (self.begin,)
 
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         yield from reader.expect(self.begin)
         stops = (*self.then, self.id_then) if self.id_then else self.then
         text, marker = yield from reader.until(markers(*stops), MAX_NAME)
@@ -178,22 +178,22 @@ class Named(Struct, frozen=True):
             id = text.strip() or None
         if self.has_call_ids and (match := _CALL_ID.fullmatch(name)):
             name, id = match[1], name
-        checked(name)
+        checked_name(name)
         if marker == "{":
             reader.at -= 1
         yield from reader.space()
         if self.ends and (yield from reader.sees(self.ends[0])):  # no arguments
-            scribe.begin(name, id)
-            scribe.arguments("{}")
-            scribe.end()
-            yield from passed(reader, self.ends[1:])
+            sink.begin(name, id)
+            sink.arguments("{}")
+            sink.end()
+            yield from skip_optional(reader, self.ends[1:])
             return
-        yield from stream(reader, scribe, name, id)
-        scribe.end()
-        yield from passed(reader, self.ends)
+        yield from stream(reader, sink, name, id)
+        sink.end()
+        yield from skip_optional(reader, self.ends)
 
 
-def passed(reader: Reader, literals: tuple[str, ...]) -> Read[None]:
+def skip_optional(reader: Reader, literals: tuple[str, ...]) -> Read[None]:
     """Reads literals that may be there, and the white space before them."""
     for literal in literals:
         at = reader.at
@@ -206,7 +206,7 @@ def is_name_start(char: str) -> bool:
     return char.isalnum() or char in "_$"
 
 
-def begins_item(item: Item, text: str) -> bool:
+def may_begin_call(item: CallSyntax, text: str) -> bool:
     """Whether `text`, which is at least one character, may be the beginning of such a call."""
     return any(
         text.startswith(begin) or begin.startswith(text) if begin else is_name_start(text[0])
