@@ -69,7 +69,9 @@ class DecoderLayer(Protocol):
         of them), to the queries of all tokens and the new residual x + residual."""
         ...
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def after_attention(
+        self, attended: Tensor, residual: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
         """From the attention output of all tokens to the pair that the next block begins with."""
         ...
 

@@ -45,7 +45,9 @@ class GemmaDecoderLayer(Layer):
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def after_attention(
+        self, attended: Tensor, residual: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x = self.post_attention_layernorm.forward(self.self_attn.o_proj.forward(attended))
         x, residual = self.pre_feedforward_layernorm.add(x, residual)

@@ -120,7 +120,9 @@ class GptOssDecoderLayer(Layer):
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def after_attention(
+        self, attended: Tensor, residual: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         return self.mlp.forward(x), residual

@@ -139,7 +139,9 @@ class LlamaDecoderLayer(Layer):
             x if self.self_attn.gathers_tokens else self.all_tokens(x, batch), cos, sin, batch
         ), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def after_attention(
+        self, attended: Tensor, residual: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         if isinstance(self.mlp, SparseFeedForward):
