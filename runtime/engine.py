@@ -1,15 +1,15 @@
-"""The library face: an engine in your own process and on your own event loop, without HTTP or with it mounted
-in your app.
+"""The library: an engine in your own process and on your own event loop, without HTTP or with it mounted in
+your app. Options are those of `runtime serve`, with underscores.
 
-    async with Engine(model_path="DIR") as engine:          options are those of `runtime serve`, with underscores
+    async with Engine(model_path="DIR") as engine:
         answer = await engine.generate("Once upon a time", max_new_tokens=20)
         async for delta in engine.stream([{"role": "user", "content": "Hello!"}]):
             ...
         app.mount("/llm", engine.asgi())
 
-    llm = LLM()                                              the same for code without a loop; close it, or use `with`
+    llm = LLM()                             # for code without an event loop; close it, or use `with`
 
-    llm = runtime.asgi(model_path="DIR")                     an ASGI app that starts its engine in its lifespan
+    llm = runtime.asgi(model_path="DIR")    # an ASGI app that starts its engine in its lifespan
     Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
 
 No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any
@@ -71,6 +71,7 @@ class Answer(Struct):
     hidden_parts: list[np.ndarray] = []
 
     def add(self, delta: Delta) -> None:
+        """Appends the output of a delta."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
@@ -80,38 +81,41 @@ class Answer(Struct):
 
     @property
     def hidden_states(self) -> np.ndarray | None:
-        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None unless
-        asked for."""
+        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None without
+        that parameter."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
 
 class StreamSink:
-    """Keeps what the engine pushes until the one reader takes it."""
+    """Keeps deltas until the one reader takes them."""
 
     def __init__(self, num_sequences: int) -> None:
         self._open = num_sequences
         self._deltas: list[Delta] = []
         self._error: RequestError | None = None
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
 
     def push(self, delta: Delta) -> None:
+        """Keeps a delta."""
         self._deltas.append(delta)
         self._open -= delta.finish is not None
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: RequestError) -> None:
+        """Keeps the error."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
     @property
     def is_over(self) -> bool:
+        """Whether all sequences have ended, or the request has failed."""
         return self._open == 0 or self._error is not None
 
     async def take(self) -> list[Delta]:
         """Waits for deltas. Raises the request's error after the last delta; an empty list is the end."""
         if not self._deltas and not self.is_over:
-            await self._news.wait()
-        self._news = anyio.Event()
+            await self._changed.wait()
+        self._changed = anyio.Event()
         deltas, self._deltas = self._deltas, []
         if not deltas and self._error is not None:
             raise self._error
@@ -167,9 +171,9 @@ class Engine(EngineControls):
         session: SessionParams | None = None,
         **sampling: Any,
     ) -> AsyncIterator[Delta]:
-        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached
+        """Yields deltas of all `n` sequences as they come. `sampling` are fields of SamplingParams. Cached
         prefixes are shared with requests of the same `cache_salt` only. `rid` is the request's id, for
-        `abort_request` and `session`; `lora_path` the name of a loaded adapter.
+        `abort_request` and `session`; `lora_path` is the name of a loaded adapter.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
@@ -194,11 +198,11 @@ class Engine(EngineControls):
                 self._core.abort(request.id)
 
     async def generate(self, prompt: PromptLike, **sampling: Any) -> Answer:
-        """The whole answer. Raises as `stream` does."""
+        """The first answer, when it is complete. Raises what `stream` raises."""
         return (await self.generate_n(prompt, **sampling))[0]
 
     async def generate_n(self, prompt: PromptLike, **sampling: Any) -> list[Answer]:
-        """All `n` answers."""
+        """All `n` answers, when they are complete. Raises what `stream` raises."""
         answers = [Answer() for _ in range(int(sampling.get("n", 1)))]
         async for delta in self.stream(prompt, **sampling):
             answers[delta.index].add(delta)
@@ -214,43 +218,48 @@ class Engine(EngineControls):
 
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that
-        change the engine for everybody need admin_api_key: who can connect is not known here."""
+        affect all requests need admin_api_key, because it is not known here who can connect."""
         return http_app(self._core, http_settings(self._core.plan, is_local=False), self._stored_objects)
 
 
 class LLM(BlockingEngineControls):
-    """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
+    """Engine for blocking code: its event loop runs in a thread of its own."""
 
     def __init__(self, **options: Any) -> None:
         self._engine = Engine(**options)
         super().__init__(self._engine)
 
     def generate(self, prompts: PromptLike | list[str], **sampling: Any) -> Any:
-        """An Answer for one prompt (text, token ids or chat messages), a list of them for a list of texts."""
+        """An Answer for one prompt (text, token ids or chat messages), a list of Answers for a list of
+        texts."""
         if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
             return self._call(self._generate_all, prompts, sampling)
         return self._call(self._generate_one, prompts, sampling)
 
-    def embed(self, texts: Texts, **wishes: Any) -> np.ndarray:
-        """See Vectors (runtime/http/embeddings/library.py); so for the next four."""
-        return self._call(partial(self._engine.embed, texts, **wishes))
+    def embed(self, texts: Texts, **params: Any) -> np.ndarray:
+        """Embeddings of texts; see Vectors.embed (http/embeddings/library.py)."""
+        return self._call(partial(self._engine.embed, texts, **params))
 
-    def encode(self, texts: Texts, **wishes: Any) -> Any:
-        return self._call(partial(self._engine.encode, texts, **wishes))
+    def encode(self, texts: Texts, **params: Any) -> Any:
+        """Pooled vectors of texts; see Vectors.encode."""
+        return self._call(partial(self._engine.encode, texts, **params))
 
-    def classify(self, texts: Texts, **wishes: Any) -> Any:
-        return self._call(partial(self._engine.classify, texts, **wishes))
+    def classify(self, texts: Texts, **params: Any) -> Any:
+        """Class probabilities of texts; see Vectors.classify."""
+        return self._call(partial(self._engine.classify, texts, **params))
 
     def score(
         self,
         text_1: str | Sequence[str] | None = None,
         text_2: str | Sequence[str] | None = None,
-        **wishes: Any,
+        **params: Any,
     ) -> Any:
-        return self._call(partial(self._engine.score, text_1, text_2, **wishes))
+        """Scores of pairs of texts; see Vectors.score."""
+        return self._call(partial(self._engine.score, text_1, text_2, **params))
 
-    def rerank(self, query: str, documents: Sequence[str], **wishes: Any) -> list[Ranked]:
-        return self._call(partial(self._engine.rerank, query, documents, **wishes))
+    def rerank(self, query: str, documents: Sequence[str], **params: Any) -> list[Ranked]:
+        """Documents by their relevance for a query; see Vectors.rerank."""
+        return self._call(partial(self._engine.rerank, query, documents, **params))
 
     async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
         return await self._engine.generate(prompt, **sampling)

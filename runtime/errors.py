@@ -1,22 +1,22 @@
-"""Every error of the runtime, one class a remedy.
+"""Every error of the runtime: one class for each remedy.
 
     RuntimeFault
     ├── StartError                 the server cannot start; exit code 2, one line, names the remedy
     │   ├── OptionsError           the options cannot work; lists every problem found
     │   └── ModelError             the model folder cannot be served
-    ├── RequestError               one request cannot be served; becomes an HTTP error, harms nobody else
+    ├── RequestError               one request cannot be served; becomes an HTTP error
     │   ├── InvalidRequest   400   a field is wrong; `param` names it
-    │   │   └── TooLong            the prompt does not fit; in words that agents look for, to shorten it
+    │   │   └── TooLong            the prompt does not fit; agents recognise the message, and shorten it
     │   ├── Unauthorized     401   no key, or a wrong one
-    │   ├── Forbidden        403   nobody may do this here
+    │   ├── Forbidden        403   this is not allowed on this server
     │   ├── NotFound         404   no such model, route or object
-    │   ├── Busy             400   not while requests run (400 and not 409, because clients of SGLang look for it)
+    │   ├── Busy             400   not possible while requests run (400, as in SGLang)
     │   ├── TooLarge         413   the body is over the limit
-    │   ├── HeadTooLarge     431   the target and headers are
+    │   ├── HeadTooLarge     431   the target and headers are over the limit
     │   ├── Overloaded       429   the queue is full; try again later
-    │   ├── InternalFault    500   our bug, or a death of the ranks, pinned on this request; the log has the details, the message has not
+    │   ├── InternalFault    500   a bug, or a request that kills the ranks; the log has the details
     │   └── Unavailable      503   draining, or the ranks died for good; try again
-    ├── RingError                  a record that cannot be written or must not be read
+    ├── RingError                  a ring record that cannot be written or read
     └── RankDied                   a rank process ended while it was needed
 
 Messages are safe to show to a client: they never hold a secret, a path of this machine or a stack.
@@ -42,7 +42,7 @@ class OptionsError(StartError):
 
 
 class ModelError(StartError):
-    """The model folder is missing something, has too much of it, or is of an unknown kind."""
+    """The model folder is incomplete, inconsistent, or of an unknown kind."""
 
 
 class RequestError(RuntimeFault):
@@ -65,19 +65,19 @@ class InvalidRequest(RequestError):
 
 
 class TooLong(InvalidRequest):
-    """The prompt does not fit into the context. Its message is no client's own field's."""
+    """The prompt does not fit into the context."""
 
     code = "context_length_exceeded"
 
 
 class Unauthorized(RequestError):
-    """The request has no key that opens this route."""
+    """The request has no valid key for this route."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class Forbidden(RequestError):
-    """The server was started so that nobody may do this."""
+    """The server's options do not allow this."""
 
     status, type, code = 403, "permission_error", "forbidden"
 
@@ -89,7 +89,7 @@ class NotFound(RequestError):
 
 
 class Busy(RequestError):
-    """It cannot be done while requests run."""
+    """The operation is not possible while requests run."""
 
     status, type, code = 400, "invalid_request_error", "busy"
 
@@ -113,12 +113,12 @@ class Overloaded(RequestError):
 
 
 class InternalFault(RequestError):
-    """Our bug. The log has the details; the client gets an apology and an id."""
+    """A bug, or a request that kills the ranks. The log has the details; the client gets the request's id."""
 
 
 class Unavailable(RequestError):
-    """The server is draining, or its ranks died and cannot be started again. The same request may work in a
-    while."""
+    """The server is draining, or its ranks have died and cannot be started again. The same request may
+    succeed later."""
 
     status, type, code = 503, "server_error", "unavailable"
 

@@ -1,5 +1,5 @@
-"""Log lines: structlog, as text or JSON, on stderr. Silent until `setup` is called, so that a library user
-hears nothing.
+"""Log lines: structlog, as text or JSON, on stderr. Silent until `setup` is called, as in an application that
+uses the library.
 
     log = runtime.log.get("scheduler")
     log.info("ready", pages=1024)
@@ -23,8 +23,7 @@ SILENT = 100
 
 
 class Output:
-    """Where lines go, from which level on, and in which form. There is one for the process; loggers made
-    earlier follow it."""
+    """Level, stream and form of log lines. There is one for the process; loggers made earlier follow it."""
 
     def __init__(self) -> None:
         self.level = SILENT
@@ -32,6 +31,7 @@ class Output:
         self.renderers: tuple[Processor, ...] = ()
 
     def write(self, line: str) -> None:
+        """Writes a rendered line."""
         print(line, file=self.stream or sys.stderr, flush=True)
 
     debug = info = warning = error = exception = critical = write
@@ -41,7 +41,7 @@ _output = Output()
 
 
 def setup(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
-    """Lets lines of `level` and above out, as `text` for people or one `json` object each; stderr unless
+    """Writes lines of `level` and above, as `text` for people or one `json` object each; to stderr unless
     `stream` is given."""
     _output.level = LEVELS[level]
     _output.stream = stream
@@ -49,7 +49,7 @@ def setup(level: str = "info", format: str = "text", stream: TextIO | None = Non
 
 
 def silence() -> None:
-    """The state before `setup`."""
+    """Writes no lines any more, as before `setup`."""
     _output.level = SILENT
     _output.stream = None
 
@@ -66,8 +66,7 @@ def get(name: str) -> Any:
 
 @contextmanager
 def phase(name: str, **facts: Any) -> Iterator[None]:
-    """Logs one line when the phase is over, with the seconds that it took; nothing when it fails: the error
-    says it."""
+    """Logs one line with the seconds that the phase took; nothing when it fails, as the error is logged."""
     begin = time.monotonic()
     yield
     get("start").info(name, seconds=round(time.monotonic() - begin, 3), **facts)

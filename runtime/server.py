@@ -1,4 +1,4 @@
-"""`runtime serve`: a Core and the HTTP server in one event loop, from first signal to last.
+"""`runtime serve`: a Core and the HTTP or gRPC server on one event loop.
 
 Everything that the process does is started here: read `main` top to bottom.
 """
@@ -26,8 +26,8 @@ GC_THRESHOLDS = (10_000, 10, 10)
 
 
 def run(plan: Plan) -> int:
-    """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can
-    mend."""
+    """Serves until a signal, or until the ranks cannot be started again. -> exit code. Raises StartError when
+    the server cannot start."""
     log.setup(plan.logs.log_level, plan.logs.log_format)
     for notice in plan.notices:
         log.get("options").warning(notice)
@@ -37,6 +37,7 @@ def run(plan: Plan) -> int:
 
 
 async def main(plan: Plan) -> int:
+    """Starts the core and a server, and waits for their end. -> exit code. Raises StartError."""
     tls = None
     if plan.http.ssl_certfile is not None:
         tls = tls_context(
@@ -47,33 +48,37 @@ async def main(plan: Plan) -> int:
         )
     core = Core(plan)
     stored_objects = open_stored_objects(core, plan)
-    stop = anyio.Event()  # the HTTP server closes
-    # listens from here on
-    door = _grpc_door(core, plan, tls) if plan.http.grpc_mode else _http_door(core, plan, stored_objects, tls)
+    stop = anyio.Event()  # set to close the server
+    # the server listens from here on
+    server = (
+        _grpc_server(core, plan, tls)
+        if plan.http.grpc_mode
+        else _http_server(core, plan, stored_objects, tls)
+    )
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(stored_objects.run)
-        await door(stop)
+        await server(stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure
     return 0 if core.failure is None else 1
 
 
-Door = Callable[[anyio.Event], Awaitable[None]]  # serves until the event
+Server = Callable[[anyio.Event], Awaitable[None]]  # serves until the event is set
 
 
-def _http_door(core: Core, plan: Plan, stored_objects: StoredObjects, tls: ssl.SSLContext | None) -> Door:
+def _http_server(core: Core, plan: Plan, stored_objects: StoredObjects, tls: ssl.SSLContext | None) -> Server:
     app = http_app(core, http_settings(plan), stored_objects)
     sockets = listen(plan.http.host, plan.http.port)
-    _tell("http", plan, sockets[0].getsockname()[1])
+    _log_listening("http", plan, sockets[0].getsockname()[1])
     return lambda stop: serve(
         app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.http.fastapi_root_path
     )
 
 
-def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
+def _grpc_server(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Server:
     try:
         from runtime.rpc import server as rpc
     except ImportError:
@@ -86,11 +91,11 @@ def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
         tls,
     )
     server = rpc.Rpc(core, http_settings(plan), plan.http.host, plan.http.port, credentials)
-    _tell("grpc", plan, server.port)
+    _log_listening("grpc", plan, server.port)
     return server.serve
 
 
-def _tell(scheme: str, plan: Plan, port: int) -> None:
+def _log_listening(scheme: str, plan: Plan, port: int) -> None:
     log.get("server").info(
         "listening", url=f"{scheme}{'s' if plan.http.ssl_certfile else ''}://{plan.http.host}:{port}"
     )
@@ -102,7 +107,7 @@ async def _run_core(core: Core, stop: anyio.Event) -> None:
 
 
 async def _watch_signals(
-    core: Core, stop: anyio.Event, patience_s: float, *, task_status: TaskStatus[None]
+    core: Core, stop: anyio.Event, deadline_s: float, *, task_status: TaskStatus[None]
 ) -> None:
     """The first signal drains: no new requests, the open ones may finish. The second stops at once."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -112,11 +117,11 @@ async def _watch_signals(
                 if stop.is_set() or core.health().state == "draining":
                     tasks.cancel_scope.cancel()
                     break
-                log.get("server").info("draining", signal=number.name, seconds=patience_s)
-                tasks.start_soon(_drain, core, stop, patience_s)
+                log.get("server").info("draining", signal=number.name, seconds=deadline_s)
+                tasks.start_soon(_drain, core, stop, deadline_s)
     stop.set()
 
 
-async def _drain(core: Core, stop: anyio.Event, patience_s: float) -> None:
-    await core.drain(patience_s)
+async def _drain(core: Core, stop: anyio.Event, deadline_s: float) -> None:
+    await core.drain(deadline_s)
     stop.set()

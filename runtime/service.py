@@ -21,8 +21,8 @@ State = Literal["loading", "ready", "paused", "released", "recovering", "drainin
 
 
 class Health(Struct, frozen=True):
-    """What the runtime can do at this moment. While it is loading, paused, released or recovering, requests are
-    taken in and wait. `detail` is safe to show."""
+    """What the runtime can do at this moment. While it is loading, paused, released or recovering, requests
+    are taken in and wait. `detail` is safe to show."""
 
     state: State
     detail: str = ""
@@ -110,14 +110,14 @@ class ExpertControls(Protocol):
     """Counts of tokens per expert."""
 
     async def count(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
-        """Does `action` (read, start, stop, or dump to `folder`). -> the counts so far. Raises InvalidRequest where
-        nothing is recorded, Unavailable."""
+        """Does `action` (read, start, stop, or dump to `folder`). -> the counts so far. Raises InvalidRequest
+        where nothing is recorded, Unavailable."""
         ...
 
 
 class Controls(Protocol):
-    """What operators can do besides sending requests. Everything raises Unavailable while the model loads, and when
-    it cannot be served any more."""
+    """What operators can do besides sending requests. Everything raises Unavailable while the model loads,
+    and when it cannot be served any more."""
 
     @property
     def experts(self) -> ExpertControls:
@@ -137,8 +137,8 @@ class Controls(Protocol):
         ...
 
     async def clear_storage(self) -> int:
-        """Deletes this model's pages from the storage tier. -> how many. Raises InvalidRequest where there is no
-        storage tier, Unavailable."""
+        """Deletes this model's pages from the storage tier. -> how many. Raises InvalidRequest where there is
+        no storage tier, Unavailable."""
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -146,8 +146,8 @@ class Controls(Protocol):
         ...
 
     def abort(self, prefix: str) -> int:
-        """Ends all requests whose id begins with `prefix`; their clients get the tokens so far, with reason abort.
-        -> how many"""
+        """Ends all requests whose id begins with `prefix`; their clients get the tokens so far, with reason
+        abort. -> how many"""
         ...
 
     def start_profile(self, params: Profile) -> str:
@@ -167,8 +167,9 @@ class Controls(Protocol):
         *,
         is_line: bool = False,
     ) -> str:
-        """Opens a session for up to `capacity` tokens. `idle_s`: seconds without a request after which it is closed;
-        `is_line`: each request continues the last one. -> its id. Raises InvalidRequest, Overloaded."""
+        """Opens a session for up to `capacity` tokens. `idle_s`: seconds without a request after which it is
+        closed; `is_line`: each request continues the last one. -> its id. Raises InvalidRequest,
+        Overloaded."""
         ...
 
     def close_session(self, session_id: str) -> None:
@@ -177,17 +178,17 @@ class Controls(Protocol):
 
 
 class MemoryControls(Protocol):
-    """The ranks' memory. Requests wait while it changes, and while any part is released. All methods raise Busy while
-    requests run that are not paused, and Unavailable when the ranks take no commands now."""
+    """The ranks' memory. Requests wait while it changes, and while any part is released. All methods raise
+    Busy while requests run that are not paused, and Unavailable when the ranks take no commands now."""
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """Releases parts; None: all. -> the parts that are released now. Raises InvalidRequest on a server without
-        --enable-memory-saver."""
+        """Releases parts; None: all. -> the parts that are released now. Raises InvalidRequest on a server
+        without --enable-memory-saver."""
         ...
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """Resumes parts; None: all. -> the parts that are still released. Raises InvalidRequest on a server without
-        --enable-memory-saver."""
+        """Resumes parts; None: all. -> the parts that are still released. Raises InvalidRequest on a server
+        without --enable-memory-saver."""
         ...
 
     async def update_weights(
@@ -198,9 +199,9 @@ class MemoryControls(Protocol):
         *,
         flushes: bool = True,
     ) -> None:
-        """Replaces the weights by those of another checkpoint of the same model, which the API calls `version`.
-        Without `flushes`, cached prefixes stay as the present weights have computed them. Raises InvalidRequest
-        for a checkpoint that cannot be loaded, and changes nothing then."""
+        """Replaces the weights by those of another checkpoint of the same model, which the API calls
+        `version`. Without `flushes`, cached prefixes stay as the present weights have computed them. Raises
+        InvalidRequest for a checkpoint that cannot be loaded, and changes nothing then."""
         ...
 
 
@@ -208,18 +209,19 @@ class AdapterControls(Protocol):
     """Loading and unloading of LoRA adapters."""
 
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Loads an adapter; returns when requests may name it. Raises InvalidRequest for one that cannot be used,
-        Unavailable."""
+        """Loads an adapter; returns when requests may name it. Raises InvalidRequest for one that cannot be
+        used, Unavailable."""
         ...
 
     async def unload(self, name: str) -> None:
-        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest for an
-        unknown name."""
+        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
+        for an unknown name."""
         ...
 
 
 class Service(Protocol):
-    """The runtime as HTTP, gRPC and the library use it. All methods are synchronous and run on the event loop."""
+    """The runtime as HTTP, gRPC and the library use it. All methods are synchronous and run on the event
+    loop."""
 
     card: ModelCard
 
@@ -239,9 +241,9 @@ class Service(Protocol):
         ...
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Takes a request; its output goes to `sink`. When this raises, `sink` is never called. Raises Overloaded,
-        Unavailable, NotFound for an unknown session, and InvalidRequest for an id that is open already, an
-        unknown adapter, or a task that is not the model's.
+        """Takes a request; its output goes to `sink`. When this raises, `sink` is never called. Raises
+        Overloaded, Unavailable, NotFound for an unknown session, and InvalidRequest for an id that is open
+        already, an unknown adapter, or a task that is not the model's.
 
         Errors in the prompt (unknown token ids, too many tokens, a template that fails) arrive later, as
         `sink.fail(InvalidRequest)`.
@@ -261,7 +263,8 @@ class Service(Protocol):
         ...
 
     def server_info(self) -> dict[str, Any]:
-        """Version, model, state, options in force (secrets hidden), and memory of each rank; JSON-serialisable."""
+        """Version, model, state, options in force (secrets hidden), and memory of each rank;
+        JSON-serialisable."""
         ...
 
     def metrics(self) -> bytes:

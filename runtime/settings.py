@@ -1,4 +1,4 @@
-"""From the plan to what each part of the runtime must know of it."""
+"""From the plan to the configuration of each part of the runtime."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config import ModelConfig
+from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.deadlines import Limit
@@ -47,8 +47,8 @@ def open_adapters(
     load_on_ranks: Callable[[LoadAdapter], Awaitable[None]] = no_ranks,
     forget: Callable[[int], None] = lambda adapter: None,
 ) -> AdapterRegistry | None:
-    """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of AdapterRegistry.
-    Raises OptionsError, ModelError."""
+    """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of
+    AdapterRegistry. Raises OptionsError, ModelError."""
     if not plan.lora.enable_lora:
         return None
     return AdapterRegistry(
@@ -67,7 +67,7 @@ def open_adapters(
 
 
 def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None = None) -> StartRank:
-    """What the ranks must know of the plan."""
+    """The first message to a rank. It may make a temporary folder (--enable-profile-cuda-graph)."""
     return StartRank(
         device=plan.parallel.device,
         model_path=plan.model.model_path,
@@ -116,7 +116,7 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None 
 
 
 def buckets(plan: Plan) -> Buckets:
-    """Of the histograms."""
+    """Bounds of the histograms."""
     return Buckets(
         delay_steps=plan.schedule.prefill_delayer_forward_passes_buckets,
         delay_s=plan.schedule.prefill_delayer_wait_seconds_buckets,
@@ -129,8 +129,8 @@ def buckets(plan: Plan) -> Buckets:
 
 
 def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
-    """Of --prompt-tokens-buckets; None: the usual ones. `tse`: half of the bounds on each side, in powers of
-    the base away from it."""
+    """Histogram bounds of --prompt-tokens-buckets; None: the usual ones. `tse`: half of the bounds on each
+    side of a middle, at distances that are powers of a base."""
     form, *rest = words or ("default",)
     if form == "default":
         return None
@@ -143,19 +143,19 @@ def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
 
 
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
-    """Numbers of sequences whose decode steps are to be captured; none where nothing decodes."""
+    """Batch sizes whose decode steps are captured; none for a model that pools."""
     return (
         [] if plan.graphs.disable_cuda_graph or model.pooling is not None else list(plan.graphs.cuda_graph_bs)
     )
 
 
 def piecewise_sizes(plan: Plan) -> list[int]:
-    """Numbers of tokens for which steps with prompts are to be captured, between their attentions."""
+    """Numbers of tokens for which steps with prompts are captured as piecewise graphs."""
     return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []
 
 
 def compiled(plan: Plan) -> Compiled:
-    """What runs through torch.compile."""
+    """Which captured steps run through torch.compile."""
     return Compiled(
         max_rows=plan.graphs.torch_compile_max_bs if plan.graphs.enable_torch_compile else 0,
         is_piecewise=plan.graphs.enable_piecewise_cuda_graph
@@ -165,7 +165,7 @@ def compiled(plan: Plan) -> Compiled:
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
-    """None: no structured outputs."""
+    """What compiles grammars; None: no structured outputs."""
     if plan.kernels.grammar_backend == "none":
         return None
     return GrammarSetup(
@@ -180,9 +180,20 @@ def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
-    """Raises OptionsError, ModelError."""
+    """The chat templates of the model or of --chat-template. Raises OptionsError, ModelError."""
     return ChatTemplates(
         template_sources(vocabulary.files.templates, choice, name), vocabulary.files.special_tokens
+    )
+
+
+def model_config(plan: Plan) -> ModelConfig:
+    """Reads config.json. Raises ModelError."""
+    return read_config(
+        plan.model.model_path,
+        is_embedding=plan.model.is_embedding,
+        pooling=plan.model.pooling,
+        quantization=plan.precision.quantization,
+        overrides=plan.model.json_model_override_args,
     )
 
 
@@ -208,7 +219,7 @@ def model_card(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None)
 
 
 def answer_formats(plan: Plan) -> AnswerFormats:
-    """Raises OptionsError, ModelError."""
+    """How the model writes tool calls and reasoning. Raises OptionsError, ModelError."""
     sources = template_sources(
         read_files(Path(plan.model.tokenizer_path)).templates,
         plan.api.chat_template,
@@ -293,7 +304,7 @@ def scheduler_config(
 
 
 def preferred_sampling(plan: Plan) -> dict[str, Any]:
-    """Fields of SamplingParams. Raises OptionsError."""
+    """Fields of SamplingParams from --preferred-sampling-params. Raises OptionsError."""
     preferred = plan.api.preferred_sampling_params or {}
     try:
         msgspec.convert(preferred, SamplingParams)
@@ -305,10 +316,12 @@ def preferred_sampling(plan: Plan) -> dict[str, Any]:
 
 
 def has_priorities(plan: Plan) -> bool:
+    """Whether requests are scheduled by priority."""
     return plan.schedule.enable_priority_scheduling or plan.schedule.schedule_policy == "priority"
 
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
+    """Limits of requests; `pool_tokens`: most tokens of a sequence that the KV pages hold."""
     return Limits(
         vocab_size=model.vocab_size,
         context_len=plan.model.context_length,
@@ -322,15 +335,15 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:
-    """What requests call the logit processors: by their class."""
+    """Names of the logit processors in requests: those of their classes."""
     return (
-        tuple(place.rpartition(":")[2] for place in plan.api.logit_processors)
+        tuple(path.rpartition(":")[2] for path in plan.api.logit_processors)
         if plan.api.enable_custom_logit_processor
         else ()
     )
 
 
 def random_seeds(seed: int) -> Callable[[], int]:
-    """Seeds for requests that bring none: the same ones, in order, for the same --random-seed."""
+    """A source of seeds for requests without one: the same, in order, for the same --random-seed."""
     source = Random(seed)
     return lambda: source.getrandbits(63)

@@ -10,8 +10,8 @@ from runtime.errors import Unavailable
 
 
 class Blocking:
-    """Base of blocking APIs: keeps an async context manager open on the loop of its own thread. Close it, or use
-    `with`."""
+    """Base of blocking APIs: keeps an async context manager open on the loop of its own thread. Close it, or
+    use `with`."""
 
     def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
         """Opens `inner`. Raises what opening it raises."""

@@ -123,12 +123,13 @@ class Channel(Generic[T]):
         return ChannelStatistics(self._sent, len(self._messages), self._peak)
 
     def close(self) -> None:
-        """Nothing can be sent any more; what waits can still be taken. Idempotent."""
+        """No message can be sent any more; waiting ones can still be taken. Idempotent."""
         self._is_closed = True
         self._news.set()
 
     def discard(self) -> None:
-        """Closes both ends; what waits is gone. For the owner, when no receiver will come. Idempotent."""
+        """Closes both ends and drops waiting messages. For the owner, when no receiver is left.
+        Idempotent."""
         self.close()
         self._messages = []
         while self._blocked:

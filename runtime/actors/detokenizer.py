@@ -1,13 +1,12 @@
-"""The detokenizer actor: the tokens of a step become text at every open request's sink, in one synchronous
-pass.
+"""The detokenizer actor: pushes the text of a step's tokens to the sinks of all open requests, in one
+synchronous pass.
 
-Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence lives here from Opened
-until it has ended: by the scheduler's word (eos, stop token, length, abort), by a stop string found here, or
-because its request left OpenRequests.
+Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence is kept here from
+Opened until it has ended: by the scheduler (eos, stop token, length, abort), by a stop string found here, or
+because its request was closed.
 
-What counts as output: the token that ends a sequence (eos or a stop token) is in `token_ids`, in
-`completion_tokens` and in `logprobs`; its text is left out, unless `include_stop` asks for it. Tokens after a
-stop string are not output.
+The token that ends a sequence (eos or a stop token) counts in `token_ids`, `completion_tokens` and
+`logprobs`; its text is left out, unless `include_stop` is set. Tokens after a stop string are not output.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ REFUSALS: dict[int, type[RequestError]] = {
 
 
 class SequenceOutput:
-    """The text of one sequence, and how much of it there is."""
+    """The text and the token counts of one sequence."""
 
     __slots__ = (
         "id",
@@ -66,13 +65,12 @@ class SequenceOutput:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.loaded = NO_SOURCES
-        # what its last token was sampled from, where that is told at the end
+        # hidden state of the last token, where it is returned at the end
         self.hidden: np.ndarray | None = None
-        self.is_plain = False  # from the second token on, where no stop strings are searched
+        self.is_plain = False  # no stop strings or hidden states; known from the first token on
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
-        """The delta of a step's tokens, the last of which is the last of the sequence if `end` is given or a
-        stop string is found."""
+        """The delta of a step's tokens. It has `finish` set if `end` is given or a stop string is found."""
         run = step.more.get(self.id)
         if run is None:
             return self._add(token_id, step, end)
@@ -113,26 +111,25 @@ class SequenceOutput:
             else:
                 self.hidden = states
         self._finish(delta, end)
-        self._show_last(delta)
+        self._add_hidden(delta)
         return delta
 
     def end(self, end: Ended) -> Delta:
-        """The delta of a sequence that ends without a further token."""
+        """The delta of a sequence that ends without another token."""
         delta = Delta(self.index, "", [])
         if not self.num_tokens:
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens = len(delta.prompt_ids)
         self._finish(delta, end)
-        self._show_last(delta)
+        self._add_hidden(delta)
         return delta
 
-    def _show_last(self, delta: Delta) -> None:
+    def _add_hidden(self, delta: Delta) -> None:
         if delta.finish is not None and self.hidden is not None:
             delta.hidden = [self.hidden]
 
     def _finish(self, delta: Delta, end: Ended | None) -> None:
-        """Passes the delta's text through the search for stop strings, and sets `finish` where the sequence
-        ends."""
+        """Searches the delta's text for stop strings, and sets `finish` where the sequence ends."""
         params, search = self.request.params, self.search
         if end is not None:
             delta.text += self.text.flush()
@@ -155,7 +152,7 @@ class SequenceOutput:
 
 
 def searches(params: SamplingParams) -> Callable[[], StopSearch | RegexSearch | None]:
-    """What each sequence of a request gets to look for in its text."""
+    """A factory of the search for stop strings in each sequence of a request."""
     if params.stop_regex:
         regexes = StopRegexes(params.stop_regex, params.stop)
         return lambda: RegexSearch(regexes)
@@ -166,10 +163,7 @@ def searches(params: SamplingParams) -> Callable[[], StopSearch | RegexSearch | 
 
 
 class DetokenizerActor:
-    """Messages in: Opened, StepTokens, Refused. Out: Delta to sinks, Stopped and Abort to the scheduler.
-
-    `to_scheduler` must take a message without waiting or raising.
-    """
+    """Messages in: Opened, StepTokens, Refused. Out: Delta to sinks, Stopped and Abort to the scheduler."""
 
     def __init__(
         self,
@@ -178,6 +172,7 @@ class DetokenizerActor:
         inbox: Channel[ToDetokenizer],
         to_scheduler: Callable[[Stopped | Abort], None],
     ) -> None:
+        """`to_scheduler` must take a message without waiting or raising."""
         self._vocabulary = vocabulary
         self._open_requests = open_requests
         self._inbox = inbox
@@ -193,12 +188,13 @@ class DetokenizerActor:
         return len(self._sequences)
 
     async def run(self) -> None:
-        """Until the inbox is closed or the task is cancelled."""
+        """Serves until the inbox is closed or the task is cancelled."""
         async for messages in self._inbox:
             for message in messages:
                 self.handle(message)
 
     def handle(self, message: ToDetokenizer) -> None:
+        """Takes one message in."""
         match message:
             case StepTokens():
                 self._step(message)
@@ -210,7 +206,7 @@ class DetokenizerActor:
     def _open(self, request: Request, sequence_ids: list[int]) -> None:
         sink = self._open_requests.find(request.id)
         if sink is None:
-            return  # aborted while it was tokenised or on its way
+            return  # aborted while it was tokenised or scheduled
         params = request.params
         search = searches(params)
         self._requests[request.id] = set(sequence_ids)
@@ -227,7 +223,7 @@ class DetokenizerActor:
         for sequence_id, token_id in zip(step.sequence_ids, step.token_ids, strict=True):
             sequence = sequences.get(sequence_id)
             if sequence is None:
-                continue  # aborted, or ended by a stop string that the scheduler had not heard of
+                continue  # aborted, or ended by a stop string before the scheduler knew
             try:
                 if (
                     sequence.is_plain
@@ -257,7 +253,7 @@ class DetokenizerActor:
             self._to_scheduler(Stopped(stopped))
 
     def _push(self, sequence: SequenceOutput, delta: Delta) -> None:
-        """Delivers; the last delta of a request finds it closed already, so that a sink may reuse its id."""
+        """Pushes a delta. The request is closed before its last delta, so that a sink may reuse its id."""
         if delta.finish is not None:
             del self._sequences[sequence.id]
             unfinished = self._requests[sequence.request.id]
@@ -267,8 +263,7 @@ class DetokenizerActor:
         sequence.sink.push(delta)
 
     def _give_up(self, sequence: SequenceOutput) -> None:
-        """A sink or a text that raises is our bug; it ends that request, whose client is told, and no
-        other."""
+        """A sink or a text has raised, which is a bug: ends this request with an error, and no other."""
         request_id = sequence.request.id
         self._log.exception("a step's output could not be delivered", request=request_id, exc_info=True)
         if request_id in self._open_requests:
@@ -281,7 +276,7 @@ class DetokenizerActor:
                 )
             )
         except Exception:
-            self._log.exception("nor could its client be told", request=request_id, exc_info=True)
+            self._log.exception("its client could not be informed", request=request_id, exc_info=True)
 
     def _forget(self, request_id: str) -> None:
         for sequence_id in self._requests.pop(request_id, ()):

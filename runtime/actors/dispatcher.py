@@ -1,4 +1,5 @@
-"""Which replica serves which request: each request goes to one, in turn, and what follows goes to the same one.
+"""Which replica serves which request: each request goes to one, in turn, and what follows goes to the same
+one.
 
 Sequence ids are unique across replicas: `id % number of replicas` is the replica's index (Scheduler.add).
 """

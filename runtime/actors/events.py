@@ -1,12 +1,12 @@
-"""The events actor: tells KV-aware routers over ZeroMQ what the prefix cache holds, and tells again what they
-have missed.
+"""The events actor: publishes changes of the prefix cache to KV-aware routers over ZeroMQ, and replays
+batches that they have missed.
 
-    PUB     [topic, number, batch]                     number: 8 bytes, big-endian; batch: msgpack (docs/kv_events.md)
+    PUB     [topic, number, batch]                     number: 8 bytes, big-endian
     ROUTER  [first number]  ->  [number, batch] ...    then END and an empty batch
 
-No socket ever waits: a PUB socket drops for a reader that has `hwm` batches to take, the inbox for a loop
-that is too busy. Either way the reader finds a number missing, and asks for it again or, if that is gone,
-forgets what it knows.
+Batches are msgpack (docs/kv_events.md). No socket ever waits: a PUB socket drops batches for a reader that
+has `hwm` batches to read, the inbox drops them when the loop is too busy. In both cases the reader finds a
+number missing, and asks for a replay or, if the batch is gone, forgets what it knows.
 """
 
 import time
@@ -26,7 +26,7 @@ from runtime.metrics import Metrics
 from runtime.options.groups.observe import KVEvents
 
 END = b"\xff" * 8  # minus one
-YIELD_EVERY = 64  # batches of a replay between two looks at everything else
+YIELD_EVERY = 64  # batches of a replay after which other tasks get their turn
 
 
 class EventBatch(Struct, frozen=True, array_like=True):
@@ -38,11 +38,11 @@ class EventBatch(Struct, frozen=True, array_like=True):
 
 
 class EventsActor:
-    """Takes CacheEvents through `offer`; owns the sockets until `close`."""
+    """Publishes CacheEvents that it takes through `offer`; owns the sockets until `close`."""
 
     def __init__(self, config: KVEvents, metrics: Metrics, replica: int = 0) -> None:
-        """Opens the sockets. `replica` is the replica's index, and is added to the ports of TCP endpoints. Raises
-        OptionsError."""
+        """Opens the sockets. `replica` is the replica's index, and is added to the ports of TCP endpoints.
+        Raises OptionsError."""
         self._zmq = _zmq()
         self._context = self._zmq.Context()
         self._replica = replica
@@ -57,23 +57,23 @@ class EventsActor:
             )
             self.replay_endpoint, self._replays = None, None
             if config.replay_endpoint is not None:
-                room = max(config.hwm, config.buffer_steps + 1)  # a whole replay
+                hwm = max(config.hwm, config.buffer_steps + 1)  # room for a whole replay
                 self.replay_endpoint, self._replays = self._open(
-                    self._zmq.ROUTER, config.replay_endpoint, room, binds=True
+                    self._zmq.ROUTER, config.replay_endpoint, hwm, binds=True
                 )
         except OptionsError:
             self.close()
             raise
 
     def offer(self, events: CacheEvents) -> None:
-        """Publishes soon, or drops: the number is missing then."""
+        """Publishes the events soon, or drops them when the inbox is full."""
         try:
             self._inbox.send_nowait(events)
         except anyio.WouldBlock:
             self._metrics.kv_event_drops.add(1)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publishes and replays until cancelled."""
         log.get("events").info("publishing", endpoint=self.endpoint, replay=self.replay_endpoint)
         async with anyio.create_task_group() as tasks:
             if self._replays is not None:
@@ -114,7 +114,7 @@ class EventsActor:
     async def _serve_replays(self, replays: Any) -> None:
         while True:
             await anyio.wait_readable(replays.getsockopt(self._zmq.FD))
-            while True:  # the descriptor tells of changes only: all that is there must be taken
+            while True:  # the descriptor signals changes only: all waiting messages must be read
                 try:
                     frames = replays.recv_multipart(self._zmq.NOBLOCK)
                 except self._zmq.Again:
@@ -132,7 +132,7 @@ class EventsActor:
                 return
         batches = [(number, body) for number, body in self._sent if number >= start]
         for count, (number, body) in enumerate(batches, start=1):
-            # drops if the reader takes none
+            # dropped if the reader reads none
             replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)
             if count % YIELD_EVERY == 0:
                 await anyio.sleep(0)
@@ -140,8 +140,8 @@ class EventsActor:
 
 
 def _of_replica(endpoint: str, replica: int) -> str:
-    """Each replica publishes at an endpoint of its own: the port goes up by its index, other addresses get it as a
-    suffix."""
+    """Each replica publishes at an endpoint of its own: the port goes up by its index, other addresses get it
+    as a suffix."""
     address, _, port = endpoint.rpartition(":")
     if not replica or port == "*":
         return endpoint

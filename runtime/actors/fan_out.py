@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 async def call_all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Runs the calls concurrently. -> their results, in order. Raises the first RequestError after all calls have
-    ended."""
+    """Runs the calls concurrently. -> their results, in order. Raises the first RequestError after all calls
+    have ended."""
     if len(calls) == 1:
         return [await calls[0]()]
     results: dict[int, T] = {}

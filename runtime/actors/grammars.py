@@ -1,9 +1,9 @@
-"""The grammars of requests, seen from the event loop: checked in a process of their own before anything else
-happens.
+"""The grammars of requests, seen from the event loop: each is checked in a compile process before its request
+goes on.
 
-The process (runtime/grammar/compile_process.py) is started by the first grammar that comes, and stays. When it ends,
-the next grammar starts one. What was checked once is remembered. While a grammar is checked its request
-waits, and others go on.
+The process (runtime/grammar/compile_process.py) is started by the first grammar, and stays. When it ends, the next
+grammar starts another one. Results are cached. While a grammar is checked its request waits, and others go
+on.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from runtime.grammar.compile_process import Check, Verdict
 from runtime.grammar.framing import Frames, framed
 from runtime.messages.constraint import Grammar, GrammarSetup
 
-AT_ONCE = 4  # children that compile
-REMEMBERED = 1024  # verdicts
+MAX_CONCURRENT = 4  # grammars that compile at the same time
+MAX_CACHED = 1024  # results
 START_S = 60.0  # for the process to load its library
 ENDED = "the compile process ended"
 ANSWER_S = 10.0  # beyond the time limit of a check, for a process that has answered before
@@ -51,25 +51,25 @@ class Grammars:
         limit_s: float,
         prepare: Callable[[Grammar | None], None] = lambda grammar: None,
     ) -> None:
-        """`prepare` tells the ranks that a grammar will come (None: some grammar, the first one is being
-        checked)."""
+        """`limit_s`: time limit of a check; `prepare` announces a grammar to the ranks (None: any grammar, as
+        the first one is being checked)."""
         self._prepare = prepare
         self._setup = setup
         self._limit_s = limit_s
         self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()  # the latest used last
         self._pending: dict[Grammar, _Pending] = {}
         self._by_id: dict[int, _Pending] = {}
-        self._places = anyio.CapacityLimiter(AT_ONCE)
+        self._limiter = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._sending = anyio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._frames = Frames()
-        self._has_answered = False  # this process
+        self._has_answered = False  # whether the present process has answered a check
         self._last_id = 0
 
     async def check(self, grammar: Grammar) -> None:
-        """Returns when `grammar` can be compiled. Raises InvalidRequest when it can't be, InternalFault when
-        we can't."""
+        """Returns when `grammar` has been compiled. Raises InvalidRequest when it cannot be compiled,
+        InternalFault when the compile process fails."""
         while (verdict := self._verdicts.get(grammar)) is None:
             if (pending := self._pending.get(grammar)) is None:
                 await self._ask(grammar)
@@ -86,10 +86,11 @@ class Grammars:
             raise InvalidRequest(f"constraint: {verdict.error}", param="constraint")
 
     async def _ask(self, grammar: Grammar) -> None:
-        """Others who want the same wait for this one; if it is given up, the next of them asks again."""
+        """Checks a grammar. Other requests with the same grammar wait for this check; if it is cancelled, one
+        of them checks again."""
         pending = self._pending[grammar] = _Pending()
         try:
-            async with self._places:
+            async with self._limiter:
                 # what ended the first process may not be this grammar
                 verdict = await self._try(grammar) or await self._try(grammar)
             pending.settle(
@@ -106,7 +107,7 @@ class Grammars:
         self._remember(grammar, pending.verdict)
 
     async def _try(self, grammar: Grammar) -> Verdict | None:
-        """None: the process ended, or hung and was ended."""
+        """One attempt. -> None when the process ended, or hung and was killed"""
         self._last_id += 1
         check = Check(self._last_id, grammar, self._limit_s)
         asked = self._by_id[check.id] = _Pending()
@@ -127,14 +128,13 @@ class Grammars:
         if not verdict.error:
             self._prepare(grammar)
         self._verdicts[grammar] = verdict
-        if len(self._verdicts) > REMEMBERED:
+        if len(self._verdicts) > MAX_CACHED:
             self._verdicts.popitem(last=False)
 
-    # ── the process ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the process ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _send(self, frame: bytes) -> None:
-        """Waits while the process loads and the frame is long. Whole, even if nobody wants it any more:
-        others' frames follow."""
+        """Sends a whole frame, even if its request is cancelled: other frames follow it."""
         with anyio.CancelScope(shield=True):
             async with self._sending:
                 if self._socket is None:
@@ -183,7 +183,7 @@ class Grammars:
         for frame in self._frames.feed(data):
             self._has_answered = True
             verdict = msgspec.msgpack.decode(frame, type=Verdict)
-            if (pending := self._by_id.get(verdict.id)) is not None:  # else nobody waits any more
+            if (pending := self._by_id.get(verdict.id)) is not None:  # else its request was cancelled
                 pending.settle(verdict)
 
     def _lost(self, why: str) -> None:

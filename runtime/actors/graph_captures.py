@@ -1,5 +1,5 @@
-"""Has the ranks capture steps as graphs, between other steps and when they are idle. What to capture is decided
-in scheduling/graph_captures.py."""
+"""Has the ranks capture steps as graphs, between other steps and when they are idle. What to capture is
+decided in scheduling/graph_captures.py."""
 
 from collections.abc import Sequence
 from time import monotonic
@@ -24,8 +24,8 @@ class CapturingRanks(Protocol):
 
 
 class GraphCapturing:
-    """Observes each round of the scheduler, and asks for one capture at a time, of the first kind that has one
-    left."""
+    """Observes each round of the scheduler, and asks for one capture at a time, of the first kind that has
+    one left."""
 
     def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
         """`captures`: one for each kind of graph."""
@@ -85,8 +85,8 @@ class GraphCapturing:
         if reply.error:
             self._metrics.capture_failures.add(1)
             self._log.warning(
-                "steps of this size could not be captured: they, and those of larger sizes that are not captured "
-                "yet, are launched kernel by kernel",
+                "steps of this size could not be captured: they, and those of larger sizes that are not "
+                "captured yet, are launched kernel by kernel",
                 **size,
                 reason=reply.error,
             )

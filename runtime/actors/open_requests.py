@@ -1,10 +1,12 @@
-"""The open requests of one runtime, and the sink of each. The actor that takes a request out of here ends it, so
-that it ends once.
+"""The open requests of one runtime, and the sink of each. The actor that takes a request out of here ends it,
+so that it ends once.
 
     router       opens; closes on abort (the sink gets nothing more)
     tokenizer    fails requests that cannot be tokenised
     detokenizer  closes finished requests; fails those that the scheduler refused
 """
+
+import anyio
 
 from runtime.actors.channels import Listeners
 from runtime.errors import InvalidRequest, RequestError
@@ -18,7 +20,9 @@ class OpenRequests:
         """`closed` is notified with the id of each request that leaves, before `close` returns."""
         self.closed = Listeners[str]() if closed is None else closed
         self._sinks: dict[str, Sink] = {}
-        # id() of the submitted object: a request id may be used again before its first object has left a queue
+        self._is_empty: anyio.Event | None = None  # while `wait_empty` waits
+        # id() of the submitted object: a request id may be used again before its first object has left a
+        # queue
         self._submitted: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -56,7 +60,15 @@ class OpenRequests:
         self._submitted.pop(request_id, None)
         if sink is not None:
             self.closed.notify(request_id)
+            if self._is_empty is not None and not self._sinks:
+                self._is_empty.set()
         return sink
+
+    async def wait_empty(self) -> None:
+        """Returns when no request is open."""
+        if self._sinks:
+            self._is_empty = anyio.Event()
+            await self._is_empty.wait()
 
     def fail(self, request_id: str, error: RequestError) -> bool:
         """Ends a request with an error. -> whether it was open"""

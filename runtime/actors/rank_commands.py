@@ -19,7 +19,8 @@ Command = LoadAdapter | Profile | CountExperts | ChangeMemory | UpdateWeights
 
 
 class RankCommands:
-    """Commands to the ranks of one replica. All but `prepare` raise Unavailable when the ranks take none now."""
+    """Commands to the ranks of one replica. All but `prepare` raise Unavailable when the ranks take none
+    now."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -36,8 +37,8 @@ class RankCommands:
         return self._supervisor.sleep_state.released
 
     def prepare(self, grammar: Grammar | None) -> None:
-        """A hint that a grammar will come (None: any grammar). It is lost where the ranks cannot take it now: an
-        unprepared grammar is compiled in its first step."""
+        """A hint that a grammar will come (None: any grammar). It is lost where the ranks cannot take it now:
+        an unprepared grammar is compiled in its first step."""
         if self._takes_commands:
             self._supervisor.ranks.submit(PrepareGrammar(grammar))
 
@@ -57,8 +58,8 @@ class RankCommands:
         return (await self._submit(command).counts.wait(command.id))[0]
 
     async def change_memory(self, released: tuple[Part, ...]) -> None:
-        """The ranks hold everything but these parts. Raises Unavailable when they cannot resume a part; `released`
-        then gives the actual state."""
+        """The ranks hold everything but these parts. Raises Unavailable when they cannot resume a part;
+        `released` then gives the actual state."""
         supervisor, sleep = self._supervisor, self._supervisor.sleep_state
         if sleep.is_asleep:
             if released:
@@ -82,7 +83,8 @@ class RankCommands:
             raise Unavailable(f"released memory cannot be resumed yet: {errors[0]}")
 
     async def check_weights(self, model_path: str, load_format: str | None) -> None:
-        """Raises InvalidRequest when the ranks cannot load the weights of this checkpoint; changes nothing."""
+        """Raises InvalidRequest when the ranks cannot load the weights of this checkpoint; changes
+        nothing."""
         reports = await self._change(
             UpdateWeights(
                 next(self._ids), model_path, load_format or self._supervisor.setup.load_format, True
@@ -92,8 +94,8 @@ class RankCommands:
             raise InvalidRequest(errors[0], param="model_path")
 
     async def update_weights(self, model_path: str, load_format: str | None) -> None:
-        """Replaces the weights, of these ranks and of those that start later. Raises Unavailable when the ranks end
-        meanwhile: new ones then have the old weights."""
+        """Replaces the weights, of these ranks and of those that start later. Raises Unavailable when the
+        ranks end meanwhile: new ones then have the old weights."""
         load_format = load_format or self._supervisor.setup.load_format
         await self._change(UpdateWeights(next(self._ids), model_path, load_format, False))
         self._supervisor.weights_changed(model_path, load_format)

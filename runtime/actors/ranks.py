@@ -1,7 +1,7 @@
 """The rank processes of one generation, seen from the event loop: starting, plans, results, death and end.
 
                      plans (broadcast ring)
-    Ranks.submit  ──────────────────────────►  rank 0, 1, ...        a subprocess each: runtime/ranks/worker.py
+    Ranks.submit  ──────────────────────────►  rank 0, 1, ...   one subprocess each (ranks/worker.py)
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
@@ -16,26 +16,20 @@ A rank that died is not started again here: a new generation is a new Ranks (act
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import anyio
 import msgspec
 
-from runtime.actors.child_environment import environment
-from runtime.actors.rank_replies import RankReplies
+from runtime.actors.rank_process import RankProcess, Replies, spawn
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
-from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
-    Captured,
     CountExperts,
-    ExpertCounts,
-    FromRank,
     LoadProgress,
     PrepareGrammar,
     Profile,
@@ -56,94 +50,19 @@ PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
 
-class _Rank:
-    """One rank: its process, and the messages that it has sent about itself."""
-
-    def __init__(
-        self,
-        index: int,
-        process: subprocess.Popen[bytes],
-        pidfd: int,
-        reader: ring.Reader,
-        replies: "_Replies",
-    ) -> None:
-        self.index = index
-        self.process = process
-        self.pidfd = pidfd
-        self.reader = reader
-        self.progress: list[LoadProgress] = []
-        self.ready: RankReady | None = None
-        self.failed: RankFailed | None = None
-        self.exited = asyncio.Event()
-        self._replies = replies
-        self._wire = Wire[FromRank](FromRank)
-
-    def receive(self) -> list[StepResult]:
-        """Takes all messages that the rank has sent: keeps those about itself. -> results of steps"""
-        replies = self._replies
-        results: list[StepResult] = []
-        try:
-            while (body := self.reader.read_nowait()) is not None:
-                match self._wire.decode(body):
-                    case StepResult() as result:
-                        results.append(result)
-                    case Captured() as captured:
-                        replies.captured.append(captured)
-                    case AdapterLoaded() as loaded:
-                        replies.adapters.add(loaded)
-                    case ExpertCounts() as counts:
-                        replies.counts.add(counts)
-                    case MemoryReport() as report:
-                        replies.memory_reports.add(report)
-                    case LoadProgress() as progress:
-                        self.progress.append(progress)
-                    case RankReady() as ready:
-                        self.ready = ready
-                    case RankFailed() as failed:
-                        self.failed = failed
-        except RingError as error:
-            self.give_up(error)
-        return results
-
-    def give_up(self, error: RingError) -> None:
-        """Ends the rank, with `error` as the reason: the rest of a broken ring cannot be read."""
-        if self.failed is None:
-            self.failed = RankFailed(self.index, str(error), False)
-        self.process.kill()
-
-    def death(self) -> RankDied:
-        return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
-
-
-class _Replies:
-    """Replies of all ranks of a generation to commands."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.captured: list[Captured] = []
-        self.adapters = RankReplies[AdapterLoaded](num_ranks)
-        self.counts = RankReplies[ExpertCounts](1)
-        self.memory_reports = RankReplies[MemoryReport](num_ranks)
-
-    def end(self) -> None:
-        """A rank has ended."""
-        self.adapters.end()
-        self.counts.end()
-        self.memory_reports.end()
-
-
 class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(
         self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
     ) -> None:
-        """`start.rendezvous` is set here. Rank i inherits `start.host_fds[i]`; the descriptors stay the caller's.
-        `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple
-        of 32; longer messages travel in parts.
+        """`start.rendezvous` is set here. Rank i inherits `start.host_fds[i]`; the descriptors stay the
+        caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
+        ring, a multiple of 32; longer messages travel in parts.
         """
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self._replies = _Replies(start.tp_size)
+        self._replies = Replies(start.tp_size)
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
         self.counts = self._replies.counts  # of rank 0 alone
@@ -153,7 +72,7 @@ class Ranks:
         self._generation = generation
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess] = []
         self._resources = ExitStack()
         self._results: list[StepResult] = []
         self._wake: Callable[[], None] | None = None
@@ -207,9 +126,9 @@ class Ranks:
         | ChangeMemory
         | UpdateWeights,
     ) -> bool:
-        """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake. There
-        will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a
-        death."""
+        """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake.
+        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
+        after a death."""
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
             raise self.died
@@ -217,12 +136,14 @@ class Ranks:
         return self._plans.try_publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
-        """Results that have come since the last call, in order of their steps; the caller owns their arrays."""
+        """Results that have come since the last call, in order of their steps; the caller owns their
+        arrays."""
         results, self._results = self._results, []
         return results
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called on the loop when results have come, and once when `died` is set. It must not raise."""
+        """`wake` is called on the loop when results have come, and once when `died` is set. It must not
+        raise."""
         self._wake = wake
 
     def dump_stacks(self) -> None:
@@ -242,8 +163,8 @@ class Ranks:
                 rank.process.kill()
 
     async def stop(self) -> None:
-        """Ends all ranks, by StopRank first, then by signals, and closes every descriptor. May be called at any
-        time and more than once.
+        """Ends all ranks, by StopRank first, then by signals, and closes every descriptor. May be called at
+        any time and more than once.
 
         Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is
         left to the kernel.
@@ -266,7 +187,7 @@ class Ranks:
         self._resources.close()
         self._stopped.set()
 
-    # ── starting ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── starting ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
         start = self._start
@@ -303,31 +224,10 @@ class Ranks:
         results = self._open_ring(1)
         reader = ring.Reader(results, self._generation)
         self._resources.callback(reader.close)
-        arguments = [
-            "--rank",
-            str(index),
-            "--generation",
-            str(self._generation),
-            "--parent",
-            str(os.getpid()),
-            "--plans",
-            str(plans),
-            "--results",
-            str(results),
-        ]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
-            env=environment(self._start.num_threads) | self._start.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what a library prints must not get into our output
-            pass_fds=[*plans.flat(), *results.flat(), *shared, *self._start.host_fds[index : index + 1]],
-            process_group=0,
-        )  # Ctrl-C is for the parent, from the first moment on
-        pidfd = os.pidfd_open(process.pid)
-        self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader, self._replies)
+        rank = spawn(index, self._start, self._generation, plans, results, shared, reader, self._replies)
+        self._resources.callback(os.close, rank.pidfd)
         self._ranks.append(rank)
-        for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
+        for fd, callback in ((rank.pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
             self._resources.callback(loop.remove_reader, fd)
 
@@ -339,9 +239,9 @@ class Ranks:
             if rank.exited.is_set():
                 raise rank.death()
 
-    # ── on the loop ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── on the loop ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_data(self, rank: _Rank) -> None:
+    def _on_data(self, rank: RankProcess) -> None:
         results = rank.receive()
         self._changed.set()
         self._results += results
@@ -357,7 +257,7 @@ class Ranks:
             for rank in self._ranks:
                 rank.give_up(error)
 
-    def _on_exit(self, rank: _Rank) -> None:
+    def _on_exit(self, rank: RankProcess) -> None:
         """Called once for each rank: takes its last messages, then notes its death."""
         asyncio.get_running_loop().remove_reader(rank.pidfd)
         self._on_data(rank)
@@ -370,7 +270,7 @@ class Ranks:
                 self._wake()
 
 
-async def _wait_exits(ranks: list[_Rank], patience_s: float) -> None:
+async def _wait_exits(ranks: list[RankProcess], patience_s: float) -> None:
     with anyio.move_on_after(patience_s):
         for rank in ranks:
             await rank.exited.wait()

@@ -38,8 +38,8 @@ DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
 
 
 class Replica:
-    """A scheduler with its ranks, storage tier, cache events and graph captures. `scheduler` is None until the
-    ranks are ready."""
+    """A scheduler with its ranks, storage tier, cache events and graph captures. `scheduler` is None until
+    the ranks are ready."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Replica:
         adapters: AdapterRegistry | None,
         on_death: Callable[[RankDied], None],
     ) -> None:
-        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `on_death` is called for each
-        death of a rank."""
+        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `on_death` is called
+        for each death of a rank."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
@@ -128,7 +128,8 @@ class Replica:
         return self.scheduler is not None and bool(self.scheduler.roster.siblings(request_id))
 
     async def clear_storage(self) -> int:
-        """Deletes all pages of this model from storage. -> how many. Raises InvalidRequest without a storage tier."""
+        """Deletes all pages of this model from storage. -> how many. Raises InvalidRequest without a storage
+        tier."""
         if self.storage is None:
             raise InvalidRequest("this server has no storage tier (--hicache-storage-backend)")
         return await self.storage.clear()

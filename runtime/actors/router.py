@@ -58,7 +58,8 @@ class Router:
             self._open_requests.close(request_id)
 
     def cancel(self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool]) -> int:
-        """Ends requests by an operator's command; unlike with `abort`, their clients are informed. -> how many
+        """Ends requests by an operator's command; unlike with `abort`, their clients are informed. -> how
+        many
 
         A request that the scheduler knows ends with the tokens that it has, in its Ended. One that has not
         reached the scheduler has none, and is refused.

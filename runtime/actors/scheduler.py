@@ -61,7 +61,8 @@ class Steps(Protocol):
     died: RankDied | None  # set once, when a rank is lost
 
     def submit(self, plan: StepPlan) -> bool:
-        """Hands the plan over. False: there is no room now; try again when `set_wake`'s callback is called."""
+        """Hands the plan over. False: there is no room now; try again when `set_wake`'s callback is
+        called."""
         ...
 
     def results(self) -> list[StepResult]:
@@ -105,9 +106,9 @@ class SchedulerActor(Generic[S]):
         publish: Callable[[CacheEvents], None] | None = None,
         observers: Iterable[Callable[[Scheduler, S], None]] = (),
     ) -> None:
-        """`signal` starts a round of the pipeline, as when `storage` has brought pages; `publish` takes what the
-        scheduler's journal has collected; `observers` are called with the scheduler and the ranks after each
-        round. None of them may wait or raise."""
+        """`signal` starts a round of the pipeline, as when `storage` has brought pages; `publish` takes what
+        the scheduler's journal has collected; `observers` are called with the scheduler and the ranks after
+        each round. None of them may wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
@@ -172,8 +173,8 @@ class SchedulerActor(Generic[S]):
                         freed = flush(self.scheduler)
                         answer(
                             Busy(
-                                "the cache is in use: sequences are running; try again when none is, or pause generation with mode "
-                                "retract or abort first"
+                                "the cache is in use: sequences are running; try again when none is, or "
+                                "pause generation with mode retract or abort first"
                             )
                             if freed is None
                             else freed
@@ -261,7 +262,8 @@ class SchedulerActor(Generic[S]):
                 )
 
     async def lose_ranks(self) -> Lost:
-        """The ranks are dead: all running requests wait. The request that killed them, where it is known, fails."""
+        """The ranks are dead: all running requests wait. The request that killed them, where it is known,
+        fails."""
         self._unsent = None
         lost = self.scheduler.lose_ranks()
         self._answer_pauses()

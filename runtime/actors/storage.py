@@ -1,18 +1,18 @@
-"""The storage actor: pages are written from host memory to storage once they are saved there, and fetched back
-before a request is admitted.
+"""The storage actor: pages are written from host memory to storage once they are saved there, and fetched
+back before a request is admitted.
 
-    scheduler actor ── saved() after each result ──► queue ──► writers (worker threads) ──► Store
-                    ── arrived(sequence) ──────────► fetch: look up ──► readers (worker threads) ──► prefix tree (host pages)
+    scheduler actor ── saved() after each result ──► queue ──► writers (threads) ──► Store
+                    ── arrived(sequence) ──────────► fetch: look up ──► readers (threads) ──► prefix tree (host pages)
                        ◄──────── wake() ──────────── the sequence may be admitted, and finds its pages there
 
 It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing
-of it: they share host memory with this process (devices/host_memory.py), and cache/host.py decides who may touch
-which page of it when. A page is pinned while it is written, and reserved while it is read, so neither the death
-of ranks nor eviction disturbs it.
+of it: they share host memory with this process (devices/host_memory.py), and cache/host.py decides who may
+touch which page of it when. A page is pinned while it is written, and reserved while it is read, so neither
+the death of ranks nor eviction disturbs it.
 
 A fetch ends when its last page has come, at the first page that storage does not have, when its request is
-admitted or ends, or when the time of its policy is up. The pages that have come by then, without a gap from the
-first one on, stay.
+admitted or ends, or when the time of its policy is up. The pages that have come by then, without a gap from
+the first one on, stay.
 """
 
 import math
@@ -275,8 +275,8 @@ class StorageActor:
             self._writing.put(pins, self._views)
 
     def arrived(self, sequence: Sequence) -> None:
-        """A sequence has joined the queue: fetches the pages of its prompt that no nearer tier has, if they are
-        enough to be worth it."""
+        """A sequence has joined the queue: fetches the pages of its prompt that no nearer tier has, if they
+        are enough to be worth it."""
         fetch = Fetch(sequence)
         if self._tasks is None or not self.fetching.plan(fetch):
             return

@@ -1,13 +1,13 @@
 """One generation of ranks after the other: when ranks die, new ones are started and the requests go on.
 
-    start ──► serve ──► a rank died ──► all requests wait ──► stop the other ranks ──► start the next generation ──► serve ...
-                ▲                    (Scheduler.lose_ranks)                             │ (Scheduler.resume)
-                └────────────────────────────────────────────────────────────────────────┘
+    start ──► serve ──► a rank died ──► all requests wait ──► stop other ranks ──► start next generation
+                ▲                     (Scheduler.lose_ranks)                          │ (Scheduler.resume)
+                └─────────────────────────────────────────────────────────────────────┘
 
 Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails.
-Ranks that die with no step in flight or while they start are started again until that has happened MAX_IN_VAIN
-times with no step done in between. A rank that hangs is found by the watchdog (actors/watchdog.py): it dumps
-its stack to the log, and counts as dead.
+Ranks that die with no step in flight or while they start are started again until that has happened
+MAX_IN_VAIN times with no step done in between. A rank that hangs is found by the watchdog
+(actors/watchdog.py): it dumps its stack to the log, and counts as dead.
 
 When ranks die while some of their memory is released, no request waits for them: the next generation starts
 when everything is to be resumed.
@@ -36,8 +36,8 @@ MAX_IN_VAIN = 3
 
 
 class SleepState:
-    """Which parts of the ranks' memory are released; and, when the ranks have died meanwhile, that new ones start
-    only when everything is resumed."""
+    """Which parts of the ranks' memory are released; and, when the ranks have died meanwhile, that new ones
+    start only when everything is resumed."""
 
     def __init__(self) -> None:
         self.released: tuple[Part, ...] = ()
@@ -63,7 +63,8 @@ class SleepState:
 
 
 class Supervisor:
-    """Owns the ranks of one replica. `ranks` is the current generation; while `is_recovering` it takes no steps."""
+    """Owns the ranks of one replica. `ranks` is the current generation; while `is_recovering` it takes no
+    steps."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class Supervisor:
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
     ) -> None:
-        """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `adapters` gives the adapters that new
-        ranks must load; `on_death` is called for each death, before the other ranks are stopped."""
+        """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `adapters` gives the adapters that
+        new ranks must load; `on_death` is called for each death, before the other ranks are stopped."""
         self.generation = 1
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
@@ -97,7 +98,8 @@ class Supervisor:
 
     @property
     def num_window_pages(self) -> int:
-        """Sliding-window pages of the smallest rank, padding page included; 0: all layers share the same pages."""
+        """Sliding-window pages of the smallest rank, padding page included; 0: all layers share the same
+        pages."""
         return min(ready.num_window_pages for ready in self.readies)
 
     @property
@@ -120,8 +122,8 @@ class Supervisor:
         self.readies = await self.ranks.start(_log_progress)
 
     async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
-        """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often, StartError
-        when ranks cannot start."""
+        """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
+        StartError when ranks cannot start."""
         in_vain = 0
         while True:
             last_step = actor.scheduler.last_step

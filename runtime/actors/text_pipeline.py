@@ -1,6 +1,8 @@
-"""The text actors, which exist once for all replicas: tokenizer, detokenizer and the grammars' compile process.
+"""The text actors, which exist once for all replicas: tokenizer, detokenizer and the grammars' compile
+process.
 
-router ──GenerateRequest──► tokenizer ──Arrive──► dispatcher            outbox of all schedulers ──StepTokens──► detokenizer
+    router ──GenerateRequest──► tokenizer ──Arrive──► dispatcher
+    all schedulers ──StepTokens──► detokenizer ──Delta──► sinks
 """
 
 import time
@@ -44,8 +46,9 @@ class TextPipeline:
         weight_version: Callable[[], str],
         prepare_grammar: Callable[[Grammar | None], None],
     ) -> None:
-        """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for the
-        scheduler that has the request; `prepare_grammar` announces a grammar to the ranks (None: any grammar)."""
+        """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
+        the scheduler that has the request; `prepare_grammar` announces a grammar to the ranks (None: any
+        grammar)."""
         self._plan = plan
         self._model = model
         self._open_requests = open_requests

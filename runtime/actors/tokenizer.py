@@ -1,7 +1,7 @@
 """The tokenizer actor: a prompt in any form becomes a checked Request with token ids and a seed.
 
-Short prompts are done in the event loop, in order; long ones in a worker thread, where they hold up neither
-the loop nor the short.
+Short prompts are tokenised on the event loop, in order; long ones in a worker thread, where they hold up
+neither the loop nor short prompts.
 """
 
 import asyncio
@@ -43,14 +43,15 @@ from runtime.text.input_embeds import check_embeds, digest, read_embeds
 from runtime.text.stop_regex import StopRegexes
 from runtime.text.vocabulary import Vocabulary
 
-INLINE_CHARS = 4096  # a millisecond of the event loop (bench/detokenize.py)
-HEAD_CHARS = 8  # for each token that a sequence may have: about twice what a text has
-SURE = 1.25  # a head may be cut within a word, which costs it some tokens more than the whole text has there
+INLINE_CHARS = 4096  # characters that take about a millisecond on the event loop (bench/detokenize.py)
+HEAD_CHARS = 8  # characters for each token that a sequence may have: about twice the average
+HEAD_MARGIN = 1.25  # a text that is cut within a word may have some tokens more than the whole text
 THREADS = 4
-TAIL_TOKENS = 32  # of a prompt, which tell whether its answer begins with thoughts
+TAIL_TOKENS = 32  # last tokens of a prompt, which show whether its answer begins with reasoning
 
 
-def draw_seed() -> int:
+def random_seed() -> int:
+    """A seed for a request without one."""
     return secrets.randbits(63)
 
 
@@ -58,8 +59,8 @@ CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
 
 
 class TokenizerActor:
-    """Messages in: GenerateRequest. Out: Arrive, or `OpenRequests.fail` once. Requests that were aborted meanwhile vanish
-    without a word.
+    """Messages in: GenerateRequest. Out: Arrive, or `OpenRequests.fail` once. Requests that were aborted
+    meanwhile vanish without a word.
 
     `to_scheduler` must take a message without waiting or raising.
     """
@@ -73,14 +74,14 @@ class TokenizerActor:
         to_scheduler: Callable[[Arrive], None],
         *,
         limits: Limits,
-        seed: Callable[[], int] = draw_seed,
+        seed: Callable[[], int] = random_seed,
         isolates_tenants: bool = False,
         weight_version: Callable[[], str] = lambda: "",
         infill_format: str | None = None,
         check_grammar: CheckGrammar | None = None,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
-        """`check_grammar` None: there are no structured open_requests here."""
+        """`check_grammar` None: there are no structured outputs here."""
         self._vocabulary = vocabulary
         self._templates = templates
         self._open_requests = open_requests
@@ -98,7 +99,7 @@ class TokenizerActor:
         self._log = log.get("tokenizer")
 
     async def run(self) -> None:
-        """Until the inbox is closed or the task is cancelled."""
+        """Serves until the inbox is closed or the task is cancelled."""
         async with anyio.create_task_group() as self._tasks:
             async for requests in self._inbox:
                 for request in requests:
@@ -106,7 +107,7 @@ class TokenizerActor:
                     seed = self._seed() if request.params.seed is None else request.params.seed
                     if num_chars(request.prompt, INLINE_CHARS) <= INLINE_CHARS:
                         self._settle(request, self._try(request, seed))
-                        await asyncio.sleep(0)  # a crowd of prompts must not hold up the steps
+                        await asyncio.sleep(0)  # many prompts must not hold up the steps
                     else:
                         self._tasks.start_soon(self._tokenize_aside, request, seed)
 
@@ -131,7 +132,7 @@ class TokenizerActor:
             self._to_scheduler(Arrive(outcome))
 
     async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, rule: Rule) -> None:
-        """The request goes on when its grammar is known to be good."""
+        """Sends the request on when its grammar has been checked."""
         params = tokenized.params
         patience_s = min(math.inf if s is None else s for s in (request.queue_timeout_s, request.timeout_s))
         outcome: Request | RequestError = Unavailable(
@@ -141,7 +142,8 @@ class TokenizerActor:
         try:
             if self._check_grammar is None:
                 raise InvalidRequest(
-                    "constraint is not possible: this server has no structured open_requests (--grammar-backend none)",
+                    "constraint is not possible: this server has no structured outputs "
+                    "(--grammar-backend none)",
                     param="constraint",
                 )
             with anyio.move_on_after(max(patience_s - (monotonic() - request.arrival_s), 0)):
@@ -155,8 +157,8 @@ class TokenizerActor:
         self._settle(request, outcome)
 
     def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Of the texts from which on the constraint holds; () where the prompt shows that it holds from the
-        first token on."""
+        """Token ids of the texts after which the constraint holds; () where the prompt shows that it holds
+        from the first token on."""
         if not (free := request.params.free):
             return ()
         tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip()
@@ -167,7 +169,7 @@ class TokenizerActor:
         return tuple([tuple(self._vocabulary.encode(end, add_special=False)) for end in ends])
 
     def _try(self, request: GenerateRequest, seed: int) -> Request | RequestError:
-        """An unexpected error is pinned on its request, and the actor goes on."""
+        """Prepares a request. An unexpected error fails this request alone."""
         try:
             return self.prepare(request, seed)
         except RequestError as error:
@@ -179,7 +181,8 @@ class TokenizerActor:
             )
 
     def prepare(self, request: GenerateRequest, seed: int) -> Request:
-        """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
+        """Tokenises and checks a request. Raises InvalidRequest for a prompt or parameters that cannot be
+        served. Thread-safe."""
         second_at, embeds = 0, None
         if isinstance(request.prompt, Embeds):
             embeds = read_embeds(request.prompt, self._limits)
@@ -222,7 +225,7 @@ class TokenizerActor:
         )
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
-        """-> ids, and where a second text begins"""
+        """-> token ids, and the position where a second text begins"""
         longest = self._limits.longest_prompt
         if truncate is not None and truncate > longest:
             raise InvalidRequest(
@@ -240,22 +243,23 @@ class TokenizerActor:
         return self._encode(prompt)[:most], 0
 
     def _head(self, text: str) -> str:
-        """As much of a text as may matter: of one that is far too long, its beginning is so too."""
+        """The text, or its beginning where that alone is too long already."""
         head = text[: HEAD_CHARS * self._limits.longest]
         is_enough = (
-            len(head) < len(text) and len(self._vocabulary.encode(head, False)) > SURE * self._limits.longest
+            len(head) < len(text)
+            and len(self._vocabulary.encode(head, False)) > HEAD_MARGIN * self._limits.longest
         )
         return head if is_enough else text
 
     def _continue(self, prompt: Prompt, before: Before) -> list[int]:
-        """A prompt that goes on from others does not begin a text."""
+        """Token ids of a prompt that continues others: without the tokens that begin a text."""
         if not before.token_ids:
             return self._encode(prompt)
         ids = self._encode(Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt)
         return before.token_ids + (ids[1:] if ids[:1] == [self._vocabulary.bos_id] else ids)
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt that nobody wants an answer to. Raises InvalidRequest."""
+        """The token ids of a prompt, without a request. Raises InvalidRequest."""
         if num_chars(prompt, INLINE_CHARS) <= INLINE_CHARS:
             return self._encode(prompt)
         return await run_sync(self._encode, prompt, limiter=self._threads, abandon_on_cancel=True)
@@ -277,18 +281,21 @@ class TokenizerActor:
             case Infill(prefix=prefix, suffix=suffix):
                 if self._infill_format is None:
                     raise InvalidRequest(
-                        "the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "
-                        "server with --completion-template",
+                        "the model has no fill-in-the-middle tokens that are known here; leave suffix out, or "
+                        "start the server with --completion-template",
                         param="suffix",
                     )
                 return self._encode_text(infill(self._infill_format, prefix, suffix), add_special=True)
 
     def _encode_text(self, text: str, add_special: bool) -> list[int]:
-        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be
-        the same. So would what is kept of it, where it is cut."""
+        """Token ids of a text. Of a text that is far too long, only the head is tokenised (megabytes would
+        take seconds): it is refused, or cut to tokens that the head has already."""
         longest = self._limits.longest
         head = text[: HEAD_CHARS * longest]
-        if len(head) < len(text) and len(ids := self._vocabulary.encode(head, add_special)) > SURE * longest:
+        if (
+            len(head) < len(text)
+            and len(ids := self._vocabulary.encode(head, add_special)) > HEAD_MARGIN * longest
+        ):
             if self._limits.cuts:
                 return ids
             raise too_long(f"over {len(ids)} tokens", self._limits)
@@ -296,7 +303,8 @@ class TokenizerActor:
 
 
 def num_chars(prompt: Prompt, enough: int) -> int:
-    """Characters of a prompt (ids count as one), or some number above `enough` when there are more."""
+    """Characters of a prompt (each token id counts as one), or some number above `enough` when there are
+    more."""
     match prompt:
         case Tokens(ids=ids):
             return len(ids)
@@ -313,8 +321,8 @@ def num_chars(prompt: Prompt, enough: int) -> int:
 
 
 def _chars_within(value: Any, enough: int) -> int:
-    """Characters of all strings inside; each container and number counts as one, so that many small things
-    are not small."""
+    """Characters of all strings inside; each container and number counts as one character, so that many small
+    values count as much."""
     count = 0
     open_values = [value]
     while open_values and count <= enough:

@@ -35,8 +35,8 @@ async def watch(scheduler: Scheduler, limit_s: float, abandon: Callable[[str], A
 
 
 async def watch_softly(scheduler: Scheduler, limit_s: float, dump_stacks: Callable[[], None]) -> None:
-    """--soft-watchdog-timeout: has stacks written to the log, once for each step that takes so long. Runs until
-    cancelled."""
+    """--soft-watchdog-timeout: has stacks written to the log, once for each step that takes so long. Runs
+    until cancelled."""
     watchdog, reported = Watchdog(limit_s), -1
     while True:
         await anyio.sleep(limit_s / CHECKS)

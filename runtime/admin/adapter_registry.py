@@ -1,10 +1,11 @@
-"""The LoRA adapters of one runtime: their names, the requests that use them, loading and unloading while it runs.
+"""The LoRA adapters of one runtime: their names, the requests that use them, loading and unloading while it
+runs.
 
-    load     the folder is read and checked here, then by every rank, between steps; after that requests may name it
-    unload   the name is gone at once; when the last request that has it has ended, the schedulers tell the ranks to forget it
+    load     the folder is read and checked here, then by every rank, between steps; then requests may name it
+    unload   the name is gone at once; the ranks drop it when the last request that has it has ended
 
-A request keeps the adapter that had the name when it came; a later adapter of that name has an id and a digest
-of its own.
+A request keeps the adapter that had the name when it came; a later adapter of that name has an id and a
+digest of its own.
 """
 
 from collections.abc import Awaitable, Callable
@@ -45,7 +46,8 @@ class JsonAdapterSpec(Struct, frozen=True):
 
 
 class LoraLimits(Struct, frozen=True, kw_only=True):
-    """Limits from the options. `targets` and `max_rank` are taken from the adapters where they are not given."""
+    """Limits from the options. `targets` and `max_rank` are taken from the adapters where they are not
+    given."""
 
     num_lora_slots: int
     max_rank: int | None = None
@@ -76,9 +78,9 @@ class AdapterRegistry:
         load_on_ranks: Callable[[LoadAdapter], Awaitable[None]],
         forget: Callable[[int], None],
     ) -> None:
-        """Reads the folders of `specs`. `load_on_ranks` loads an adapter on all ranks, and raises InvalidRequest or
-        Unavailable; `forget` is called with the id of an adapter that no request has any more. Raises ModelError,
-        OptionsError."""
+        """Reads the folders of `specs`. `load_on_ranks` loads an adapter on all ranks, and raises
+        InvalidRequest or Unavailable; `forget` is called with the id of an adapter that no request has any
+        more. Raises ModelError, OptionsError."""
         self.cards: dict[str, AdapterCard] = {}
         self.limits = limits
         self._served_name = served_name
@@ -116,7 +118,8 @@ class AdapterRegistry:
         if sum(spec.pinned for spec in specs) >= limits.num_lora_slots:
             raise OptionsError(
                 [
-                    "--lora-paths pins so many adapters that no slot is left for others; raise --max-loras-per-batch"
+                    "--lora-paths pins so many adapters that no slot is left for others; raise "
+                    "--max-loras-per-batch"
                 ]
             )
 
@@ -135,7 +138,7 @@ class AdapterRegistry:
             loaded=[LoadAdapter(id, folder) for id, folder in self._folders.items()],
         )
 
-    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ────────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, name: str) -> AdapterRef:
         """The adapter that has this name now. Raises InvalidRequest for an unknown name."""
@@ -160,11 +163,11 @@ class AdapterRegistry:
             self._forget(entry.ref.id)
             entry.is_unused.set()
 
-    # ── operators ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Loads the adapter in `folder`; returns when requests may name it. Raises InvalidRequest for one that
-        cannot be used, Unavailable."""
+        """Loads the adapter in `folder`; returns when requests may name it. Raises InvalidRequest for one
+        that cannot be used, Unavailable."""
         if not name or ":" in name or name in (self._served_name, "default"):
             raise InvalidRequest(
                 "an adapter's name is not empty, not the model's, and has no colon", param="lora_name"
@@ -201,8 +204,8 @@ class AdapterRegistry:
             self._busy.discard(name)
 
     async def unload(self, name: str) -> None:
-        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest for an
-        unknown name."""
+        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
+        for an unknown name."""
         if (entry := self._entries.pop(name, None)) is None:
             raise InvalidRequest(f"no adapter {name} is loaded; {listed(self.cards)}", param="lora_name")
         del self.cards[name]
@@ -239,7 +242,8 @@ class AdapterRegistry:
     def _check(self, adapter: Adapter) -> None:
         if adapter.rank > self._max_rank:
             raise ModelError(
-                f"the adapter has rank {adapter.rank}, and the ranks have room for {self._max_rank}; raise --max-lora-rank"
+                f"the adapter has rank {adapter.rank}, and the ranks have room for {self._max_rank}; raise "
+                "--max-lora-rank"
             )
         if others := adapter.targets - self._targets:
             raise ModelError(

@@ -1,13 +1,13 @@
-"""What operators do to a running runtime: pause and continue generation, flush the cache, abort requests, record
-profiles, open sessions. Service.control gives access to it.
+"""What operators do to a running runtime: pause and continue generation, flush the cache, abort requests,
+record profiles, open sessions. Service.control gives access to it.
 
     Control ── Pause, Continue, Flush ──► the scheduler of each replica      (admin/scheduler_commands.py)
             ── cancel ──► router ── Abort ──► the scheduler that has the request
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-from runtime.actors.replica import Replica
+from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.admin.expert_load import ExpertLoad
 from runtime.admin.profiling import Profiling
@@ -17,23 +17,29 @@ from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
 from runtime.metrics import Metrics
+from runtime.options.plan import Plan
 
 
 class Control:
-    """The Controls protocol (service.py). Where there are several replicas, each command reaches all of them."""
+    """The Controls protocol (service.py). Where there are several replicas, each command reaches all of
+    them."""
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        plan: Plan,
+        replicas: Replicas,
         commands: SchedulerCommands,
-        *,
         router: Router,
         encode: Callable[[Prompt], Awaitable[list[int]]],
-        experts: ExpertLoad,
         metrics: Metrics,
     ) -> None:
         """`encode` gives the token ids of a prompt."""
-        self.experts = experts
+        self.experts = ExpertLoad(
+            [replica.commands.count_experts for replica in replicas],
+            metrics,
+            num_groups=plan.experts.expert_parallel_size,
+            is_recorded=plan.experts.expert_distribution_recorder_mode is not None,
+        )
         self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
         self._replicas = replicas
         self._commands = commands
@@ -100,8 +106,6 @@ class Control:
         self.sessions.close(session_id)
 
     def _cancel(self, matches: Callable[[str], bool]) -> int:
-        count = self._router.cancel(
-            matches, lambda i: any(replica.has_request(i) for replica in self._replicas)
-        )
+        count = self._router.cancel(matches, self._replicas.has_request)
         self._metrics.aborted.add(count)
         return count

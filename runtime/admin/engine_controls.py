@@ -1,4 +1,5 @@
-"""Methods of the library's engines that operators use, with SGLang's names. HTTP has routes of the same names."""
+"""Methods of the library's engines that operators use, with SGLang's names. HTTP has routes of the same
+names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,8 @@ class EngineControls(Vectors):
         return await self._service.control.flush()
 
     async def pause_generation(self, mode: PauseMode = "abort") -> None:
-        """Plans no more steps. Running sequences end (abort), wait again (retract) or keep their pages (in_place)."""
+        """Plans no more steps. Running sequences end (abort), wait again (retract) or keep their pages
+        (in_place)."""
         await self._service.control.pause(mode)
 
     async def continue_generation(self) -> None:
@@ -31,14 +33,14 @@ class EngineControls(Vectors):
         return self._service.control.abort("" if abort_all else rid) if rid or abort_all else 0
 
     async def release_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """The ranks release these parts of their memory, or all, until they are resumed; requests wait. -> the parts
-        that are released now. Raises InvalidRequest without enable_memory_saver, Busy while requests run,
-        Unavailable."""
+        """The ranks release these parts of their memory, or all, until they are resumed; requests wait. ->
+        the parts that are released now. Raises InvalidRequest without enable_memory_saver, Busy while
+        requests run, Unavailable."""
         return await self._service.memory_saver.release(tags)
 
     async def resume_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """The ranks resume these parts, or all. -> the parts that are still released. Raises Unavailable, as when the
-        device lacks memory for them."""
+        """The ranks resume these parts, or all. -> the parts that are still released. Raises Unavailable, as
+        when the device lacks memory for them."""
         return await self._service.memory_saver.resume(tags)
 
     async def update_weights_from_disk(
@@ -49,22 +51,23 @@ class EngineControls(Vectors):
         weight_version: str | None = None,
         flush_cache: bool = True,
     ) -> None:
-        """Replaces the weights by those of another checkpoint of the same model. Raises InvalidRequest for one that
-        cannot be loaded, Busy, Unavailable."""
+        """Replaces the weights by those of another checkpoint of the same model. Raises InvalidRequest for
+        one that cannot be loaded, Busy, Unavailable."""
         await self._service.memory_saver.update_weights(
             model_path, load_format, weight_version, flushes=flush_cache
         )
 
     @property
     def adapters(self) -> AdapterControls:
-        """Has `load(name, folder)` and `unload(name)` for LoRA adapters. Raises InvalidRequest without enable_lora."""
+        """Has `load(name, folder)` and `unload(name)` for LoRA adapters. Raises InvalidRequest without
+        enable_lora."""
         if self._service.adapters is None:
             raise InvalidRequest("this engine has no adapters (enable_lora, lora_paths)")
         return self._service.adapters
 
     def open_session(self, capacity: int, session_id: str | None = None) -> str:
-        """Opens a session, which keeps the tokens of its requests: one with `session=SessionParams(id=..., rid=...)`
-        continues an earlier one. -> the session's id"""
+        """Opens a session, which keeps the tokens of its requests: one with `session=SessionParams(id=...,
+        rid=...)` continues an earlier one. -> the session's id"""
         return self._service.control.open_session(capacity, session_id)
 
     def close_session(self, session_id: str) -> None:

@@ -1,10 +1,10 @@
-"""How evenly tokens spread over experts: counts of the ranks, read from time to time for the metrics, and when an
-operator asks for them.
+"""How evenly tokens spread over experts: counts of the ranks, read from time to time for the metrics, and
+when an operator asks for them.
 
     imbalance of a layer = tokens of the busiest expert / tokens of an expert on average; 1: all have the same
 
-Where experts lie on several groups of ranks, the imbalance of the groups is computed in the same way. Both are
-for the steps between one reading and the next.
+Where experts lie on several groups of ranks, the imbalance of the groups is computed in the same way. Both
+are for the steps between one reading and the next.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,8 +32,8 @@ class ExpertLoad:
     def __init__(
         self, counts: Sequence[CountExperts], metrics: Metrics, *, num_groups: int, is_recorded: bool
     ) -> None:
-        """`counts`: one function for each replica, which raises Unavailable; `num_groups`: groups of ranks that
-        experts lie on; `is_recorded`: with --expert-distribution-recorder-mode."""
+        """`counts`: one function for each replica, which raises Unavailable; `num_groups`: groups of ranks
+        that experts lie on; `is_recorded`: with --expert-distribution-recorder-mode."""
         self._counts = counts
         self._metrics = metrics
         self._num_groups = num_groups

@@ -1,6 +1,7 @@
-"""The ranks' memory while the runtime lives: parts that are released and resumed, and weights that are replaced.
+"""The ranks' memory while the runtime lives: parts that are released and resumed, and weights that are
+replaced.
 
-    MemorySaver ── SuspendPlanning ──► schedulers             no steps from here on; refused while requests run
+    MemorySaver ── SuspendPlanning ──► schedulers             no steps from here on, or Busy
                 ── ChangeMemory, UpdateWeights ──► ranks      the supervisors remember them for ranks to come
                 ── ResumePlanning ──► schedulers              when no part is released any more
 
@@ -14,11 +15,12 @@ from functools import partial
 import anyio
 
 from runtime.actors.fan_out import call_all
-from runtime.actors.replica import Replica
+from runtime.actors.replicas import Replicas
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.errors import Busy, InvalidRequest
 from runtime.messages.memory import PARTS, Part, in_order
 from runtime.messages.scheduler import Flush, ResumePlanning, SuspendPlanning
+from runtime.options.plan import Plan
 
 
 class MemorySaver:
@@ -27,20 +29,17 @@ class MemorySaver:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        plan: Plan,
+        replicas: Replicas,
         commands: SchedulerCommands,
         set_weight_version: Callable[[str], None],
-        *,
-        can_release: bool,
-        has_storage: bool,
     ) -> None:
-        """`set_weight_version` sets what the API calls the weights; `can_release`: --enable-memory-saver;
-        `has_storage`: --hicache-storage-backend."""
+        """`set_weight_version` sets what the API calls the weights."""
         self._replicas = replicas
         self._commands = commands
         self._set_weight_version = set_weight_version
-        self._can_release = can_release
-        self._has_storage = has_storage
+        self._can_release = plan.weights.enable_memory_saver
+        self._has_storage = plan.tiers.hicache_storage_backend is not None
         self._lock = anyio.Lock()
 
     @property
@@ -104,13 +103,13 @@ class MemorySaver:
         rosters = [replica.scheduler.roster for replica in self._replicas if replica.scheduler is not None]
         if self._has_storage and any(roster.live for roster in rosters):
             raise Busy(
-                "requests wait whose pages the storage tier may know by the present weights; try again when none does, "
-                "or set abort_all_requests"
+                "requests wait whose pages the storage tier may know by the present weights; try again when "
+                "none does, or set abort_all_requests"
             )
         if flushes and any(roster.num_running for roster in rosters):
             raise Busy(
-                "sequences are paused in place, with pages that the present weights have computed; pause with mode "
-                "retract or abort, or set flush_cache to false to go on with those pages"
+                "sequences are paused in place, with pages that the present weights have computed; pause with "
+                "mode retract or abort, or set flush_cache to false to go on with those pages"
             )
 
     async def _change(self, released: list[tuple[Part, ...]]) -> tuple[Part, ...]:

@@ -1,28 +1,28 @@
 """Profiles of the ranks: /start_profile and /stop_profile."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
 from msgspec import structs
 
 from runtime.actors.replica import Replica
+from runtime.actors.replicas import Replicas
 from runtime.errors import InvalidRequest
 from runtime.messages.ranks import Profile
 
 
 class Profiling:
-    """One recording at a time, on the ranks of all replicas. Both methods raise Unavailable when ranks take no
-    commands now."""
+    """One recording at a time, on the ranks of all replicas. Both methods raise Unavailable when ranks take
+    no commands now."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._folder = ""
         self._generations: dict[int, int] = {}  # of recording ranks, by replica index
 
     def start(self, params: Profile) -> str:
-        """All ranks begin to record. -> the folder of their files: one for each replica where there are several.
-        Raises InvalidRequest while a profile is being recorded."""
+        """All ranks begin to record. -> the folder of their files: one for each replica where there are
+        several. Raises InvalidRequest while a profile is being recorded."""
         if self._recording():
             raise InvalidRequest("a profile is being recorded already; /stop_profile ends it")
         folder = params.folder or mkdtemp(prefix="runtime-profile-")
@@ -36,7 +36,8 @@ class Profiling:
         return folder
 
     def stop(self) -> str:
-        """The ranks write what they have recorded. -> the folder. Raises InvalidRequest when none is recording."""
+        """The ranks write what they have recorded. -> the folder. Raises InvalidRequest when none is
+        recording."""
         recording = self._recording()
         if not recording:
             raise InvalidRequest(

@@ -1,6 +1,6 @@
 """Commands to the schedulers of all replicas, and their answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -34,8 +34,8 @@ class SchedulerCommands:
     """Sends commands to the scheduler of each replica. Raises Unavailable while a replica loads, and after
     `close`."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Iterable[Replica]) -> None:
+        self._replicas = tuple(replicas)
         self._answers: set[Answer[Any]] = set()
         self._end: RequestError | None = None
 

@@ -1,12 +1,12 @@
-"""Sessions: the token ids of a conversation stay here, so that a client sends only what is new.
+"""Sessions: the token ids of a conversation stay here, so that a client sends only new text.
 
-    open ──► session ── turn ── turn ── turn          a turn is a request: the prompt as it was in the end, and what was generated
+    open ──► session ── turn ── turn ── turn          a turn is a request: its whole prompt, and its output
                           └──── turn (another branch)
 
-A request names the turn that it goes on from. What it computes anew is what the prefix cache has not: nearly
-nothing but its own words, because sequences publish what they generated when they end. Semantics are those of
-SGLang's session_params; a *streaming* session is a single line, whose requests go on from the last one
-without naming it. Everything happens on the event loop.
+A request names the turn that it continues. It computes only tokens that the prefix cache does not have:
+little more than its own text, because sequences publish generated tokens when they end. The semantics are
+those of SGLang's session_params; in a *streaming* session each request continues the last one without naming
+it. Everything happens on the event loop.
 """
 
 from array import array
@@ -20,9 +20,10 @@ from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError
 from runtime.messages.requests import Before, Delta, GenerateRequest, SessionParams, Sink
 
 MAX_SESSIONS = 4096
-MAX_TURNS = 512  # of a session; the oldest are forgotten
-MAX_TOKENS = 1 << 26  # kept by all sessions together, 4 bytes each
-IDLE_S = 3600.0  # after which a session is closed, unless it was opened with another time
+MAX_TURNS = 512  # turns of a session; the oldest are forgotten
+MAX_TOKENS = 1 << 26  # tokens of all sessions together, 4 bytes each
+# time without a request after which a session is closed, unless it was opened with another one
+IDLE_S = 3600.0
 
 
 class Turn:
@@ -32,23 +33,25 @@ class Turn:
         self.request_id = request_id
         self.parent = parent
         self.before = before
-        self.prompt = array("i")  # from the end of the request on
+        self.prompt = array("i")  # the whole prompt, once the request has ended
         self.output = array("i")
         self.is_over = False
-        self.num_kept = 0  # tokens that count as kept
+        self.num_kept = 0  # tokens that count in Sessions.num_tokens
 
     @property
     def has_begun(self) -> bool:
+        """Whether the prompt is tokenised."""
         return bool(self.prompt or self.before.prompt_ids)
 
     def tokens(self, params: SessionParams) -> list[int]:
-        """What a request that goes on from here begins with."""
+        """The first tokens of a request that continues this turn."""
         tokens = self.prompt.tolist() if self.is_over else list(self.before.prompt_ids)
         if not params.drop_previous_output:
             tokens += self.output.tolist()
         return tokens[: params.offset] if params.offset else tokens
 
     def descends_from(self, other: "Turn") -> bool:
+        """Whether `other` comes before this turn on its branch."""
         turn = self.parent
         while turn is not None and turn is not other:
             turn = turn.parent
@@ -56,7 +59,7 @@ class Turn:
 
 
 class Session:
-    """Turns by the ids of their requests, oldest first."""
+    """A conversation: turns by the ids of their requests, oldest first."""
 
     def __init__(self, id: str, capacity: int, idle_s: float, is_line: bool, now_s: float) -> None:
         self.id = id
@@ -65,12 +68,12 @@ class Session:
         self.idle_s = idle_s
         self.is_line = is_line
         self.used_s = now_s
-        self.tenant: str | None = None  # whose it is, from the first request on
+        self.tenant: str | None = None  # tenant of the first request; others may not use the session
         self.turns: dict[str, Turn] = {}
 
 
 class Recorder:
-    """A sink that notes the tokens of a turn on their way."""
+    """A sink that keeps the tokens of a turn, and passes all deltas on."""
 
     def __init__(self, turn: Turn, sink: Sink, forget: Callable[[Turn], None]) -> None:
         self._turn = turn
@@ -78,10 +81,12 @@ class Recorder:
         self._forget = forget
 
     def push(self, delta: Delta) -> None:
+        """Keeps the tokens."""
         self._turn.output.extend(delta.token_ids)
         self._sink.push(delta)
 
     def fail(self, error: RequestError) -> None:
+        """Forgets the turn."""
         self._forget(self._turn)
         self._sink.fail(error)
 
@@ -90,10 +95,10 @@ class Sessions:
     """All sessions of a runtime: bounded in number, closed when idle for too long."""
 
     def __init__(self, abort: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
-        """`abort` ends a request, telling its client."""
+        """`abort` ends a request, and informs its client."""
         self._abort = abort
         self._clock = clock
-        self.num_tokens = 0  # kept by all of them
+        self.num_tokens = 0  # tokens of all sessions
         self._sessions: dict[str, Session] = {}
         self._running: dict[str, tuple[Session, Turn]] = {}  # by request id
 
@@ -127,7 +132,7 @@ class Sessions:
         return name
 
     def close(self, session_id: str) -> None:
-        """Its running requests go on, without it. Raises NotFound."""
+        """Closes a session; its running requests go on without it. Raises NotFound."""
         if (session := self._sessions.get(session_id)) is None:
             raise _unknown(session_id)
         self._drop(session)
@@ -135,7 +140,8 @@ class Sessions:
     def begin(
         self, request: GenerateRequest, params: SessionParams, sink: Sink
     ) -> tuple[GenerateRequest, Sink]:
-        """A request joins its session. -> the request with the tokens before it, and the sink to submit it with.
+        """A request joins its session. -> the request with the tokens before it, and the sink to submit it
+        with.
 
         Raises InvalidRequest, NotFound.
         """
@@ -153,8 +159,8 @@ class Sessions:
         before = Before([] if parent is None else parent.tokens(params))
         if len(before.token_ids) >= session.capacity:
             raise InvalidRequest(
-                f"the session is full: {len(before.token_ids)} tokens come before this request, and it was opened for "
-                f"{session.capacity}",
+                f"the session is full: {len(before.token_ids)} tokens come before this request, and it was "
+                f"opened for {session.capacity}",
                 param="session_params",
             )
         if self.num_tokens > MAX_TOKENS:
@@ -171,10 +177,10 @@ class Sessions:
         )
 
     def ended(self, request_id: str) -> None:
-        """A request is over, or was never taken in; its last tokens may still come."""
-        if (found := self._running.pop(request_id, None)) is None:
+        """A request has ended, or was never taken in; its last tokens may still come."""
+        if (entry := self._running.pop(request_id, None)) is None:
             return
-        session, turn = found
+        session, turn = entry
         turn.prompt.extend(turn.before.prompt_ids)
         turn.before = Before([])
         turn.is_over = True
@@ -186,7 +192,8 @@ class Sessions:
             self.num_tokens += turn.num_kept
 
     def _parent(self, session: Session, params: SessionParams) -> Turn | None:
-        """The turn that a request goes on from, and what `replace` replaces is gone."""
+        """The turn that a request continues; None: it begins anew. With `replace`, forgets the turns that it
+        replaces."""
         if session.is_line:
             if params.replace or params.offset or params.drop_previous_output:
                 raise InvalidRequest(
@@ -229,8 +236,7 @@ class Sessions:
         self.num_tokens -= sum(turn.num_kept for turn in session.turns.values())
 
     def _drop_idle(self) -> None:
-        """Sessions that nobody has used for their time; called when somebody uses one, as nothing happens
-        otherwise."""
+        """Closes idle sessions. Called whenever a session is used: there is no timer."""
         now_s, busy = self._clock(), {session.id for session, _ in self._running.values()}
         for session in [
             s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy

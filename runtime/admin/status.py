@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from runtime.actors.replica import Replica
+from runtime.actors.replicas import Replicas
 from runtime.admin.adapter_registry import AdapterRegistry
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
@@ -20,7 +20,7 @@ class Status:
     def __init__(
         self,
         plan: Plan,
-        replicas: Sequence[Replica],
+        replicas: Replicas,
         metrics: Metrics,
         adapters: AdapterRegistry | None,
         num_open: Callable[[], int],

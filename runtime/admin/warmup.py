@@ -1,5 +1,6 @@
-"""Warm-ups: requests of the server itself before it is ready (--warmups), so that the first client does not wait
-for work that is done once: memory touched for the first time, kernels selected, a grammar backend loaded."""
+"""Warm-ups: requests of the server itself before it is ready (--warmups), so that the first client does not
+wait for work that is done once: memory touched for the first time, kernels selected, a grammar backend
+loaded."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""What a client may demand of the form of an answer: one rule, in one of six kinds.
+"""Constraints on the form of an answer: one rule, of one of six kinds.
 
-A rule becomes a `Grammar`, two strings that travel to whoever compiles it (runtime/grammar). Nothing here
-knows a backend.
+A rule becomes a `Grammar`, two strings that are sent to the processes that compile it (runtime/grammar).
+Nothing here depends on a backend.
 """
 
 from typing import Annotated as A
@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Meta, Struct
 
-MAX_CHARS = 1 << 18  # of a rule
+MAX_CHARS = 1 << 18  # characters of a rule
 MAX_CHOICES = 1_024
 
 Source = A[str, Meta(min_length=1, max_length=MAX_CHARS)]
@@ -62,18 +62,19 @@ class Grammar(Struct, frozen=True, array_like=True):
 
 
 class GrammarSetup(Struct, frozen=True, kw_only=True):
-    """What whoever compiles grammars must know."""
+    """What processes that compile grammars must know."""
 
     backend: str  # a row of runtime/grammar/backend.py
     tokenizer_path: str
     vocab_size: int  # of the model: the bits of a mask
-    eos_ids: tuple[int, ...]  # allowed where a text may end
-    whitespace_pattern: str | None = None  # of JSON, between its tokens
+    eos_ids: tuple[int, ...]  # tokens that are allowed where a text may end
+    whitespace_pattern: str | None = None  # of whitespace between the tokens of JSON
     is_compact: bool = False  # JSON without any whitespace between its tokens
-    jumps: bool = True  # forced tokens come together, without a step for each of them
+    jumps: bool = True  # jump-forward: forced tokens come together, without a step for each
 
 
 def grammar_of(rule: Rule) -> Grammar:
+    """The grammar of a rule."""
     match rule:
         case JsonSchema(schema=text):
             return Grammar("json_schema", text)

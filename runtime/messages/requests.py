@@ -1,4 +1,4 @@
-"""Requests and what becomes of them: from a client's prompt to the deltas of its answer.
+"""Requests and their output: from a client's prompt to the deltas of its answer.
 
 client ─ GenerateRequest ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
 """
@@ -12,6 +12,7 @@ from msgspec import Struct
 from runtime.errors import RequestError
 from runtime.messages.constraint import Grammar
 from runtime.messages.sampling import SamplingParams
+from runtime.parsing.events import Event
 
 
 class Text(Struct, frozen=True, tag=True):
@@ -37,52 +38,51 @@ class Chat(Struct, frozen=True, tag=True):
 
 
 class Infill(Struct, frozen=True, tag=True):
-    """What stands before and after the text that is wanted, for the model's fill-in-the-middle format."""
+    """Text before and after a gap that the model fills, in its fill-in-the-middle format."""
 
     prefix: str
     suffix: str
 
 
 class Pair(Struct, frozen=True, tag=True):
-    """Two texts that are read apart: a model judges how they go together, or goes on from both."""
+    """Two texts that are tokenised one by one: a model scores how they go together, or continues both."""
 
     text: str
     second: str
 
 
 class Embeds(Struct, tag=True):
-    """A prompt as embeddings, one row of numbers for each token. As JSON they are many times their size, so
-    the tokenizer puts what it made of them in their place."""
+    """A prompt as embeddings, one row of numbers for each token. The tokenizer replaces JSON rows, which are
+    many times as large, by an array."""
 
     rows: Any  # a float32 array [tokens, hidden], anything that makes one, or each row as JSON (msgspec.Raw)
-    ids: list[int] | None = None  # the tokens that they stand for, where there are any
+    ids: list[int] | None = None  # token ids of the rows; None: they stand for no tokens
 
 
 Prompt = Text | Tokens | Chat | Infill | Pair | Embeds
 
 
 class AdapterRef(Struct, frozen=True):
-    """A loaded adapter, as a request has it."""
+    """The adapter that a request uses."""
 
     id: int
-    digest: str  # of what it holds
+    digest: str  # of the adapter's files
     is_pinned: bool = False  # never leaves the device
 
 
 class SessionParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where in a session a request belongs (admin/sessions.py), in SGLang's words."""
+    """The place of a request in a session (admin/sessions.py), with SGLang's field names."""
 
-    id: str
-    rid: str | None = None  # the request that it goes on from; None: a new beginning
-    # tokens of that one's text to keep; negative: to leave off at its end; None, 0: all
+    id: str  # of the session
+    rid: str | None = None  # id of the request to continue; None: begin anew
+    # tokens to keep of the continued request; negative: to drop at its end; None, 0: keep all
     offset: int | None = None
-    replace: bool | None = None  # what went on from there before ends and is forgotten
-    drop_previous_output: bool | None = None  # go on from the prompt alone
+    replace: bool | None = None  # end and forget requests that continued the same one before
+    drop_previous_output: bool | None = None  # continue the prompt alone, without the output
 
 
 class Before(Struct):
-    """The tokens before a session's request; `prompt_ids` is set by the tokenizer, to all that the request
-    begins with."""
+    """Tokens that a session puts before a request. The tokenizer sets `prompt_ids` to the whole prompt."""
 
     token_ids: list[int]
     prompt_ids: list[int] = []
@@ -95,55 +95,56 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     prompt: Prompt
     params: SamplingParams
     arrival_s: float
-    priority: int | None = None  # this and the next: see Request
-    is_idle: bool = False
-    tenant: str = ""
-    routing_key: str = ""
+    priority: int | None = None  # scheduling priority, as in Request.priority
+    is_idle: bool = False  # as in Request.is_idle
+    tenant: str = ""  # as in Request.tenant
+    routing_key: str = ""  # as in Request.routing_key
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
-    adapter: str = ""  # by name; "": the plain model
-    adapter_ref: AdapterRef | None = None  # the same, as it is now: set at the door
-    queue_timeout_s: float | None = None
-    timeout_s: float | None = None
+    adapter: str = ""  # name of a LoRA adapter; "": none
+    adapter_ref: AdapterRef | None = None  # the adapter that has this name, set when the request is taken in
+    queue_timeout_s: float | None = None  # longest wait for the first step
+    timeout_s: float | None = None  # longest time from arrival to end
     session: SessionParams | None = None
-    before: Before | None = None  # of its session: set at the door
-    marks: tuple[str, ...] = ()  # see Request
-    pools: bool = False  # it wants a vector, not text
-    # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
+    before: Before | None = None  # tokens of the session, set when the request is taken in
+    marks: tuple[str, ...] = ()  # as in Request.marks
+    pools: bool = False  # the answer is a vector, not text
+    # tokens of the prompt to keep; -1: as many as fit; None: all, or refuse. Only with `pools`
     truncate: int | None = None
 
 
 class GrammarConstraint(Struct, frozen=True, array_like=True):
-    """What the tokens of a sequence must keep to."""
+    """The grammar that the tokens of a sequence must follow."""
 
     grammar: Grammar
-    # the grammar holds from where one of these was generated; (): from the first token on
+    # the grammar applies after one of these token sequences was generated; (): from the first token on
     after_ids: tuple[tuple[int, ...], ...]
-    stop_ids: tuple[int, ...]  # what may end the text where the grammar lets it end
+    stop_ids: tuple[int, ...]  # tokens that may end the text where the grammar allows an end
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so every run can be
+    """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so that every run can be
     repeated."""
 
     id: str
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    arrival_s: float  # monotonic
-    priority: int | None = None  # None: after all that have one
-    is_idle: bool = False  # runs in what others leave, and gives way to any of them
-    tenant: str = ""  # whose share of the runtime it uses; "": nobody's in particular
+    arrival_s: float  # monotonic clock
+    priority: int | None = None  # scheduling priority; None: after all requests that have one
+    # runs only with capacity that other requests leave, and is preempted by any of them
+    is_idle: bool = False
+    tenant: str = ""  # the tenant whose share of the runtime the request uses; "": the default tenant
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
-    namespace: str = ""  # of the prefix cache: nothing is shared across, in any tier (see cache/namespace.py)
-    queue_timeout_s: float | None = None  # longest wait for its first step
-    timeout_s: float | None = None  # longest life
+    namespace: str = ""  # of the prefix cache: pages are shared within a namespace only (cache/namespace.py)
+    queue_timeout_s: float | None = None  # longest wait for the first step
+    timeout_s: float | None = None  # longest time from arrival to end
     grammar_constraint: GrammarConstraint | None = None
-    # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
+    # texts whose special tokens are not skipped: parsers of tool calls and reasoning need them in the answer
     marks: tuple[str, ...] = ()
-    # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
+    # float32 [prompt, hidden]: embeddings of the prompt's tokens, in place of the model's own
     embeds: np.ndarray | None = None
     adapter: AdapterRef | None = None
-    # where the second of two texts begins, for models that tell them apart; 0: there is one
+    # position where the second of two texts begins, for models with token types; 0: there is one text
     second_at: int = 0
 
 
@@ -152,42 +153,42 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # eos, a stop token or a stop string
     LENGTH = "length"  # max_new_tokens or the context length
-    ABORT = "abort"  # the client left or asked for it
+    ABORT = "abort"  # the client left, or the request was aborted
 
 
 class CacheSources(Struct, frozen=True, array_like=True):
-    """Of a sequence's cached tokens, those that the device did not have when it was first admitted."""
+    """How many of a sequence's cached tokens were not on the device when it was first admitted."""
 
-    host: int = 0  # were in host memory
-    storage: int = 0  # were fetched from storage for it
+    host: int = 0  # tokens that were in host memory
+    storage: int = 0  # tokens that were fetched from storage
 
 
 NO_SOURCES = CacheSources()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token with its log probability before temperature and penalties, and the alternatives beside it."""
+    """A token with its log probability, before temperature and penalties, and those of alternatives."""
 
     token_id: int
     logprob: float | None  # None: the first token of a prompt has none
-    top: list[tuple[int, float]]
-    picked: list[tuple[int, float]] = []  # of the tokens that the request names in logprob_ids
+    top: list[tuple[int, float]]  # most probable tokens and their log probabilities
+    picked: list[tuple[int, float]] = []  # log probabilities of the tokens in SamplingParams.logprob_ids
 
 
 class Finish(Struct, frozen=True):
-    """How a sequence ended, and what it used."""
+    """How a sequence ended, and its token counts."""
 
     reason: FinishReason
     matched: str | int | None  # the stop string or token id that ended it; None for eos and length
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
-    loaded: CacheSources = NO_SOURCES  # of them
+    cached_tokens: int  # prompt tokens that were found in the prefix cache
+    loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from
 
 
 class Delta(Struct):
-    """What one or more steps added to sequence `index` of a request. The last one of a sequence has `finish`
-    set."""
+    """The output of one or more steps for sequence `index` of a request. The last delta of a sequence has
+    `finish` set."""
 
     index: int
     text: str
@@ -195,26 +196,30 @@ class Delta(Struct):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
-    # this and the next are set in the first delta of a sequence: streams report usage before the end
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prompt_ids: list[int] | None = None
-    vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
-    # what it says, where an answer is read for more than text (http/streaming/answer_reader.py)
-    events: list[Any] | None = None
-    reasoning_tokens: int = 0  # that are known to be thoughts since the delta before
-    loaded: CacheSources = NO_SOURCES  # of the cached tokens; set with them
-    hidden: list[np.ndarray] | None = None  # float32 [n, size] of each token; the first brings the prompt's
+    prompt_tokens: int = 0  # set in the first delta of a sequence: streams report usage before the end
+    cached_tokens: int = 0  # set in the first delta of a sequence
+    prompt_ids: list[int] | None = None  # set in the first delta of a sequence
+    # float32: the result of a model that pools, with the end of its sequence
+    vector: np.ndarray | None = None
+    # text, reasoning and tool calls parsed from the text (http/streaming/answer_reader.py); None: not parsed
+    events: list[Event] | None = None
+    reasoning_tokens: int = 0  # tokens that were recognised as reasoning since the previous delta
+    loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from; set in the first delta
+    hidden: list[np.ndarray] | None = None  # hidden states, float32 [n, size]; the first with the prompt's
 
 
 class Sink(Protocol):
-    """Where a request's output goes. Called on the event loop, within the step's fan-out: must not block or
-    raise.
+    """Receives a request's output. Called on the event loop, while a step's tokens are handed out: must not
+    block or raise.
 
     For each of the `n` sequences exactly one Delta has `finish` set, unless `fail` is called: then nothing
     follows.
     """
 
-    def push(self, delta: Delta) -> None: ...
+    def push(self, delta: Delta) -> None:
+        """Takes the next output of a sequence."""
+        ...
 
-    def fail(self, error: RequestError) -> None: ...
+    def fail(self, error: RequestError) -> None:
+        """The request has ended with an error."""
+        ...

@@ -1,7 +1,7 @@
-"""How the next token is chosen: what a client may ask for, with its limits in the types.
+"""Sampling parameters of a request, with their limits.
 
-Limits that need no model stand in the types; `check` adds those that do (vocabulary, context). It runs at the
-door and again at the scheduler, so that no path around HTTP can bring a number that harms a rank.
+Limits that depend on no model are in the types; `check` adds the others (vocabulary, context). It runs in the
+tokenizer and again in the scheduler actor, so that no path around HTTP brings a number that harms a rank.
 """
 
 from typing import Annotated as A
@@ -18,7 +18,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REGEXES = 16
 MAX_BIASES = 4096
-MAX_HIDDEN = 1 << 24  # numbers of a request's hidden states: 64 MiB, and some 300 MB as JSON
+MAX_HIDDEN = 1 << 24  # numbers in a request's hidden states: 64 MiB, and some 300 MB as JSON
 
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = A[str, Meta(max_length=1024)]
@@ -29,33 +29,34 @@ Mark = A[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
 class Free(Struct, frozen=True):
-    """The beginning of an answer that no constraint holds: up to `end`. With a `begin` only where the prompt
-    ends with that."""
+    """The first part of an answer, up to `end`, which the constraint does not apply to. With a `begin`: only
+    where the prompt ends with that text."""
 
     end: A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
     begin: Mark = ""
 
 
 class Processor(Struct, frozen=True, array_like=True):
-    """A logit processor of the server's, by name, and what it is told (layers/sampling/processors.py)."""
+    """A logit processor of the server, by name, and its parameters (layers/sampling/processors.py)."""
 
     name: A[str, Meta(min_length=1, max_length=256)]
     params: A[dict[str, Any], Meta(max_length=64)] = {}
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One request's wishes. Names follow the native API; the HTTP layer maps other dialects on them."""
+    """Sampling parameters of one request. Names follow the native API; the HTTP layer maps those of other
+    APIs."""
 
     n: A[int, Meta(ge=1, le=MAX_N)] = 1
     max_new_tokens: A[int, Meta(ge=1, le=2**31 - 1)] | None = None  # None: up to the context length
-    min_new_tokens: A[int, Meta(ge=0, le=2**31 - 1)] = 0  # stop ids and eos are not sampled before
+    min_new_tokens: A[int, Meta(ge=0, le=2**31 - 1)] = 0  # eos and stop tokens are masked until then
     temperature: A[float, Meta(ge=0, le=100)] = 1.0  # 0 is greedy
     top_p: A[float, Meta(gt=0, le=1)] = 1.0
     top_k: A[int, Meta(ge=-1, le=2**31 - 1)] = -1  # -1 and 0: the whole vocabulary
     min_p: A[float, Meta(ge=0, le=1)] = 0.0
-    frequency_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # counts generated tokens
-    presence_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # counts generated tokens
-    repetition_penalty: A[float, Meta(gt=0, le=10)] = 1.0  # prompt and generated tokens
+    frequency_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # applies to generated tokens
+    presence_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # applies to generated tokens
+    repetition_penalty: A[float, Meta(gt=0, le=10)] = 1.0  # applies to prompt and generated tokens
     logit_bias: A[dict[TokenId, A[float, Meta(ge=-1000, le=1000)]], Meta(max_length=MAX_BIASES)] = {}
     seed: A[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: A[
@@ -69,44 +70,45 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: bool = False  # of each output token, before temperature and penalties
-    top_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0  # alternatives beside it
-    # None: none; k: with k alternatives
+    top_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0  # most probable tokens at each position
+    # None: no log probabilities of the prompt; k: with the k most probable tokens at each position
     prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    # beside each, those of these tokens
+    # tokens whose log probabilities are returned at each position
     logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
 
-    constraint: Rule | None = None  # what the answer's text must look like
-    # from where on: after this text, e.g. the end of the thoughts
+    constraint: Rule | None = None  # the form of the answer's text
+    # text after which the constraint applies, e.g. the end of the reasoning; "": from the first token on
     constraint_after: Mark | tuple[Free, ...] = ""
 
     processor: Processor | None = None
 
-    # of every token that was computed, or what the last one was sampled from
+    # hidden states to return: of every computed token, or the one that the last token was sampled from
     hidden_states: Literal["all", "last"] | None = None
 
     @property
     def free(self) -> tuple[Free, ...]:
-        """What of the answer no constraint holds."""
+        """The first parts of the answer that the constraint does not apply to."""
         if isinstance(self.constraint_after, str):
             return (Free(self.constraint_after),) if self.constraint_after else ()
         return self.constraint_after
 
     @property
     def has_penalties(self) -> bool:
+        """Whether any penalty changes logits."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What the served model and its memory allow."""
+    """Limits of the served model and its memory."""
 
     vocab_size: int
     context_len: int  # tokens of prompt and output together
     pool_tokens: int  # tokens that the KV pages can hold for one sequence
     cuts: bool = False  # prompts that are too long are cut instead of refused
-    processors: tuple[str, ...] = ()  # logit processors that requests may choose
-    min_new: int = 1  # tokens of output that there must be room for; 0: the model makes none
-    hidden_size: int = 0  # numbers of an embedding, and of a hidden state
+    processors: tuple[str, ...] = ()  # names of logit processors that requests may use
+    min_new: int = 1  # tokens of output that must fit; 0: the model generates none
+    hidden_size: int = 0  # numbers in an embedding, and in a hidden state
     shows_hidden: bool = False  # --enable-return-hidden-states
 
     @property
@@ -116,21 +118,22 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     @property
     def longest_prompt(self) -> int:
+        """Most tokens of a prompt."""
         return self.longest - self.min_new
 
 
 def cut(prompt_ids: list[int], limits: Limits) -> list[int]:
-    """The prompt, or as much of its beginning as fits with a token of output, where `limits` say so."""
+    """The prompt; where `limits.cuts`, at most as much of its beginning as fits with a token of output."""
     return prompt_ids[: max(limits.longest_prompt, 0)] if limits.cuts else prompt_ids
 
 
 def too_long(count: str, limits: Limits) -> TooLong:
-    """By its first words Anthropic's clients know this error, by the others those of OpenAI, vLLM and
-    litellm."""
+    """The error for a prompt that does not fit. Anthropic's clients recognise its first words, those of
+    OpenAI, vLLM and litellm the others."""
     output = ", with at least one token of output" if limits.min_new else ""
     return TooLong(
-        f"prompt is too long: {count} > {limits.longest_prompt} maximum; this model's maximum context length is "
-        f"{limits.longest} tokens here{output}",
+        f"prompt is too long: {count} > {limits.longest_prompt} maximum; this model's maximum context length "
+        f"is {limits.longest} tokens here{output}",
         param="prompt",
     )
 
@@ -196,6 +199,7 @@ def _check_hidden(params: SamplingParams, prompt_len: int, limits: Limits) -> No
     if params.hidden_states == "all" and params.n * longest * limits.hidden_size > MAX_HIDDEN:
         most = MAX_HIDDEN // limits.hidden_size
         raise InvalidRequest(
-            f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most is {most}",
+            f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most "
+            f"is {most}",
             param="hidden_states",
         )

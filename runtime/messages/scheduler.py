@@ -11,14 +11,13 @@ from runtime.messages.requests import NO_SOURCES, CacheSources, FinishReason, Re
 
 
 class Abort(Struct, frozen=True, tag=True):
-    """The client is gone or has asked to stop: finish every sequence of this request. Unknown ids are
-    ignored."""
+    """End every sequence of this request: its client has left, or it was aborted. Unknown ids are ignored."""
 
     request_id: str
 
 
 class Stopped(Struct, frozen=True, tag=True):
-    """The detokenizer has ended these sequences (stop string found): free their pages."""
+    """End these sequences and free their pages: the detokenizer has found a stop string."""
 
     sequence_ids: list[int]
 
@@ -29,7 +28,7 @@ class Arrive(Struct, frozen=True, tag=True):
     request: Request
 
 
-# what becomes of the sequences that run: they end, wait again, or stay where they are
+# running sequences end (abort), wait again (retract), or keep their pages (in_place)
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
@@ -45,27 +44,26 @@ class Continue(Struct, frozen=True, tag=True):
 
 
 class SuspendPlanning(Struct, frozen=True, tag=True):
-    """To the scheduler: plan no steps until ResumePlanning, as the ranks' memory changes. `answer` is called
-    when no step is in flight any more, or with why that cannot be now. With `drops_pages` the device's pages
-    go, and all prefixes that are nowhere else."""
+    """Plan no steps until ResumePlanning, while the ranks' memory changes. `answer` is called when no step is
+    in flight any more, or with an error. With `drops_pages` the device's pages are lost, and all prefixes
+    that are in no other tier."""
 
     drops_pages: bool
     answer: Callable[[None | RequestError], None]
 
 
 class ResumePlanning(Struct, frozen=True, tag=True):
-    """To the scheduler: plan steps again, unless there is a Pause."""
+    """Plan steps again, unless there is a Pause."""
 
 
 class Unload(Struct, frozen=True, tag=True):
-    """No request has this adapter any more: ranks may forget it."""
+    """No request has this adapter any more: the ranks may drop it."""
 
     adapter: int
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """Empty the prefix cache. `answer` gets the number of pages that were freed, or why that cannot be done
-    now."""
+    """Empty the prefix cache. `answer` is called with the number of freed pages, or with an error."""
 
     answer: Callable[[int | RequestError], None]
 
@@ -74,20 +72,20 @@ ToScheduler = Arrive | Abort | Stopped | Pause | Continue | SuspendPlanning | Re
 
 
 class Opened(Struct, frozen=True, tag=True):
-    """Sequences that exist from now on: the `n` sequences of a request, ids in order of their index."""
+    """A request was added: the ids of its `n` sequences, in order of their indices."""
 
     request: Request
     sequence_ids: list[int]
 
 
 class Ended(Struct, frozen=True):
-    """A sequence has ended with the last token given for it (or without one)."""
+    """A sequence has ended, with its last token in StepTokens or without one."""
 
     sequence_id: int
     reason: FinishReason
     matched: int | None  # the stop token id, unless it is the model's own eos
-    cached_tokens: int
-    loaded: CacheSources = NO_SOURCES  # of them
+    cached_tokens: int  # prompt tokens that were found in the prefix cache
+    loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from
 
 
 class StepTokens(Struct, frozen=True, tag=True):
@@ -96,21 +94,20 @@ class StepTokens(Struct, frozen=True, tag=True):
     sequence_ids: list[int]
     token_ids: list[int]
     ended: list[Ended]
-    logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where asked for: of each of its tokens
-    prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
-    # by sequence id, with its first token: prompt tokens found in the prefix cache
-    cached: dict[int, int] = {}
-    loaded: dict[int, CacheSources] = {}  # of them, where there are any that the device did not have
-    vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
-    # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
+    logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where requested: one for each token
+    prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where requested, with the first token
+    cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens in the prefix cache
+    loaded: dict[int, CacheSources] = {}  # by sequence id: tiers that cached tokens came from
+    vectors: dict[int, np.ndarray] = {}  # by sequence id: results of a model that pools, in place of tokens
+    # by sequence id, where requested: hidden states, float32 [n, size]; the prompt's with the first token
     hidden: dict[int, np.ndarray] = {}
-    # by sequence id: tokens that follow the one in `token_ids`, where a step brought several
+    # by sequence id: tokens after the one in `token_ids`, where a step brought several
     more: dict[int, list[int]] = {}
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message), or gave it up
-    because it kills the ranks (500); nothing of it is running."""
+    """The scheduler refused a request (`status` 400, 429 or 503 with a safe message), or gave it up because
+    it kills the ranks (500). None of its sequences runs."""
 
     request_id: str
     status: int

@@ -2,7 +2,7 @@
 
 Own code instead of prometheus_client: an increment is on the step path, once a token for some. Measured on a
 2-core server: `add` 0.08 µs and `observe` 0.16 µs here, 0.41 and 1.2 µs there (it locks, which one event loop
-needs not). Nothing here is thread-safe.
+does not need). Nothing here is thread-safe.
 
 Text form: Prometheus exposition format 0.0.4.
 """
@@ -13,13 +13,15 @@ from typing import Protocol
 
 
 class Instrument(Protocol):
-    """A metric with its name and help; `samples` are its lines."""
+    """A metric with its name, help and type."""
 
     name: str
     help: str
     kind: str
 
-    def samples(self) -> Iterator[str]: ...
+    def samples(self) -> Iterator[str]:
+        """Lines of the text form."""
+        ...
 
 
 class Counter:
@@ -34,9 +36,11 @@ class Counter:
         self.value = 0.0
 
     def add(self, amount: float = 1.0) -> None:
+        """Counts up."""
         self.value += amount
 
     def samples(self) -> Iterator[str]:
+        """The one line of the text form."""
         yield f"{self.name} {self.value:.12g}"
 
 
@@ -52,9 +56,11 @@ class Gauge:
         self.value = 0.0
 
     def set(self, value: float) -> None:
+        """Replaces the value."""
         self.value = value
 
     def samples(self) -> Iterator[str]:
+        """The one line of the text form."""
         yield f"{self.name} {self.value:.12g}"
 
 
@@ -79,13 +85,14 @@ class Labelled:
         self.values[value] = amount
 
     def samples(self) -> Iterator[str]:
+        """A line for each value of the label."""
         for value, amount in self.values.items():
             yield f'{self.name}{{{self.label}="{_escape(value)}"}} {amount:.12g}'
 
 
 class Histogram:
-    """How often a quantity fell into each of its buckets. `bounds` are upper bounds, ascending; one bucket
-    more is above all."""
+    """Counts of observations by bucket. `bounds` are the buckets' upper bounds, ascending; one more bucket is
+    above all of them."""
 
     __slots__ = ("name", "help", "bounds", "counts", "sum")
     kind = "histogram"
@@ -104,6 +111,7 @@ class Histogram:
         self.sum += quantity * times
 
     def samples(self) -> Iterator[str]:
+        """A line for each bucket, then sum and count."""
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             total += count
@@ -113,7 +121,8 @@ class Histogram:
 
 
 def render(instruments: list[Instrument], labels: Mapping[str, str] | None = None) -> bytes:
-    """The text exposition of `instruments`, in their order; all samples have `labels` beside their own."""
+    """The text exposition of `instruments`, in their order; all samples have `labels` in addition to their
+    own."""
     lines: list[str] = []
     more = ",".join(f'{name}="{_escape(value)}"' for name, value in (labels or {}).items())
     for one in instruments:
@@ -126,7 +135,7 @@ def render(instruments: list[Instrument], labels: Mapping[str, str] | None = Non
 
 
 def with_labels(sample: str, more: str) -> str:
-    """`name value` or `name{own} value`, and so many labels more."""
+    """`name value` or `name{own} value`, with the labels `more` added."""
     if not more:
         return sample
     name, brace, rest = sample.partition("{")

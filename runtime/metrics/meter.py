@@ -1,4 +1,5 @@
-"""Latencies out of what the scheduler sees: when sequences arrive, are admitted, get tokens and end."""
+"""Latencies and throughput, measured from the scheduler actor's events: sequences arrive, are admitted, get
+tokens and end."""
 
 import math
 
@@ -26,21 +27,24 @@ class Meter:
         return self._tokens_per_s if now_s - self._previous_s < WINDOW_S else 0.0
 
     def opened(self, request: Request, sequence_ids: list[int]) -> None:
+        """A request has joined the queue."""
         self._metrics.requests.add(1)
         self._arrived |= dict.fromkeys(sequence_ids, request.arrival_s)
 
     def admitted(self, now_s: float, sequence_ids: list[int]) -> None:
+        """Sequences were admitted for the first time."""
         for i in sequence_ids:
             if (arrival := self._arrived.get(i)) is not None:
                 self._metrics.queue_s.observe(now_s - arrival)
 
     def delayed(self, reason: str, steps: int, seconds: float) -> None:
-        """The prefill delayer has let newcomers in."""
+        """The prefill delayer has admitted requests after a delay."""
         self._metrics.delays[reason] += 1
         self._metrics.delay_steps.observe(steps)
         self._metrics.delay_s.observe(seconds)
 
     def step(self, now_s: float, tokens: StepTokens, compute_s: float) -> None:
+        """A step's result has come, after `compute_s` of the ranks' time."""
         metrics, last, previous = self._metrics, self._last, self._previous_s
         metrics.steps.add(1)
         metrics.step_s.observe(compute_s)
@@ -68,6 +72,7 @@ class Meter:
         self.ended(now_s, tokens)
 
     def ended(self, now_s: float, tokens: StepTokens) -> None:
+        """Sequences have ended."""
         for end in tokens.ended:
             self._metrics.finished[end.reason.value] += 1
             self._forget(now_s, end.sequence_id)
@@ -92,7 +97,7 @@ class Meter:
             self._forget(now_s, i)
 
     def leaked(self, num_pages: int) -> None:
-        """Pages of the cache that nobody had, or two."""
+        """The audit of the cache has found pages without an owner, or with two."""
         self._metrics.cache_leaks.add(num_pages)
 
     def _forget(self, now_s: float, sequence_id: int) -> None:

@@ -1,8 +1,8 @@
-"""Who keeps account of requests: the log of requests, files of their figures, histograms of their lengths,
-and what is kept for a crash.
+"""Observers of requests: the request log, files of request metrics, histograms of lengths, and dumps after a
+crash.
 
-Files are readable by the server's user alone. What of a request is written in words, --log-requests-level
-says (metrics/request_records.py).
+Files are readable by the server's user alone. --log-requests-level decides how much of a request's text is
+written (metrics/request_records.py).
 """
 
 import os
@@ -20,18 +20,18 @@ from runtime.metrics import Metrics
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
 from runtime.options.plan import Plan
 
-CRASH_S = 300.0  # for which requests are kept
-CRASH_REQUESTS = 10_000  # at most
+CRASH_S = 300.0  # time for which ended requests are kept for a crash dump
+CRASH_REQUESTS = 10_000  # most requests that are kept
 
-Write = Callable[[dict[str, Any]], None]
+Write = Callable[[dict[str, Any]], None]  # writes the fields of a line
 
 
 class Lines:
-    """Lines to a stream, or to a file of the day or hour in a folder. A disk that is full loses lines, and
-    one warning tells so."""
+    """Writes lines to a stream, or to a file of the day or hour in a folder. Lines that cannot be written, as
+    to a full disk, are lost; the first one is logged."""
 
     def __init__(self, target: str, name: str, stamp: str, *, is_json: bool) -> None:
-        """`target`: stdout, stderr or a folder; `stamp`: strftime's, of the file's name. Raises
+        """`target`: stdout, stderr or a folder; `stamp`: the strftime format in file names. Raises
         StartError."""
         self._name, self._stamp, self._is_json = name, stamp, is_json
         self._folder = None if target in ("stdout", "stderr") else Path(target)
@@ -41,13 +41,14 @@ class Lines:
             open_folder(self._folder)
 
     def write(self, fields: dict[str, Any]) -> None:
+        """Writes one line."""
         line = as_json(fields) if self._is_json else as_text(fields)
         try:
             if self._folder is None:
                 print(line, file=self._stream, flush=True)
                 return
             append(self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log", line + "\n")
-        except OSError as error:  # a request must not fail of it
+        except OSError as error:  # which must not fail a request
             if not self._has_failed:
                 log.get("requests").warning(
                     "lines are lost: they cannot be written",
@@ -58,7 +59,7 @@ class Lines:
 
 
 def open_folder(folder: Path) -> None:
-    """Raises StartError."""
+    """Makes a folder that can be written to. Raises StartError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -68,13 +69,14 @@ def open_folder(folder: Path) -> None:
 
 
 def append(file: Path, text: str) -> None:
+    """Appends text to a file, which only its owner can read. Raises OSError."""
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as opened:
         opened.write(text)
 
 
 def as_text(fields: dict[str, Any]) -> str:
-    """One line, whatever is in it."""
+    """The fields as one line of text, with values that may contain anything as JSON."""
     first = f"{fields['timestamp']} {fields.get('event', '')}".rstrip()
     rest = (
         f"{name}={value if isinstance(value, int | float) else as_json(value)}"
@@ -85,6 +87,7 @@ def as_text(fields: dict[str, Any]) -> str:
 
 
 def stamped(event: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line, with its time and event."""
     return {
         "timestamp": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "event": event,
@@ -99,48 +102,54 @@ class RequestLog:
         self._writes = writes
 
     def began(self, record: Record) -> None:
-        self._say(stamped("request.received", record.asked(self._level)))
+        """Writes a line."""
+        self._write(stamped("request.received", record.input_fields(self._level)))
 
     def ended(self, record: Record) -> None:
-        self._say(stamped("request.finished", {"rid": record.request.id} | record.answered(self._level)))
+        """Writes a line."""
+        self._write(
+            stamped("request.finished", {"rid": record.request.id} | record.output_fields(self._level))
+        )
 
-    def _say(self, fields: dict[str, Any]) -> None:
+    def _write(self, fields: dict[str, Any]) -> None:
         for write in self._writes:
             write(fields)
 
 
-class Figures:
-    """--export-metrics-to-file, and --enable-request-time-stats-logging: numbers alone, a line for each
-    request that has ended."""
+class RequestMetrics:
+    """--export-metrics-to-file, and --enable-request-time-stats-logging: a line for each request that has
+    ended, of numbers without text."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def began(self, record: Record) -> None:
-        return None
+        """Does nothing."""
 
     def ended(self, record: Record) -> None:
-        self._write(stamped("request.figures", record.asked(1) | record.figures()))
+        """Writes a line."""
+        self._write(stamped("request.figures", record.input_fields(1) | record.metrics()))
 
 
-class Lengths:
-    """--collect-tokens-histogram"""
+class LengthHistograms:
+    """--collect-tokens-histogram: lengths of prompts and answers."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def began(self, record: Record) -> None:
-        return None
+        """Does nothing."""
 
     def ended(self, record: Record) -> None:
+        """Observes both lengths."""
         if record.prompt_tokens:
             self._metrics.prompt_length.observe(record.prompt_tokens)
             self._metrics.answer_length.observe(record.completion_tokens)
 
 
 class CrashDump:
-    """--crash-dump-folder: the requests of the last five minutes, written when ranks die: those that run
-    then, and those that had ended."""
+    """--crash-dump-folder: when ranks die, writes the requests that run and those that ended in the last five
+    minutes."""
 
     def __init__(self, folder: Path, level: int) -> None:
         """Raises StartError."""
@@ -150,21 +159,23 @@ class CrashDump:
         self._recent: deque[Record] = deque(maxlen=CRASH_REQUESTS)
 
     def began(self, record: Record) -> None:
-        return None
+        """Does nothing."""
 
     def ended(self, record: Record) -> None:
+        """Keeps the record for CRASH_S."""
         self._recent.append(record)
         while self._recent and monotonic() - (self._recent[0].ended_s or 0.0) > CRASH_S:
             self._recent.popleft()
 
     def dump(self, died: RankDied, running: list[Record]) -> None:
+        """Writes a file of JSON lines: the death, then each request."""
         file = self._folder / f"crash-{datetime.now():%Y%m%d-%H%M%S-%f}.jsonl"
         since = monotonic() - CRASH_S
         lines = [{"event": "crash", "rank": died.rank, "exit_code": died.exit_code, "reason": died.reason}]
         lines += [
             {"state": "running" if record.ended_s is None else "ended", "began_at": record.began_at}
-            | record.asked(self._level)
-            | record.answered(self._level)
+            | record.input_fields(self._level)
+            | record.output_fields(self._level)
             for record in [*self._recent, *running]
             if (record.ended_s or since) >= since
         ]
@@ -179,7 +190,7 @@ class CrashDump:
 
 
 class RequestLogs:
-    """All of it, as the options want it."""
+    """The observers that the options ask for, and the records that they observe."""
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
         """Raises StartError."""
@@ -188,9 +199,9 @@ class RequestLogs:
             if plan.logs.crash_dump_folder is None
             else CrashDump(Path(plan.logs.crash_dump_folder), plan.logs.log_requests_level)
         )
-        keepers: list[RequestObserver] = [] if self.crash is None else [self.crash]
+        observers: list[RequestObserver] = [] if self.crash is None else [self.crash]
         if plan.logs.log_requests:
-            keepers.append(
+            observers.append(
                 RequestLog(
                     plan.logs.log_requests_level,
                     [
@@ -203,16 +214,16 @@ class RequestLogs:
             )
         if plan.observe.export_metrics_to_file:
             assert plan.observe.export_metrics_to_file_dir is not None  # a conflict says so
-            keepers.append(
-                Figures(
+            observers.append(
+                RequestMetrics(
                     Lines(
                         plan.observe.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True
                     ).write
                 )
             )
         if plan.logs.enable_request_time_stats_logging:
-            keepers.append(
-                Figures(
+            observers.append(
+                RequestMetrics(
                     lambda fields: log.get("requests").info(
                         fields["event"],
                         **{
@@ -224,9 +235,9 @@ class RequestLogs:
                 )
             )
         if plan.observe.collect_tokens_histogram:
-            keepers.append(Lengths(metrics))
+            observers.append(LengthHistograms(metrics))
         self.records = Records(
-            keepers,
+            observers,
             keeps_texts=plan.logs.log_requests_level >= 2
             and (plan.logs.log_requests or self.crash is not None),
         )

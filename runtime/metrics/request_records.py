@@ -1,7 +1,7 @@
-"""What became of each request, for whoever keeps account: logs, files, histograms (metrics/request_log.py).
-Nothing of it exists where nobody does.
+"""A record of each request, for logs, files and histograms (metrics/request_log.py). Without any of these, no
+record is kept.
 
-    submit ─► Records.watch ─► began(record) ... the request's sink, which is looked at ... ended(record), once
+    submit ─► Records.watch ─► began(record) ... deltas pass the RecordingSink ... ended(record), once
 """
 
 import asyncio
@@ -27,30 +27,30 @@ from runtime.messages.requests import (
     Tokens,
 )
 
-BEGINNING = 2048  # characters of a text at level 2
+MAX_CHARS = 2048  # characters of a text, or token ids, at level 2
 HIDDEN = "(hidden)"
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are of the monotonic clock, but `began_at`."""
+    """One request. Fields in `_s` are times of the monotonic clock."""
 
     request: GenerateRequest
-    began_at: float = field(default_factory=time)
+    began_at: float = field(default_factory=time)  # unix seconds
     began_s: float = field(default_factory=monotonic)
-    first_s: float | None = None  # when its first token came
+    first_s: float | None = None  # time of the first token
     ended_s: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each sequence that has ended
-    error: str = ""  # its class
-    texts: dict[int, list[str]] = field(default_factory=dict)  # of each sequence
+    error: str = ""  # class of the error that it failed with
+    texts: dict[int, list[str]] = field(default_factory=dict)  # parts of the output text, by sequence index
 
-    def figures(self) -> dict[str, Any]:
-        """How it ended, in numbers."""
+    def metrics(self) -> dict[str, Any]:
+        """Token counts, latencies and how the request ended."""
         end_s = monotonic() if self.ended_s is None else self.ended_s
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "finish_reasons": self.reasons,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -58,65 +58,68 @@ class Record:
             "e2e_s": round(end_s - self.began_s, 6),
         }
         if self.first_s is not None:
-            found["ttft_s"] = round(self.first_s - self.began_s, 6)
-        return found | ({"error": self.error} if self.error else {})
+            fields["ttft_s"] = round(self.first_s - self.began_s, 6)
+        return fields | ({"error": self.error} if self.error else {})
 
-    def asked(self, level: int) -> dict[str, Any]:
-        """What was asked. Level 0: what it is; 1: and its parameters, without texts; 2: and the beginnings of
-        texts; 3: all of them.
+    def input_fields(self, level: int) -> dict[str, Any]:
+        """Fields about the input. Level 0: its id and type; 1: also parameters without texts; 2: also the
+        beginnings of texts; 3: whole texts.
 
-        Salts and sessions, by which others could be found, are on no level.
+        Salts and sessions, which give access to other requests' data, are on no level.
         """
         request = self.request
-        found: dict[str, Any] = {"rid": request.id, "prompt": type(request.prompt).__name__.lower()}
+        fields: dict[str, Any] = {"rid": request.id, "prompt": type(request.prompt).__name__.lower()}
         if request.adapter:
-            found["adapter"] = request.adapter
+            fields["adapter"] = request.adapter
         if request.priority is not None:
-            found["priority"] = request.priority
+            fields["priority"] = request.priority
         if level >= 1:
             params = msgspec.to_builtins(request.params)
-            found["sampling_params"] = (
+            fields["sampling_params"] = (
                 params if level >= 2 else {name: plain(value) for name, value in params.items()}
             )
         if level >= 2:
-            found["input"] = shown(request.prompt, level)
-        return found
+            fields["input"] = prompt_fields(request.prompt, level)
+        return fields
 
-    def answered(self, level: int) -> dict[str, Any]:
+    def output_fields(self, level: int) -> dict[str, Any]:
+        """Fields about the output: its metrics; from level 2 on also the text, cut as `input_fields` cuts
+        it."""
         if level < 2:
-            return self.figures()
-        return self.figures() | {
+            return self.metrics()
+        return self.metrics() | {
             "output": [clipped("".join(parts), level) for _, parts in sorted(self.texts.items())]
         }
 
 
 def plain(value: Any) -> Any:
-    """Numbers and such; of all that may hold words only that it is there."""
+    """Numbers, booleans and None as they are; other values, which may contain text, are hidden."""
     return value if isinstance(value, bool | int | float) or value is None else HIDDEN
 
 
 def clipped(text: str, level: int) -> str:
-    return text if level >= 3 or len(text) <= BEGINNING else text[:BEGINNING] + "..."
+    """The text, cut at levels below 3."""
+    return text if level >= 3 or len(text) <= MAX_CHARS else text[:MAX_CHARS] + "..."
 
 
-def shown(prompt: Prompt, level: int) -> Any:
-    """Texts are cut after their beginning; so are token ids."""
+def prompt_fields(prompt: Prompt, level: int) -> Any:
+    """A prompt for the log; texts and token ids are cut at levels below 3."""
     match prompt:
         case Text(text=text):
             return clipped(text, level)
         case Tokens(ids=ids):
-            return ids if level >= 3 else ids[:BEGINNING]
+            return ids if level >= 3 else ids[:MAX_CHARS]
         case Embeds(ids=ids):
-            return {"embeds": True, "ids": ids if level >= 3 or ids is None else ids[:BEGINNING]}
+            return {"embeds": True, "ids": ids if level >= 3 or ids is None else ids[:MAX_CHARS]}
         case Chat(messages=messages, tools=tools):
-            asked = {"messages": messages} | ({"tools": tools} if tools else {})
-            return clipped(as_json(asked), level)
+            chat = {"messages": messages} | ({"tools": tools} if tools else {})
+            return clipped(as_json(chat), level)
         case Infill(prefix=first, suffix=second) | Pair(text=first, second=second):
             return [clipped(first, level), clipped(second, level)]
 
 
 def as_json(value: Any) -> str:
-    """Whatever a library's user has put into a prompt."""
+    """A value as JSON, even if it cannot be encoded: users of the library put anything into a prompt."""
     try:
         return msgspec.json.encode(value, enc_hook=repr).decode()
     except UnicodeEncodeError:  # half a pair of surrogates
@@ -124,15 +127,19 @@ def as_json(value: Any) -> str:
 
 
 class RequestObserver(Protocol):
-    """Who keeps account. Called on the event loop: must not wait or raise."""
+    """Called on the event loop: must not wait or raise."""
 
-    def began(self, record: Record) -> None: ...
+    def began(self, record: Record) -> None:
+        """A request was taken in."""
+        ...
 
-    def ended(self, record: Record) -> None: ...
+    def ended(self, record: Record) -> None:
+        """A request has ended; called once for each."""
+        ...
 
 
-class Watched:
-    """A sink that notes what passes."""
+class RecordingSink:
+    """A sink that updates a record from the deltas that it passes on."""
 
     def __init__(self, sink: Sink, record: Record, records: "Records", *, keeps_texts: bool) -> None:
         self._sink = sink
@@ -141,6 +148,7 @@ class Watched:
         self.record = record
 
     def push(self, delta: Delta) -> None:
+        """Updates the record."""
         record = self.record
         if record.first_s is None:
             record.first_s = monotonic()
@@ -155,36 +163,43 @@ class Watched:
         self._sink.push(delta)
 
     def fail(self, error: RequestError) -> None:
+        """Ends the record."""
         self.record.error = type(error).__name__
         self._records.end(self.record)
         self._sink.fail(error)
 
 
 class Records:
-    """The open requests' records."""
+    """The records of open requests, and the observers that are notified."""
 
-    def __init__(self, keepers: Sequence[RequestObserver], *, keeps_texts: bool) -> None:
-        self._keepers = keepers
+    def __init__(self, observers: Sequence[RequestObserver], *, keeps_texts: bool) -> None:
+        """`keeps_texts`: whether output text is recorded."""
+        self._observers = observers
         self._keeps_texts = keeps_texts
         self._open: dict[str, Record] = {}
 
     @property
     def open(self) -> list[Record]:
+        """Records of open requests."""
         return list(self._open.values())
 
     def watch(self, request: GenerateRequest, sink: Sink) -> Sink:
-        """The sink to give in place of this one."""
-        return Watched(sink, Record(request), self, keeps_texts=self._keeps_texts) if self._keepers else sink
+        """-> the sink to use in place of `sink`"""
+        return (
+            RecordingSink(sink, Record(request), self, keeps_texts=self._keeps_texts)
+            if self._observers
+            else sink
+        )
 
     def begin(self, sink: Sink) -> None:
         """The request was taken in."""
-        if isinstance(sink, Watched):
+        if isinstance(sink, RecordingSink):
             self._open[sink.record.request.id] = sink.record
-            for observer in self._keepers:
+            for observer in self._observers:
                 observer.began(sink.record)
 
     def left(self, request_id: str) -> None:
-        """It leaves; if its end does not come with that, its client has left."""
+        """A request was closed; if its last delta does not come now, it was aborted."""
         if (record := self._open.pop(request_id, None)) is not None:
             asyncio.get_running_loop().call_soon(self._gone, record)
 
@@ -194,8 +209,9 @@ class Records:
             self.end(record)
 
     def end(self, record: Record) -> None:
+        """Notifies the observers, once."""
         if record.ended_s is not None:
             return
         record.ended_s = monotonic()
-        for observer in self._keepers:
+        for observer in self._observers:
             observer.ended(record)

@@ -45,7 +45,7 @@ Bounds = Sequence[float] | None
 
 
 class Buckets(Struct, frozen=True, kw_only=True):
-    """Histogram bounds in place of the usual ones."""
+    """Histogram bounds; None: the usual ones."""
 
     delay_steps: Bounds = None
     delay_s: Bounds = None
@@ -232,7 +232,7 @@ class Metrics:
         )
         self.captured_piecewise = Gauge(
             "runtime_captured_piece_sizes",
-            "Numbers of tokens for which steps with prompts are graphs in pieces.",
+            "Numbers of tokens for which steps with prompts are piecewise graphs.",
         )
         self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of steps took.")
         self.capture_failures = Counter("runtime_capture_failures_total", "Captures of steps that failed.")
@@ -254,19 +254,19 @@ class Metrics:
 
     def _of_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
-        self.adapter_slots = Gauge("runtime_adapter_seats", "Places for adapters on the device.")
-        self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "Seats that have an adapter.")
+        self.adapter_slots = Gauge("runtime_adapter_seats", "LoRA slots on the device.")
+        self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "LoRA slots that hold an adapter.")
         self.used_adapter_slots = Gauge(
-            "runtime_adapter_used_seats", "Of the taken seats, those that running sequences use."
+            "runtime_adapter_used_seats", "LoRA slots that running sequences use."
         )
         self.waiting_for_adapter_slots = Gauge(
-            "runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat."
+            "runtime_adapter_waiting_sequences", "Sequences that wait for a LoRA slot."
         )
         self.adapter_loads = Counter(
-            "runtime_adapter_loads_total", "Times that an adapter was copied to a seat."
+            "runtime_adapter_loads_total", "Times that an adapter was copied to a LoRA slot."
         )
         self.adapter_evictions = Counter(
-            "runtime_adapter_evictions_total", "Times that one left its seat for another."
+            "runtime_adapter_evictions_total", "Times that an adapter was evicted from its LoRA slot."
         )
 
     def set_lora_slots(self, num_loaded: int, lora_slots: Sequence[LoraSlots]) -> None:
@@ -297,8 +297,8 @@ class Metrics:
     def render(
         self, rank_pids: Mapping[int, int] | None = None, labels: Mapping[str, str] | None = None
     ) -> bytes:
-        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside
-        our own; all samples have `labels`."""
+        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are reported,
+        like those of this process; all samples have `labels`."""
         pids = {"server": os.getpid()} | {f"rank{rank}": pid for rank, pid in (rank_pids or {}).items()}
         self.rss_bytes.values.clear()
         self.cpu_s.values.clear()
@@ -309,11 +309,12 @@ class Metrics:
 
 
 def bounds(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
-    """Ascending, with 0, which is for those who did not wait."""
+    """Histogram bounds in ascending order, with 0 for requests that did not wait."""
     return tuple(sorted({0.0, *(usual if given is None else given)}))
 
 
 def ascending(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
+    """Histogram bounds in ascending order; `usual` where none are given."""
     return tuple(sorted(set(usual if given is None else given)))
 
 

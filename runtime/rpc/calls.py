@@ -1,5 +1,5 @@
-"""What the methods of the service do. The way of a request is that of POST /generate, from its checks on;
-only its words differ."""
+"""The methods of the gRPC service. A request takes the same path as POST /generate; only its encoding
+differs."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -28,7 +28,7 @@ NUMBERS = ("sampling_seed", "priority")  # 64-bit numbers are strings in the JSO
 
 
 class Calls:
-    """The service, apart from gRPC itself. Everything raises RequestError."""
+    """The methods of the service, apart from gRPC itself. All raise RequestError."""
 
     def __init__(self, service: Service, settings: HttpSettings) -> None:
         self.service = service
@@ -36,26 +36,30 @@ class Calls:
         self.types, _ = load()
 
     async def health(self, _: Message, __: Headered) -> Any:
+        """-> HealthResponse"""
         health = self.service.health()
         return self.types["HealthResponse"](
             state=health.state, detail=health.detail, model=self.service.card.name
         )
 
-    async def embed(self, wish: Message, headers: Headered) -> Any:
-        body = body_of(wish)
+    async def embed(self, request: Message, headers: Headered) -> Any:
+        """-> EmbedResponse"""
+        body = body_of(request)
         answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
         answer.exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
-        told = await answer.complete()
-        vectors = [self.types["Embedding"](values=one.embedding) for one in told.data]
-        return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=told.usage.prompt_tokens)
+        result = await answer.complete()
+        vectors = [self.types["Embedding"](values=one.embedding) for one in result.data]
+        return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=result.usage.prompt_tokens)
 
-    async def abort(self, wish: Any, _: Headered) -> Any:
-        if not wish.rid:
+    async def abort(self, request: Any, _: Headered) -> Any:
+        """-> AbortResponse"""
+        if not request.rid:
             raise InvalidRequest("give rid, the beginning of the ids of the requests to abort", param="rid")
-        return self.types["AbortResponse"](aborted=self.service.control.abort(wish.rid))
+        return self.types["AbortResponse"](aborted=self.service.control.abort(request.rid))
 
-    async def generate(self, wish: Message, headers: Headered) -> AsyncIterator[Any]:
-        answer = generate(self.service, encode(body_of(wish)))
+    async def generate(self, request: Message, headers: Headered) -> AsyncIterator[Any]:
+        """Yields GenerateResponse messages."""
+        answer = generate(self.service, encode(body_of(request)))
         exchange = answer.exchange
         assert isinstance(answer.answer_format, GenerateAnswerFormat)
         exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
@@ -113,7 +117,7 @@ class Calls:
 
 
 class Waiting:
-    """Deltas that gRPC has not taken yet, those of a choice as one."""
+    """Deltas that gRPC has not sent yet, merged to one for each choice."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -121,22 +125,23 @@ class Waiting:
         self.num_tokens = 0
 
     def take(self, choice: int, delta: Delta) -> None:
+        """Adds a delta."""
         kept = self.deltas.get(choice)
         self.deltas[choice] = delta if kept is None else merged(kept, delta)
         self.num_tokens += len(delta.token_ids)
         self.exchange.ready.set()
 
     def all(self) -> list[tuple[int, Delta]]:
-        """Raises Overloaded for a client that takes too little."""
+        """Removes and returns all deltas. Raises Overloaded when the client reads too slowly."""
         if self.num_tokens > MAX_WAITING_TOKENS * sum(request.params.n for request in self.exchange.requests):
             raise Overloaded("the client takes nothing of its stream")
         deltas, self.deltas, self.num_tokens = self.deltas, {}, 0
         return list(deltas.items())
 
 
-def body_of(wish: Message) -> dict[str, Any]:
+def body_of(request: Message) -> dict[str, Any]:
     """The body of /generate with the fields that are set."""
-    body: dict[str, Any] = MessageToDict(wish, preserving_proto_field_name=True)
+    body: dict[str, Any] = MessageToDict(request, preserving_proto_field_name=True)
     if "input_embeds" in body:
         body["input_embeds"] = [row.get("values", []) for row in body["input_embeds"]]
     for part in (body, body.get("sampling_params", {})):

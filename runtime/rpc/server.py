@@ -1,5 +1,5 @@
-"""`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Doors and checks are
-those of the HTTP routes."""
+"""`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Authentication and checks
+are those of the HTTP routes."""
 
 import logging
 import ssl
@@ -20,7 +20,7 @@ from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
 
 LOG = logging.getLogger("runtime.rpc")
-LEVELS: dict[str, Level] = {"Health": "open", "Abort": "admin"}  # all others: a user's
+LEVELS: dict[str, Level] = {"Health": "open", "Abort": "admin"}  # all other methods need a user's key
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -30,13 +30,13 @@ CODES = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-GRACE_S = 30.0  # for running calls, after shutdown was asked for
+GRACE_S = 30.0  # for running calls, after shutdown
 
 Context = Any  # grpc.aio.ServicerContext
 
 
 class Rpc:
-    """A gRPC server that listens."""
+    """A gRPC server. It listens from its construction on."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Rpc:
         port: int,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Raises StartError."""
+        """Raises StartError when the address cannot be used."""
         self.settings = settings
         self.server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", settings.max_body_bytes), ("grpc.so_reuseport", 0)]
@@ -58,7 +58,7 @@ class Rpc:
             call = getattr(calls, name.lower())
             make = grpc.unary_stream_rpc_method_handler if several else grpc.unary_unary_rpc_method_handler
             method = (self._several if several else self._one)(level, types[takes], call)
-            # requests are read behind the door
+            # messages are decoded after authentication
             handlers[name] = make(method, response_serializer=types[gives].SerializeToString)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -72,7 +72,7 @@ class Rpc:
             raise StartError(f"cannot listen on {address}; choose another --port or --host") from None
 
     async def serve(self, shutdown: anyio.Event) -> None:
-        """Until `shutdown`; running calls then have GRACE_S to end."""
+        """Serves until `shutdown`; running calls then have GRACE_S to end."""
         await self.server.start()
         try:
             await shutdown.wait()
@@ -85,7 +85,7 @@ class Rpc:
     ) -> Callable[[bytes, Context], Awaitable[Any]]:
         async def method(data: bytes, context: Context) -> Any:
             try:
-                headers = self._enter(level, context)
+                headers = self._authenticate(level, context)
                 return await call(_read(kind, data), headers)
             except Exception as error:
                 await _refuse(error, context)
@@ -98,7 +98,7 @@ class Rpc:
         async def method(data: bytes, context: Context) -> AsyncIterator[Any]:
             answers = None
             try:
-                headers = self._enter(level, context)
+                headers = self._authenticate(level, context)
                 answers = call(_read(kind, data), headers)
                 async for message in answers:
                     yield message
@@ -110,7 +110,7 @@ class Rpc:
 
         return method
 
-    def _enter(self, level: Level, context: Context) -> Headered:
+    def _authenticate(self, level: Level, context: Context) -> Headered:
         metadata = context.invocation_metadata() or ()
         headers = [
             (key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata
@@ -143,8 +143,8 @@ def credentials_of(
     ca_certs: str | None,
     checked: ssl.SSLContext | None,
 ) -> grpc.ServerCredentials | None:
-    """`checked` is what the same files gave the HTTP server: gRPC reads them later and says less. Raises
-    StartError."""
+    """The server's TLS credentials; None without TLS. `checked` is the TLS context of the same files, which
+    were checked with it: gRPC reports less about errors. Raises StartError."""
     if checked is None or certfile is None:
         return None
     if password is not None:

@@ -1,16 +1,17 @@
 """The file backend: a file a record, in one directory that any number of servers may share.
 
     DIR/<identity>/<first byte of the key>/<key>.page      records
-    DIR/writing/<server>/...                               records that are being written; the folder's `lock` is held while it lives
+    DIR/writing/<server>/...                               records that are being written
 
-A record is written under a name of its own and renamed when it is complete, so nobody sees half of one,
-whoever is killed when. There is no fsync: what a power cut leaves behind has a wrong length or checksum, and
-is a miss. Folders of servers that are gone are swept by the next one that opens the directory.
+The server locks `lock` in its folder of `writing` while it runs. A record is written under a temporary name
+and renamed when it is complete, so that no reader sees half of one, whichever process is killed. There is no
+fsync: what a power cut leaves behind has a wrong length or checksum, and is a miss. Folders of servers that
+have ended are removed by the next server that opens the directory.
 
 The directory holds at most `max_bytes` (as file lengths) of records, of all identities together; the least
-recently used go first. What others have written is seen by looking at the directory again after every
-LOOK_SHARE of max_bytes of own writes, so with n servers it may hold up to n * LOOK_SHARE more for a while.
-Use is noted as the file's modification time, once in TOUCH_S.
+recently used are evicted first. Records of other servers are found by scanning the directory after every
+SCAN_SHARE of max_bytes of own writes, so with n servers it may hold up to n * SCAN_SHARE more for a while.
+Use is recorded as the file's modification time, at most once in TOUCH_S.
 """
 
 import fcntl
@@ -27,12 +28,12 @@ import msgspec
 
 from runtime.errors import StartError
 from runtime.storage.backend import BackendConfig, Damaged
-from runtime.storage.index import Entry, Index, look
+from runtime.storage.index import Entry, Index, scan
 from runtime.storage.settings import FileSettings
 
 SUFFIX = ".page"
 WRITING = "writing"
-LOOK_SHARE = 1 / 16
+SCAN_SHARE = 1 / 16
 TOUCH_S = 60.0
 MAX_PARTS = 1024  # of one readv or writev (IOV_MAX)
 
@@ -53,24 +54,25 @@ class FileBackend:
         self._identity = config.identity.hex()
         self._numbers = count()
         self._index = Index()
-        # of the index and the figures, never held while a file is read or written
+        # guards the index and the statistics; never held while a file is read or written
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
-        self._unlooked = 0  # bytes written since the last look at the directory
+        self._scanning = threading.Lock()
+        self._unscanned = 0  # bytes written since the last scan of the directory
         self._evicted = 0
         try:
             (self.root / self._identity).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._own, self._own_lock = _claim(self.root / WRITING)
             _sweep(self.root / WRITING)
-            self._index.replace(look(self.root, SUFFIX))
+            self._index.replace(scan(self.root, SUFFIX))
             self._evict()
         except OSError as error:
             raise StartError(
-                f"the directory of the storage tier cannot be used ({error.strerror or error}); give another one as "
-                '"dir" in --hicache-storage-backend-extra-config'
+                f"the directory of the storage tier cannot be used ({error.strerror or error}); give another "
+                'one as "dir" in --hicache-storage-backend-extra-config'
             ) from error
 
     def contains(self, keys: Sequence[bytes]) -> int:
+        """How many records exist, from the first key on."""
         for number, key in enumerate(keys):
             name = self._name(key)
             # another server may have written it
@@ -79,6 +81,7 @@ class FileBackend:
         return len(keys)
 
     def read(self, key: bytes, buffers: Sequence[memoryview]) -> bool:
+        """Fills the buffers. False: there is no such record. Raises Damaged for a file of another length."""
         name = self._name(key)
         try:
             file = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -98,6 +101,7 @@ class FileBackend:
         return True
 
     def write(self, key: bytes, buffers: Sequence[memoryview]) -> None:
+        """Stores the record, unless it exists, and evicts others for it. Raises OSError."""
         name = self._name(key)
         if (self.root / name).exists():
             self._touch(name)
@@ -116,28 +120,32 @@ class FileBackend:
         with self._lock:
             now = time.time()
             self._index.put(name, Entry(self.record_bytes, now, now))
-            self._unlooked += self.record_bytes
-            is_due = self._unlooked > self.max_bytes * LOOK_SHARE
+            self._unscanned += self.record_bytes
+            is_due = self._unscanned > self.max_bytes * SCAN_SHARE
         if is_due:
-            self._look_again()
+            self._scan_again()
         self._evict()
 
     def remove(self, key: bytes) -> None:
+        """Deletes a record."""
         (self.root / self._name(key)).unlink(missing_ok=True)
         with self._lock:
             self._index.drop(self._name(key))
 
     def clear(self) -> int:
-        names = [name for name, _ in look(self.root, SUFFIX) if name.startswith(self._identity)]
+        """Deletes all records of this identity. -> how many"""
+        names = [name for name, _ in scan(self.root, SUFFIX) if name.startswith(self._identity)]
         for name in names:
             self._unlink(name)
         return len(names)
 
     def stats(self) -> Mapping[str, float]:
+        """Records and bytes in the directory, as far as known, and evictions by this server."""
         with self._lock:
             return {"records": len(self._index), "bytes": self._index.num_bytes, "evicted": self._evicted}
 
     def close(self) -> None:
+        """Removes this server's folder of incomplete records."""
         shutil.rmtree(self._own, ignore_errors=True)
         os.close(self._own_lock)
 
@@ -153,7 +161,7 @@ class FileBackend:
             temporary.rename(path)
 
     def _touch(self, name: str) -> None:
-        """It was used, here for certain, and on disk for other servers and for later ones."""
+        """Records the use of a record, in the index and, for other servers and later ones, on disk."""
         now = time.time()
         with self._lock:
             known = self._index.get(name)
@@ -166,21 +174,21 @@ class FileBackend:
                 with self._lock:
                     self._index.drop(name)
 
-    def _look_again(self) -> None:
-        if not self._looking.acquire(blocking=False):
+    def _scan_again(self) -> None:
+        if not self._scanning.acquire(blocking=False):
             return
         try:
             with self._lock:
-                self._unlooked = 0
-            found = look(self.root, SUFFIX)
+                self._unscanned = 0
+            found = scan(self.root, SUFFIX)
             with self._lock:
                 self._index.replace(found)
         finally:
-            self._looking.release()
+            self._scanning.release()
 
     def _evict(self) -> None:
-        """Unlinks the least recently used records until the bound holds. What another server has used since
-        is spared."""
+        """Deletes the least recently used records until the limit holds, but none that another server has
+        used since."""
         while True:
             with self._lock:
                 if self._index.num_bytes <= self.max_bytes:
@@ -223,18 +231,18 @@ def _transfer(call: Callable[[int, list[memoryview]], int], file: int, buffers: 
 
 
 def _claim(folder: Path) -> tuple[Path, int]:
-    """A folder for what this server is writing, and the lock that says that it lives."""
+    """-> a folder for incomplete records of this server, and the lock file that is held while it runs"""
     folder.mkdir(mode=0o700, exist_ok=True)
     while True:
         own = Path(tempfile.mkdtemp(dir=folder))
         try:
             return own, _lock(own)
-        except (BlockingIOError, FileNotFoundError):  # somebody who sweeps was faster
+        except (BlockingIOError, FileNotFoundError):  # another server has removed it
             continue
 
 
 def _lock(own: Path) -> int:
-    """Locks the folder. Raises BlockingIOError when its owner lives."""
+    """Locks the folder. Raises BlockingIOError when its server runs."""
     file = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -245,14 +253,14 @@ def _lock(own: Path) -> int:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what servers that are gone were writing. A folder that was made a moment ago may not be locked
-    yet: it has a minute."""
+    """Removes incomplete records of servers that have ended. A folder that was made in the last minute may
+    not be locked yet, and stays."""
     for own in folder.iterdir():
         try:
             if time.time() - own.stat().st_mtime < TOUCH_S and not (own / "lock").exists():
                 continue
             file = _lock(own)
-        except OSError:  # its owner lives, or it is gone, or there are no locks on this file system
+        except OSError:  # its server runs, or it is gone, or the file system has no locks
             continue
         shutil.rmtree(own, ignore_errors=True)
         os.close(file)

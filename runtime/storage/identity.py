@@ -1,11 +1,11 @@
-"""Whose pages these are: a digest of everything that decides what the keys and values of given tokens are.
+"""The identity of pages: a digest of everything that decides the keys and values of given tokens.
 
-Of each file of weights it takes the name, the length, the header (names, shapes and places of all tensors)
+Of each file of weights it takes the name, the length, the header (names, shapes and offsets of all tensors)
 and a stamp: in a Hugging Face cache the name of the file that the link leads to, which is the digest of the
 content; else the time of the last change. Reading all weights would be certain and take minutes; headers and
 lengths alone are the same for all fine-tunes of a model; samples of the weights miss an edited row. So a copy
 of a model whose files have other dates does not share pages with the original, unless both are started with
-the same "model" in the settings, by somebody who knows that they are the same.
+the same "model" in the settings, by an operator who knows that they are the same.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ def identity(**facts: Any) -> bytes:
 
 
 def weights(folder: Path, name: str | None) -> list[tuple[str, int, str, str]]:
-    """(file, length, digest of its header, stamp) of every file of weights; `name` stands for the stamps,
-    where it is given."""
+    """(file, length, digest of its header, stamp) of every file of weights; `name`, where given, replaces the
+    stamps."""
     return [(path.name, path.stat().st_size, _header(path), name or _stamp(path)) for path in _files(folder)]
 
 

@@ -1,7 +1,7 @@
 """The record of a page: a header of 64 bytes, then the page's bytes of all ranks.
 
      0  magic "rtpage" and the version of this format (2 bytes)
-     8  identity, 16 bytes: whose pages these are (identity.py)
+     8  identity of the model and its settings, 16 bytes (identity.py)
     24  key, 16 bytes
     40  length of the page in bytes, 8
     48  CRC-32 of the page, 4
@@ -9,9 +9,9 @@
     60  CRC-32 of the 60 bytes before, 4
 
 A CRC-32 finds every error burst of up to 32 bits for certain, and any other damage but for one in four
-thousand million. That is enough against disks, crashes and truncation, which is what it is for: it is no
-defence against somebody who writes to the directory on purpose. It was chosen because zlib has it everywhere,
-it lets other threads run, and it is faster than any digest of hashlib.
+thousand million. That is enough against disks, crashes and truncation; it is no defence against an attacker
+who writes to the directory. It was chosen because zlib has it everywhere, it releases the GIL, and it is
+faster than any digest of hashlib.
 """
 
 import struct
@@ -25,6 +25,7 @@ HEADER_BYTES = HEADER.size + 4
 
 
 def checksum(parts: Sequence[memoryview]) -> int:
+    """CRC-32 of all parts together."""
     value = 0
     for part in parts:
         value = crc32(part, value)

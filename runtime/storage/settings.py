@@ -1,4 +1,4 @@
-"""--hicache-storage-backend-extra-config: what the tier and its backends can be told, as a strict Struct."""
+"""--hicache-storage-backend-extra-config: settings of the storage tier and of its backends."""
 
 import os
 from collections.abc import Mapping
@@ -9,43 +9,45 @@ from typing import Any
 import msgspec
 from msgspec import Meta, Struct
 
-DIR_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # where SGLang's users have said it already
+# SGLang's variable, so that its users need not set another one
+DIR_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 
 Bytes = A[int, Meta(ge=1)]
 Seconds = A[float, Meta(ge=0)]
 
 
 class TierSettings(Struct, frozen=True, kw_only=True):
-    """What the tier reads, whatever the backend."""
+    """Settings of the tier, for any backend."""
 
-    # tokens that must be found in storage for a fetch to be worth it
+    # fewest tokens in storage for which a fetch is worth it
     prefetch_threshold: A[int, Meta(ge=1)] = 256
-    prefetch_timeout_base: Seconds = 1.0  # --hicache-storage-prefetch-policy timeout waits so long
-    prefetch_timeout_per_ki_token: Seconds = 0.25  # and so much longer for each 1024 tokens to be fetched
-    num_threads: A[int, Meta(ge=1, le=64)] = 4  # that read and write at once
-    max_queued_bytes: Bytes = 1 << 30  # of pages that wait to be written; what comes on top is dropped
+    prefetch_timeout_base: Seconds = 1.0  # time limit of --hicache-storage-prefetch-policy timeout
+    prefetch_timeout_per_ki_token: Seconds = 0.25  # added to it for each 1024 tokens to be fetched
+    num_threads: A[int, Meta(ge=1, le=64)] = 4  # threads that read and write at the same time
+    max_queued_bytes: Bytes = 1 << 30  # pages that wait to be written; further ones are dropped
     # the name of the weights, for copies of them whose files have other dates (identity.py)
     model: str | None = None
 
 
 class FileSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file backend reads."""
+    """Settings of the file backend."""
 
     dir: str | None = None  # None: runtime/pages in the user's cache directory
-    max_bytes: Bytes = 64 << 30  # of all pages in the directory
+    max_bytes: Bytes = 64 << 30  # size of all pages in the directory
 
     def folder(self, environment: Mapping[str, str] = os.environ) -> Path:
+        """The directory: `dir`, SGLang's variable, or the user's cache directory."""
         if self.dir is not None:
             return Path(self.dir).expanduser()
-        if said := environment.get(DIR_VARIABLE):
-            return Path(said).expanduser()
-        # relative ones are to be ignored, says the specification
+        if variable := environment.get(DIR_VARIABLE):
+            return Path(variable).expanduser()
+        # the XDG specification has relative paths ignored
         base = environment.get("XDG_CACHE_HOME", "")
         return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "runtime" / "pages"
 
 
 class PlugInSettings(Struct, frozen=True, kw_only=True):
-    """What `dynamic` reads; the rest goes to the plug-in."""
+    """Settings of the `dynamic` backend; the other fields go to the plug-in."""
 
     module: A[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]  # package.module:Class
 
@@ -54,20 +56,21 @@ TIER_NAMES = frozenset(TierSettings.__struct_fields__)
 PLUG_IN_NAMES = frozenset(PlugInSettings.__struct_fields__)
 
 
-def tier_settings(said: Mapping[str, Any] | None) -> TierSettings:
-    return msgspec.convert(_only(said, TIER_NAMES), TierSettings)
+def tier_settings(config: Mapping[str, Any] | None) -> TierSettings:
+    """The tier's part of the configuration. Raises msgspec.ValidationError."""
+    return msgspec.convert(_only(config, TIER_NAMES), TierSettings)
 
 
-def backend_settings(said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is left for the backend."""
-    return {name: value for name, value in (said or {}).items() if name not in TIER_NAMES}
+def backend_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The backend's part of the configuration."""
+    return {name: value for name, value in (config or {}).items() if name not in TIER_NAMES}
 
 
-def problem(backend: str, said: Mapping[str, Any] | None) -> str | None:
-    """What is wrong with the settings, without naming the flag; None when nothing is."""
-    own = backend_settings(said)
+def problem(backend: str, config: Mapping[str, Any] | None) -> str | None:
+    """Why the configuration is not possible, as the end of a sentence; None: it is possible."""
+    own = backend_settings(config)
     try:
-        tier_settings(said)
+        tier_settings(config)
         if backend == "dynamic":
             if "module" not in own:
                 return 'names no plug-in; give "module": "package.module:Class"'
@@ -82,5 +85,5 @@ def problem(backend: str, said: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _only(said: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in (said or {}).items() if name in names}
+def _only(config: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in (config or {}).items() if name in names}

@@ -1,6 +1,6 @@
-"""Pages in and out of a backend: makes and verifies records, counts, and turns every failure into a miss.
+"""Pages in a storage backend: makes and verifies records, counts, and turns every failure into a miss.
 
-Its methods are called in worker threads, several at a time.
+The methods are called in worker threads, several at a time.
 """
 
 import importlib
@@ -17,16 +17,16 @@ from runtime.storage.backend import Backend, BackendConfig, Damaged
 from runtime.storage.files import FileBackend
 from runtime.storage.record import HEADER_BYTES, header, is_intact
 
-TELL_AGAIN_S = 3600.0  # the same trouble is logged once in so much time
+LOG_AGAIN_S = 3600.0  # the same kind of error is logged once in this time
 
 
 class Totals(Struct):
-    """What the store has done since the start. Seconds are those of worker threads."""
+    """Counts since the start. Seconds are time of worker threads."""
 
     pages_written: int = 0
     pages_read: int = 0
-    pages_missed: int = 0  # asked for and not there any more
-    pages_corrupt: int = 0  # there, but not as they were written; removed
+    pages_missed: int = 0  # requested and not there any more
+    pages_corrupt: int = 0  # damaged, and removed
     pages_dropped: int = 0  # not written because writing could not keep up
     errors: int = 0
     bytes_written: int = 0
@@ -36,28 +36,28 @@ class Totals(Struct):
 
 
 class Store:
-    """Pages by key. A page is given as parts: contiguous views of its bytes on every rank, in the same order
-    each time."""
+    """Pages by key. A page is passed as parts: contiguous views of its bytes on every rank, always in the
+    same order."""
 
     def __init__(self, backend: Backend, identity: bytes) -> None:
         self.totals = Totals()
         self._backend = backend
         self._identity = identity
-        self._lock = threading.Lock()  # of the figures
-        self._told: dict[str, float] = {}
+        self._lock = threading.Lock()  # guards totals and _logged_s
+        self._logged_s: dict[str, float] = {}
         self._log = log.get("storage")
 
     def count(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys are there."""
+        """How many pages storage has, from the first key on."""
         try:
             return self._backend.contains(keys)
-        except Exception as error:  # whatever a plug-in raises
-            self._trouble("look up", error)
+        except Exception as error:  # plug-ins raise anything
+            self._log_error("look up", error)
             return 0
 
     def load(self, key: bytes, parts: Sequence[memoryview]) -> bool:
-        """Fills the parts with the page. False: it is not there, or not intact, and the parts hold
-        anything."""
+        """Fills the parts with the page. False: it is not there, or damaged, and the parts' contents are
+        undefined."""
         begin = monotonic()
         head = bytearray(HEADER_BYTES)
         try:
@@ -66,7 +66,7 @@ class Store:
         except Damaged:
             is_there, is_damaged = True, True
         except Exception as error:
-            self._trouble("read", error)
+            self._log_error("read", error)
             is_there, is_damaged = False, False
         if is_damaged:
             self._remove(key)
@@ -80,7 +80,7 @@ class Store:
         return is_read
 
     def save(self, key: bytes, parts: Sequence[memoryview]) -> None:
-        """Writes the page, unless it is there."""
+        """Writes the page, unless storage has it."""
         begin = monotonic()
         try:
             if self._backend.contains([key]):
@@ -88,7 +88,7 @@ class Store:
             head = header(self._identity, key, parts)
             self._backend.write(key, [memoryview(head), *parts])
         except Exception as error:
-            self._trouble("write", error)
+            self._log_error("write", error)
             return
         with self._lock:
             self.totals.write_s += monotonic() - begin
@@ -96,42 +96,43 @@ class Store:
             self.totals.bytes_written += sum(part.nbytes for part in parts)
 
     def clear(self) -> int:
-        """Forgets all pages of this identity. -> how many. Blocks. Raises Unavailable."""
+        """Deletes all pages of this identity. -> how many. Blocks. Raises Unavailable."""
         try:
             return self._backend.clear()
         except Exception as error:
-            self._trouble("clear", error)
+            self._log_error("clear", error)
             raise Unavailable("the storage tier cannot be cleared; the server's log says why") from error
 
     def stats(self) -> Mapping[str, float]:
-        """The backend's own figures."""
+        """The backend's statistics."""
         try:
             return self._backend.stats()
         except Exception as error:
-            self._trouble("count", error)
+            self._log_error("count", error)
             return {}
 
     def close(self) -> None:
+        """Closes the backend."""
         try:
             self._backend.close()
         except Exception as error:
-            self._trouble("close", error)
+            self._log_error("close", error)
 
     def _remove(self, key: bytes) -> None:
         self._log.warning("a page in storage was damaged and is removed", key=key.hex())
         try:
             self._backend.remove(key)
         except Exception as error:
-            self._trouble("remove", error)
+            self._log_error("remove", error)
 
-    def _trouble(self, verb: str, error: Exception) -> None:
+    def _log_error(self, verb: str, error: Exception) -> None:
         kind = f"{verb} {type(error).__name__} {getattr(error, 'errno', '')}"
         now = monotonic()
         with self._lock:
             self.totals.errors += 1
-            is_new = now - self._told.get(kind, -TELL_AGAIN_S) >= TELL_AGAIN_S
+            is_new = now - self._logged_s.get(kind, -LOG_AGAIN_S) >= LOG_AGAIN_S
             if is_new:
-                self._told[kind] = now
+                self._logged_s[kind] = now
         if is_new:
             self._log.error(
                 f"storage cannot {verb} pages; it counts as a miss, and this is not logged again for a while",
@@ -152,7 +153,7 @@ def _plug_in(config: BackendConfig) -> Backend:
         backend: Backend = getattr(importlib.import_module(module), name)(config)
     except Exception as error:
         raise StartError(
-            f'the storage backend {module}:{name} ("module" in --hicache-storage-backend-extra-config) cannot be opened '
-            f"({type(error).__name__}: {error}); repair or leave it out"
+            f'the storage backend {module}:{name} ("module" in --hicache-storage-backend-extra-config) cannot '
+            f"be opened ({type(error).__name__}: {error}); repair or leave it out"
         ) from error
     return backend

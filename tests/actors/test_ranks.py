@@ -16,7 +16,8 @@ import anyio
 import pytest
 
 from runtime.actors import ranks as ranks_module
-from runtime.actors.ranks import Ranks, environment
+from runtime.actors.child_environment import environment
+from runtime.actors.ranks import Ranks
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.ranks import LoadProgress, StartRank
 from runtime.messages.steps import StepResult
@@ -345,7 +346,8 @@ def test_the_number_of_threads_and_the_package_reach_a_rank(monkeypatch: pytest.
 
 PARENT = """
 import asyncio
-from runtime.actors.ranks import Ranks, environment
+from runtime.actors.child_environment import environment
+from runtime.actors.ranks import Ranks
 from tests.devices.plans import start_null
 
 async def main():

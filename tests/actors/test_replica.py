@@ -101,7 +101,7 @@ async def test_pause_flush_load_and_metrics_cover_both() -> None:
         assert [replica.load().running for replica in core.replicas] == [0, 0]
         assert await core.control.flush() > 0 and core.load().used_pages == 0
         await core.control.resume()
-        assert core.health().state == "ready"
+        await until(lambda: core.health().state == "ready")
         await until(lambda: all(sink.finishes for sink in sinks))
         each = [replica.load() for replica in core.replicas]
         load = core.load()

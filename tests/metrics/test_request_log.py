@@ -18,7 +18,7 @@ from runtime.errors import OptionsError, StartError
 from runtime.messages.requests import Chat, GenerateRequest, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.metrics.request_log import as_text, open_folder
-from runtime.metrics.request_records import BEGINNING, Record, as_json
+from runtime.metrics.request_records import MAX_CHARS, Record, as_json
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
 from runtime.settings import bounds_of
@@ -95,9 +95,9 @@ async def test_without_the_options_a_sink_is_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("prompt", "beginning", "whole"),
     [
-        (Text("x" * 3000), "x" * BEGINNING + "...", "x" * 3000),
+        (Text("x" * 3000), "x" * MAX_CHARS + "...", "x" * 3000),
         (Infill("a", "b"), ["a", "b"], ["a", "b"]),
-        (Tokens(list(range(3000))), list(range(BEGINNING)), list(range(3000))),
+        (Tokens(list(range(3000))), list(range(MAX_CHARS)), list(range(3000))),
         (Chat([{"role": "user", "content": "hi"}]), *['{"messages":[{"role":"user","content":"hi"}]}'] * 2),
     ],
 )
@@ -107,7 +107,7 @@ def test_words_only_where_the_level_says_so(prompt: Prompt, beginning: Any, whol
             id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who"
         )
     )
-    found = [record.asked(level) for level in range(4)]
+    found = [record.input_fields(level) for level in range(4)]
     assert [told.get("input") for told in found] == [None, None, beginning, whole]
     assert not any("salt" in json.dumps(told) or "who" in json.dumps(told) for told in found)
 

@@ -96,6 +96,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("runtime.actors.rank_commands", "runtime.actors.text_pipeline"),
     ("runtime.actors.replica",),
+    ("runtime.actors.replicas",),
     (
         "runtime.admin.expert_load",
         "runtime.admin.profiling",
@@ -103,7 +104,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.admin.sessions",
         "runtime.admin.status",
     ),
-    ("runtime.admin.control", "runtime.admin.engine_controls", "runtime.admin.memory_saver"),
+    (
+        "runtime.admin.intake",
+        "runtime.admin.control",
+        "runtime.admin.engine_controls",
+        "runtime.admin.memory_saver",
+    ),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),
     ("runtime.cli",),
@@ -111,7 +117,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {
-    "runtime.actors": ("runtime.actors.fan_out", "runtime.actors.rank_replies", "runtime.actors.watchdog"),
+    "runtime.actors": (
+        "runtime.actors.channels",
+        "runtime.actors.child_environment",
+        "runtime.actors.fan_out",
+        "runtime.actors.open_requests",
+        "runtime.actors.rank_process",
+        "runtime.actors.rank_replies",
+        "runtime.actors.watchdog",
+    ),
     "runtime.devices": tuple(
         f"runtime.devices.{name}"
         for name in (
@@ -135,6 +149,7 @@ SHARED = {
 COMPOSED = (  # put actors together, and are none themselves
     "runtime.actors.rank_commands",
     "runtime.actors.replica",
+    "runtime.actors.replicas",
     "runtime.actors.supervisor",
     "runtime.actors.text_pipeline",
 )

@@ -1,0 +1,130 @@
+"""One rank process: how it is started, and the messages that it sends."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from runtime.actors.child_environment import environment
+from runtime.actors.rank_replies import RankReplies
+from runtime.errors import RankDied, RingError
+from runtime.messages.codec import Wire
+from runtime.messages.lora import AdapterLoaded
+from runtime.messages.memory import MemoryReport
+from runtime.messages.ranks import (
+    Captured,
+    ExpertCounts,
+    FromRank,
+    LoadProgress,
+    RankFailed,
+    RankReady,
+    StartRank,
+)
+from runtime.messages.steps import StepResult
+from runtime.ranks import ring
+
+
+class Replies:
+    """Replies of all ranks of a generation to commands."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.captured: list[Captured] = []
+        self.adapters = RankReplies[AdapterLoaded](num_ranks)
+        self.counts = RankReplies[ExpertCounts](1)
+        self.memory_reports = RankReplies[MemoryReport](num_ranks)
+
+    def end(self) -> None:
+        """A rank has ended."""
+        self.adapters.end()
+        self.counts.end()
+        self.memory_reports.end()
+
+
+class RankProcess:
+    """One rank: its process, and the messages that it has sent about itself."""
+
+    def __init__(
+        self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader, replies: Replies
+    ) -> None:
+        self.index = index
+        self.process = process
+        self.pidfd = pidfd
+        self.reader = reader
+        self.progress: list[LoadProgress] = []
+        self.ready: RankReady | None = None
+        self.failed: RankFailed | None = None
+        self.exited = asyncio.Event()
+        self._replies = replies
+        self._wire = Wire[FromRank](FromRank)
+
+    def receive(self) -> list[StepResult]:
+        """Takes all messages that the rank has sent: keeps those about itself. -> results of steps"""
+        replies = self._replies
+        results: list[StepResult] = []
+        try:
+            while (body := self.reader.read_nowait()) is not None:
+                match self._wire.decode(body):
+                    case StepResult() as result:
+                        results.append(result)
+                    case Captured() as captured:
+                        replies.captured.append(captured)
+                    case AdapterLoaded() as loaded:
+                        replies.adapters.add(loaded)
+                    case ExpertCounts() as counts:
+                        replies.counts.add(counts)
+                    case MemoryReport() as report:
+                        replies.memory_reports.add(report)
+                    case LoadProgress() as progress:
+                        self.progress.append(progress)
+                    case RankReady() as ready:
+                        self.ready = ready
+                    case RankFailed() as failed:
+                        self.failed = failed
+        except RingError as error:
+            self.give_up(error)
+        return results
+
+    def give_up(self, error: RingError) -> None:
+        """Ends the rank, with `error` as the reason: the rest of a broken ring cannot be read."""
+        if self.failed is None:
+            self.failed = RankFailed(self.index, str(error), False)
+        self.process.kill()
+
+    def death(self) -> RankDied:
+        return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
+
+
+def spawn(
+    index: int,
+    start: StartRank,
+    generation: int,
+    plans: ring.RingFds,
+    results: ring.RingFds,
+    shared: Sequence[int],
+    reader: ring.Reader,
+    replies: Replies,
+) -> RankProcess:
+    """Starts the process of rank `index`, which inherits its ends of the rings, `shared` descriptors and its
+    own of `start.host_fds`. `reader` reads `results`. Raises OSError."""
+    arguments = [
+        "--rank",
+        str(index),
+        "--generation",
+        str(generation),
+        "--parent",
+        str(os.getpid()),
+        "--plans",
+        str(plans),
+        "--results",
+        str(results),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
+        env=environment(start.num_threads) | start.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a library prints must not get into our output
+        pass_fds=[*plans.flat(), *results.flat(), *shared, *start.host_fds[index : index + 1]],
+        process_group=0,
+    )  # Ctrl-C is for the parent, from the first moment on
+    return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)

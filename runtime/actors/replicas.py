@@ -1,0 +1,95 @@
+"""All replicas of one runtime, and what is done to all of them at the same time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from runtime.actors.channels import Channel
+from runtime.actors.fan_out import call_all
+from runtime.actors.replica import Replica
+from runtime.admin.adapter_registry import AdapterRegistry
+from runtime.errors import RankDied
+from runtime.messages.constraint import Grammar
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.metrics import Metrics
+from runtime.models.config import ModelConfig
+from runtime.options.plan import Plan
+
+
+class Replicas:
+    """A fixed number of replicas, one for each inbox. Iterating gives them in order of their indices."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelConfig,
+        *,
+        inboxes: Sequence[Channel[ToScheduler]],
+        outbox: Channel[ToDetokenizer],
+        metrics: Metrics,
+        adapters: AdapterRegistry | None,
+        on_death: Callable[[RankDied], None],
+    ) -> None:
+        """The arguments are those of Replica."""
+        self._replicas = [
+            Replica(
+                plan,
+                model,
+                index=index,
+                num_replicas=len(inboxes),
+                inbox=inbox,
+                outbox=outbox,
+                metrics=metrics,
+                adapters=adapters,
+                on_death=on_death,
+            )
+            for index, inbox in enumerate(inboxes)
+        ]
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __getitem__(self, index: int) -> Replica:
+        return self._replicas[index]
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Runs each replica in `tasks`; returns when the ranks of all are ready. Raises StartError,
+        RankDied."""
+        async with anyio.create_task_group() as starting:
+            for replica in self._replicas:
+                starting.start_soon(tasks.start, replica.run)
+
+    async def stop(self) -> None:
+        """Ends the ranks of all replicas. For the owner, when their tasks have ended."""
+        async with anyio.create_task_group() as stopping:
+            for replica in self._replicas:
+                stopping.start_soon(replica.stop)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were planned since the start."""
+        return sum([replica.num_steps for replica in self._replicas])
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether ranks of any replica are being started again."""
+        return any([replica.supervisor.is_recovering for replica in self._replicas])
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether any scheduler knows the request."""
+        return any([replica.has_request(request_id) for replica in self._replicas])
+
+    async def load_adapter(self, load: LoadAdapter) -> None:
+        """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
+        await call_all([partial(replica.commands.load_adapter, load) for replica in self._replicas])
+
+    def prepare_grammar(self, grammar: Grammar | None) -> None:
+        """Announces a grammar to all ranks; None: any grammar."""
+        for replica in self._replicas:
+            replica.commands.prepare(grammar)
