@@ -281,8 +281,8 @@ class TokenizerActor:
             case Infill(prefix=prefix, suffix=suffix):
                 if self._infill_format is None:
                     raise InvalidRequest(
-                        "the model has no fill-in-the-middle tokens that are known here; leave suffix out, or "
-                        "start the server with --completion-template",
+                        "the model has no fill-in-the-middle tokens that are known here; leave suffix out, "
+                        "or start the server with --completion-template",
                         param="suffix",
                     )
                 return self._encode_text(infill(self._infill_format, prefix, suffix), add_special=True)

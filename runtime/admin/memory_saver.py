@@ -108,8 +108,8 @@ class MemorySaver:
             )
         if flushes and any(roster.num_running for roster in rosters):
             raise Busy(
-                "sequences are paused in place, with pages that the present weights have computed; pause with "
-                "mode retract or abort, or set flush_cache to false to go on with those pages"
+                "sequences are paused in place, with pages that the present weights have computed; pause "
+                "with mode retract or abort, or set flush_cache to false to go on with those pages"
             )
 
     async def _change(self, released: list[tuple[Part, ...]]) -> tuple[Part, ...]:

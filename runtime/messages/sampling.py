@@ -199,7 +199,7 @@ def _check_hidden(params: SamplingParams, prompt_len: int, limits: Limits) -> No
     if params.hidden_states == "all" and params.n * longest * limits.hidden_size > MAX_HIDDEN:
         most = MAX_HIDDEN // limits.hidden_size
         raise InvalidRequest(
-            f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most "
-            f"is {most}",
+            f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the "
+            f"most is {most}",
             param="hidden_states",
         )

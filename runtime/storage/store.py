@@ -153,7 +153,7 @@ def _plug_in(config: BackendConfig) -> Backend:
         backend: Backend = getattr(importlib.import_module(module), name)(config)
     except Exception as error:
         raise StartError(
-            f'the storage backend {module}:{name} ("module" in --hicache-storage-backend-extra-config) cannot '
-            f"be opened ({type(error).__name__}: {error}); repair or leave it out"
+            f'the storage backend {module}:{name} ("module" in --hicache-storage-backend-extra-config) '
+            f"cannot be opened ({type(error).__name__}: {error}); repair or leave it out"
         ) from error
     return backend

@@ -84,12 +84,12 @@ async def test_without_the_options_a_sink_is_what_it_was() -> None:
     async with running() as core:
         sink = ask(core, "one", max_new_tokens=4)
         assert (
-            core._request_logs.records.watch(
+            core._intake._records.watch(
                 GenerateRequest(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink
             )
             is sink
         )
-        assert not core._request_logs.records.open
+        assert not core._intake._records.open
 
 
 @pytest.mark.parametrize(
