@@ -1,7 +1,7 @@
 """What decode and prompt steps should take on Ascend A2 and A3, on paper: a model, not a measurement.
 
     python -m bench.ascend_model              a table of reference configurations, with published figures
-    python -m bench.ascend_model --operators  each operator of each step: count, bytes, operations, microseconds
+    python -m bench.ascend_model --operators  operators of each step: count, bytes, operations, time
 
 An operator takes the longest of: its bytes over the memory's bandwidth, its multiplications over the peak,
 and the least time that any operator takes in a graph. Collectives take a latency and their bytes over the

@@ -2,7 +2,7 @@
 the GPU reaches in the same run.
 
     python -m bench.gpu_gemm          # on a GPU; about three minutes
-    python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; its figures are not recorded
+    python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; nothing is recorded
 
 Small steps read weights, so they are compared with the GPU's copy bandwidth; large ones with its bf16
 products, which 8-bit ones may exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py

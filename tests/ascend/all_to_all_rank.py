@@ -20,11 +20,13 @@ EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2
 
 
 def quantised(weight: Tensor) -> Quantized:
+    """int8 weights with a scale for each output."""
     scale = weight.abs().amax(2, keepdim=True) / 127
     return Quantized(Int8("token"), (weight / scale).round().to(torch.int8), scale)
 
 
 def main(rank: int, size: int, store: str) -> None:
+    """Runs one rank."""
     torch.npu.set_device(rank)
     torch_device = torch.device("npu", rank)
     torch.npu.config.allow_internal_format = True
@@ -42,7 +44,8 @@ def main(rank: int, size: int, store: str) -> None:
     x, chosen, shares = xs[rank].npu(), ids[rank].npu(), weights[rank].npu()
     real = slice(0, TOKENS - (rank == size - 1))
     ways = [NormalAllToAll(ranks, experts), LowLatencyAllToAll(ranks, experts)]
-    ways.append(DispatchCombine(group_name(rank), rank, size, experts, LowLatencyAllToAll(ranks, None)))  # type: ignore[arg-type]
+    fallback = LowLatencyAllToAll(ranks, None)  # type: ignore[arg-type]
+    ways.append(DispatchCombine(group_name(rank), rank, size, experts, fallback))
     for is_rounded, packed, whole in (
         (
             False,

@@ -9,20 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PLACE = "npu"
+DEVICE = "npu"
 BF16 = torch.bfloat16
 
 
 def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(*shape, device=PLACE).to(dtype)
+    """Random numbers on the NPU."""
+    return torch.randn(*shape, device=DEVICE).to(dtype)
 
 
 def ints(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=PLACE)
+    """Integers on the NPU."""
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
 def int8(*shape: int) -> Tensor:
-    return torch.randint(-100, 100, shape, dtype=torch.int32).to(torch.int8).to(PLACE)
+    """Random int8 numbers on the NPU."""
+    return torch.randint(-100, 100, shape, dtype=torch.int32).to(torch.int8).to(DEVICE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Case:
     wrong: list[tuple[str, Callable[[], dict[str, Any]]]] = field(default_factory=list)
 
     def call(self, changes: dict[str, Any]) -> Any:
+        """Calls the operator with the right arguments, some of them replaced by `changes`."""
         args, named = self.right()
         for name, value in changes.items():
             if name.isdigit():
@@ -46,7 +50,8 @@ class Case:
 
 
 def mask(size: int = 2048) -> Tensor:
-    return torch.ones(size, size, dtype=torch.bool, device=PLACE).triu(1)
+    """The mask of sparse modes 2 to 4."""
+    return torch.ones(size, size, dtype=torch.bool, device=DEVICE).triu(1)
 
 
 def paged(**more: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.calls import BF16, PLACE, Case, int8, ints, randn
+from tests.ascend.calls import BF16, DEVICE, Case, int8, ints, randn
 from tests.ascend.calls_linears import FP16, FP32, nz
 
 HIDDEN, Q_RANK, RANK, NOPE, ROPE, HEADS, TOKENS = 6144, 1536, 512, 128, 64, 2, 3
@@ -13,7 +13,8 @@ SHAPES = ((HIDDEN, Q_RANK), (Q_RANK, HEADS * (NOPE + ROPE)), (HIDDEN, RANK + ROP
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, device=PLACE)
+    """Zeros on the NPU."""
+    return torch.zeros(*shape, dtype=dtype, device=DEVICE)
 
 
 def prolog(num_int8: int) -> tuple[list[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""As calls.py: quantised products, and mixtures of experts."""
+"""Right and wrong calls, as in calls.py, of quantized products and of operators for MoE layers."""
 
 from typing import Any
 
@@ -12,14 +12,17 @@ FP16, FP32 = torch.float16, torch.float32
 
 
 def counts(*values: int) -> Tensor:
+    """int64 numbers on the NPU."""
     return ints(*values, dtype=torch.int64)
 
 
 def nz(weight: Tensor) -> Tensor:
+    """The weight in FRACTAL_NZ."""
     return torch_npu.npu_format_cast(weight, 29)
 
 
 def product() -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of npu_quant_matmul."""
     return [int8(4, 64), int8(64, 96), randn(96, dtype=FP32)], {
         "pertoken_scale": randn(4, dtype=FP32),
         "output_dtype": torch.bfloat16,
@@ -106,6 +109,7 @@ LINEARS = [
 
 
 def routing(**more: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of npu_moe_init_routing_v2."""
     return [randn(3, 32), ints([0, 2], [1, 2], [3, 0])], {
         "active_num": 6,
         "expert_num": 4,
@@ -120,6 +124,7 @@ GROUPED = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_t
 
 
 def grouped(**more: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of npu_grouped_matmul in bfloat16."""
     return [[randn(6, 32)], [randn(3, 32, 48)]], {**GROUPED, "group_list": counts(2, 0, 4), **more}
 
 
@@ -154,10 +159,12 @@ def narrow() -> tuple[list[Any], dict[str, Any]]:
 
 
 def words_of(*shape: int) -> Tensor:
+    """Scales as 64-bit words whose lower half is a float32."""
     return (torch.rand(shape).view(torch.int32).to(torch.int64) & 0xFFFFFFFF).npu()
 
 
 def grouped8() -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of npu_grouped_matmul with int8 weights and activations."""
     return [[int8(6, 32)], [int8(3, 32, 64)]], {
         **GROUPED,
         "group_list": counts(2, 0, 4),

@@ -2,6 +2,7 @@
 the ranks of its experts, whose "expert" multiplies by its number plus one, and comes back."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ EXPERTS, HIDDEN = 8, 64
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, first: int) -> torch.Tensor:
+    """Weights of experts."""
     factors = torch.arange(first, first + len(counts), device="npu") + 1
     kept = int(counts.sum())
     rows[:kept] *= factors.repeat_interleave(counts).to(rows.dtype)[:, None]
@@ -21,10 +23,12 @@ def experts(rows: torch.Tensor, counts: torch.Tensor, first: int) -> torch.Tenso
 
 
 def main(rank: int, size: int, store: str) -> None:
+    """Runs one rank."""
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=size)
     dist.barrier()
-    group = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)  # type: ignore[union-attr]
+    backend: Any = dist.group.WORLD._get_backend(torch.device("npu"))  # type: ignore[union-attr]
+    group = backend.get_hccl_comm_name(rank)
     where = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank, "moe_expert_num": EXPERTS}
     torch.manual_seed(rank)
     x = torch.randn(3, HIDDEN).to(torch.bfloat16)

@@ -1,6 +1,8 @@
-"""Where torch_npu is not installed these tests are not collected; where it is, they need the simulation.
-Whole steps run twice: with work done when it is launched, and in the lazy mode, when somebody waits for
-it."""
+"""Tests of the Ascend path. They are collected where torch_npu is installed, and then need the simulation.
+
+Whole steps run twice: with work done when it is launched, and in the lazy mode, where it is done when the
+program waits for it.
+"""
 
 import importlib.util
 import os
@@ -17,12 +19,14 @@ elif "SIM_CANN_LIBRARIES" not in os.environ:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs tests of whole steps in both modes."""
     if metafunc.module.__name__.rpartition(".")[2] in STEPS:
         metafunc.parametrize("launches", ["at once", "late"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def launches(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The mode in which work is done: at once, or late."""
     if getattr(request, "param", "at once") == "at once":
         yield
         return

@@ -11,6 +11,7 @@ assert torch_npu  # brings the backend
 
 
 def main(rank: int, size: int, store: str) -> None:
+    """Runs one rank."""
     torch.npu.set_device(rank)
     os.environ["HCCL_WHITELIST_DISABLE"] = "1"
     dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=size)

@@ -1,14 +1,14 @@
-"""Golden traces: the operators that a piece of work calls, as text that is kept in git, so that a change of
-calls is seen in review.
+"""Golden traces: the operators that some work calls, as text in git, so that a change of calls is seen in
+review.
 
     with recorded() as trace:
         model(batch)
     compare("llama-decode", trace.text())
 
-A line is an operator with what it was given, `bf16[7,64]` for a tensor; one in FRACTAL_NZ ends in `nz`, one
-that is not contiguous in `~`, one on the host begins with `host`. Lists of the host stand as they are. Views
-and allocations, which launch nothing, are left out, and lines that repeat, layer after layer, are written
-once. Where a trace differs the test shows how; WRITE_GOLDEN=1 in its environment writes the file anew.
+A line is an operator with its arguments, `bf16[7,64]` for a tensor; one in FRACTAL_NZ ends in `nz`, one that
+is not contiguous in `~`, one on the host begins with `host`. Lists on the host are shown as they are. Views
+and allocations, which launch nothing, are omitted, and lines that repeat, layer after layer, are written
+once. Where a trace differs the test shows the difference; WRITE_GOLDEN=1 in its environment writes the file.
 """
 
 import difflib
@@ -40,6 +40,7 @@ SHORT = {
 
 
 def described(value: Any) -> str:
+    """A value as a trace shows it."""
     if isinstance(value, Tensor):
         where = "" if value.device.type == "npu" else "host "
         form = ("nz" if format_of(host(value)) == NZ else "") + ("" if value.is_contiguous() else "~")
@@ -62,15 +63,17 @@ class Trace:
         self.lines: list[str] = []
 
     def add(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [described(value) for value in args]
-        given += [
+        """Adds a call."""
+        arguments = [described(value) for value in args]
+        arguments += [
             f"{key}={described(value)}"
             for key, value in kwargs.items()
             if value is not None and key not in ("layout", "pin_memory")
         ]
-        self.lines.append(f"{name.replace('::', '.')}({', '.join(given)})")
+        self.lines.append(f"{name.replace('::', '.')}({', '.join(arguments)})")
 
     def text(self) -> str:
+        """The trace, repeated lines written once."""
         return "\n".join(folded(self.lines)) + "\n"
 
 
@@ -103,6 +106,7 @@ def repeat(lines: list[str], at: int) -> tuple[int, int]:
 
 @contextmanager
 def recorded() -> Iterator[Trace]:
+    """Records the calls within the block."""
     trace = Trace()
     device.watchers.append(trace.add)
     try:
@@ -112,13 +116,14 @@ def recorded() -> Iterator[Trace]:
 
 
 def compare(name: str, text: str) -> None:
+    """Fails where the text is not that of the golden file."""
     path = FOLDER / f"{name}.txt"
     if os.environ.get("WRITE_GOLDEN") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    kept = path.read_text() if path.exists() else ""
+    golden = path.read_text() if path.exists() else ""
     changes = "\n".join(
-        difflib.unified_diff(kept.splitlines(), text.splitlines(), str(path.name), "now", lineterm="", n=2)
+        difflib.unified_diff(golden.splitlines(), text.splitlines(), str(path.name), "now", lineterm="", n=2)
     )
     assert not changes, (
         f"the calls are not those of {path.name}; WRITE_GOLDEN=1 keeps the new ones:\n{changes}"

@@ -2,7 +2,7 @@
 COMMAND ...`
 
 The command and every Python process under it finds tests/ascend/site on its path: what imports torch_npu
-there gets the simulated CANN libraries and the emulated operators. The command itself need not know.
+there gets the simulated CANN libraries and the emulated operators. The command needs no change.
 """
 
 import argparse
@@ -39,26 +39,27 @@ def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
 
 
 def main() -> None:
+    """Replaces this process by the command."""
     parser = argparse.ArgumentParser(
         prog="tests.ascend.simulate", description="Run a command on simulated NPUs."
     )
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument(
-        "--memory-mb", type=int, default=2048, help="of each device; it is this machine's memory"
+        "--memory-mb", type=int, default=2048, help="memory of each device, taken from this machine"
     )
     parser.add_argument(
         "--shapes",
         action="store_true",
-        help="compute nothing; a model of any size fits, and any number comes out",
+        help="compute nothing but shapes; a model of any size fits, and results are arbitrary",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    given = parser.parse_args()
-    if not given.command:
+    options = parser.parse_args()
+    if not options.command:
         parser.error("a command is needed")
-    os.environ.update(environment(given.devices, EVERYTHING_MB if given.shapes else given.memory_mb))
-    os.environ["SIM_NPU_SHAPES"] = str(int(given.shapes))
+    os.environ.update(environment(options.devices, EVERYTHING_MB if options.shapes else options.memory_mb))
+    os.environ["SIM_NPU_SHAPES"] = str(int(options.shapes))
     sys.stdout.flush()
-    os.execvp(given.command[0], given.command)
+    os.execvp(options.command[0], options.command)
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def test_latents_in_fused_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         and "cache_mode='PA_BNSD'" in plain
     )
     assert (
-        "npu.npu_mla_prolog_v3(bf16[2,7168], bf16[7168,1536]nz, bf16[1536,24576]nz, bf16[128,128,512], bf16[7168,576]nz"
-        in whole
+        "npu.npu_mla_prolog_v3(bf16[2,7168], bf16[7168,1536]nz, bf16[1536,24576]nz, bf16[128,128,512], "
+        "bf16[7168,576]nz" in whole
     )
     assert re.search(r"query_rope=bf16\[2,1,128,64\], key_rope=bf16\[\d+,1,4,128,16\]", whole)
     assert [text.count("\n") for text in (plain, whole)] == [18, 12]

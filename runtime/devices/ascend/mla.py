@@ -1,14 +1,14 @@
 """Multi-head latent attention (MLA) on Ascend (DeepSeek-V2, 2024), over pages of latents and rotary key
 parts.
 
-    decode rows     absorbed: queries are projected to the latents, which are keys and values of one head, and
-                    sums of latents are projected to values afterwards. BSND with a query length of 1: the call
-                    whose lengths a replayed step can change.
-    absorbed rows   a few tokens each: absorbed too, TND, sparse mode 3. The operator takes at most 16 queries
-                    of a sequence, so a row becomes several sequences that see more and more of the same pages.
-    expanded rows   many tokens each: keys and values of all heads are computed from the rows' latents, as many
-                    heads at a time as fit the memory set aside; then TND without pages, which is documented for
-                    bfloat16. float16 is always absorbed.
+    decode rows    absorbed: queries are projected to the latents, which are keys and values of one head, and
+                   sums of latents are projected to values afterwards. BSND with a query length of 1: the
+                   call whose lengths a replayed step can change.
+    absorbed rows  a few tokens each: absorbed too, TND, sparse mode 3. The operator takes at most 16 queries
+                   of a sequence, so a row becomes several sequences that see more and more of its pages.
+    expanded rows  many tokens each: keys and values of all heads are computed from the rows' latents, as
+                   many heads at a time as fit the memory set aside; then TND without pages, which is
+                   documented for bfloat16. float16 is always absorbed.
 
 Expanding costs once for each row, absorbing makes each query more expensive. All rows of a kind are one call.
 The operator is documented for latents of 512, rotary parts of 64, heads of 128, and heads in powers of two.

@@ -1,13 +1,13 @@
 """What comes before MLA on Ascend, in fused operators where they are documented for a model's sizes.
 
-    plain         torch's products, then norm, rotary and store one by one (layers/attention/mla_prolog.py): for
-                  every model
-    cache-fused   npu_kv_rmsnorm_rope_cache norms, rotates and stores the latents. It wants rotary key parts as
-                  interleaved pairs, as checkpoints have them, and stores the second of each pair behind the
-                  first ones, so the cache is the same as with plain steps
-    fused         npu_mla_prolog_v3 computes absorbed queries and the cache from hidden states
-                  (--npu-mla-prolog), where all rows of a step are absorbed. Other steps use the same weights,
-                  [in, out] in FRACTAL_NZ
+    plain        torch's products, then norm, rotary and store one by one
+                 (layers/attention/mla_prolog.py): for every model
+    cache-fused  npu_kv_rmsnorm_rope_cache norms, rotates and stores the latents. It wants rotary key parts
+                 as interleaved pairs, as checkpoints have them, and stores the second of each pair behind
+                 the first ones, so the cache is the same as with plain steps
+    fused        npu_mla_prolog_v3 computes absorbed queries and the cache from hidden states
+                 (--npu-mla-prolog), where all rows of a step are absorbed. Other steps use the same weights,
+                 [in, out] in FRACTAL_NZ
 
 CACHE_LIMITS and FUSED_LIMITS say what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and
 CANN's documents).

@@ -106,7 +106,8 @@ class AscendOps:
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Tables of npu_rotary_mul, [1, T, 1, D] each."""
-        return tuple(torch.cat((half, half), 1).to(self.dtype)[None, :, None] for half in (cos, sin))  # type: ignore[return-value]
+        tables = [torch.cat((half, half), 1).to(self.dtype)[None, :, None] for half in (cos, sin)]
+        return tables[0], tables[1]
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary positions of x [T, heads, D]."""
@@ -134,6 +135,7 @@ class AscendOps:
     def linear(
         self, x: Tensor, packed: Tensor | Int8Weight | GroupQuantWeight, bias: Tensor | None
     ) -> Tensor:
+        """x [N, in] -> [N, out]."""
         if isinstance(packed, GroupQuantWeight):
             return group_quant_matmul(x, packed, bias)
         return int8_matmul(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)

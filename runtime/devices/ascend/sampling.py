@@ -6,10 +6,10 @@ As in layers/sampling/sampler.py, a row's random number is compared with the run
 ways to filter the weights:
 
     filter_fused   the fused operator, which keeps weights in the order of the vocabulary. The cpu samples
-                   rows with top_k or top_p from the largest weight down, so the same seed may give another token
-                   here, of the same distribution, and always the same one. Ties at the edge of top_k are all
-                   kept. A top_k above the operator's limit sorts.
-    filter_sorted  one sort of the whole vocabulary, where some row has top_k or top_p: the tokens of the cpu
+                   rows with top_k or top_p from the largest weight down, so the same seed may give another
+                   token here, of the same distribution, and always the same one. Ties at the edge of top_k
+                   are all kept. A top_k above the operator's limit sorts.
+    filter_sorted  one sort of the whole vocabulary, where some row has top_k or top_p: the cpu's tokens
 
 Sums are float32, as NPUs have no fast float64.
 """

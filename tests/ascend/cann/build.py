@@ -54,12 +54,14 @@ RETURN_0 = {"x86_64": "xorl %eax, %eax; ret", "aarch64": "mov x0, #0; ret"}
 
 
 def run(*command: object) -> str:
+    """Standard output of a command; raises if it fails."""
     return subprocess.run(
         [str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
 def package(name: str) -> Path:
+    """The folder of an installed Python package."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
@@ -78,6 +80,7 @@ def symbols(library: Path, *flags: str) -> Iterator[tuple[str, str]]:
 
 
 def missing_symbols(libraries: list[Path], torch: Path) -> set[str]:
+    """Symbols that these libraries need and no installed library defines."""
     system = [
         path for folder in SYSTEM_FOLDERS for name in SYSTEM_NAMES if (path := Path(folder, name)).exists()
     ]
@@ -104,12 +107,14 @@ def optional_symbols(core: Path) -> set[str]:
     return set(
         texts(
             core,
-            rb"(?:aclrt|aclmdl|aclop|acl)(?:Ctx)?(?:Set|Reset|Destroy|Unuse|Use|DeviceEnable|DeviceDisable)[A-Za-z0-9]*",
+            rb"(?:aclrt|aclmdl|aclop|acl)(?:Ctx)?"
+            rb"(?:Set|Reset|Destroy|Unuse|Use|DeviceEnable|DeviceDisable)[A-Za-z0-9]*",
         )
     )
 
 
 def link(out: Path, name: str, *inputs: object) -> None:
+    """Links a shared library lib<name>.so in `out`."""
     run(
         "gcc",
         "-O1",
@@ -126,14 +131,17 @@ def link(out: Path, name: str, *inputs: object) -> None:
 
 
 def link_to_core(out: Path, name: str, source: str) -> None:
+    """Links a library of this C source that needs the core library."""
     path = out / f"{name}.c"
     path.write_text(source)
     link(out, name, path, f"-L{out}", "-Wl,--no-as-needed", f"-l{CORE}", "-Wl,-rpath,$ORIGIN")
 
 
 def stub(name: str) -> str:
+    """Assembly of a function that returns 0, or of a C++ table."""
     if name.startswith(("_ZTV", "_ZTI", "_ZTS")):  # C++ tables are data, not code
-        return f".data; .globl {name}; .type {name},@object; .size {name},256; .balign 16; {name}: .zero 256; .text"
+        head = f".data; .globl {name}; .type {name},@object; .size {name},256; .balign 16"
+        return f"{head}; {name}: .zero 256; .text"
     return f".globl {name}; .type {name},@function; {name}: {RETURN_0[os.uname().machine]}"
 
 
@@ -157,6 +165,7 @@ def build_core(out: Path, missing: set[str]) -> set[str]:
 
 
 def build_into(out: Path, wheel: Path) -> None:
+    """Builds all simulated libraries for this wheel of torch_npu in `out`."""
     core = wheel / "lib" / "libtorch_npu.so"
     libraries = sorted(wheel.rglob("*.so"))
     implemented = build_core(out, missing_symbols(libraries, package("torch")) | optional_symbols(core))

@@ -81,6 +81,7 @@ def hidden(score: Score, row: int, s: int, t: int) -> Tensor | None:
 
 
 def sparse(mode: int, s: int, t: int, before: int, after: int) -> Tensor:
+    """The mask of a sparse mode for s queries and t keys, true where not seen."""
     i, j = torch.arange(s)[:, None], torch.arange(t)[None]
     if mode == 2:
         return j > i
@@ -172,6 +173,7 @@ OUTPUT = {  # layout -> dimensions of (b, s, n, d), or of (t, n, d)
 
 
 def infer(score: Score) -> tuple[Tensor, Tensor]:
+    """Output and lse of one call, in its layouts."""
     check(score)
     out, lse = compute(score)
     out = out.to(score.query.dtype).permute(OUTPUT[score.input_layout]).contiguous()
@@ -184,17 +186,20 @@ def infer(score: Score) -> tuple[Tensor, Tensor]:
 
 @operator(V1)
 def fia(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """npu_fused_infer_attention_score."""
     return infer(Score.of(query, key, value, 1, arguments))
 
 
 @operator(V2)
 def fia_v2(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """npu_fused_infer_attention_score_v2."""
     return infer(
         Score.of(query, key, value, 2, {V2_NAMES.get(name, name): given for name, given in arguments.items()})
     )
 
 
 def into(out: list[Tensor], found: tuple[Tensor, Tensor], with_lse: bool) -> tuple[Tensor, Tensor]:
+    """Copies results to the given outputs."""
     for name, (to, made) in zip(("attention", "lse"), zip(out, found, strict=True), strict=True):
         if name == "attention" or with_lse:
             need(
@@ -215,6 +220,7 @@ def fia_out(
     out: list[Tensor],
     **arguments: Any,
 ) -> tuple[Tensor, Tensor]:
+    """npu_fused_infer_attention_score with given outputs."""
     return into(out, fia(query, key, value, **arguments), bool(arguments.get("softmax_lse_flag")))
 
 
@@ -228,6 +234,7 @@ def fia_v2_out(
     out: list[Tensor],
     **arguments: Any,
 ) -> tuple[Tensor, Tensor]:
+    """npu_fused_infer_attention_score_v2 with given outputs."""
     return into(out, fia_v2(query, key, value, **arguments), bool(arguments.get("return_softmax_lse")))
 
 
@@ -236,6 +243,7 @@ def fia_v2_out(
     "npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
 )
 def fia_workspace(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+    """The size of the workspace, which is empty here."""
     return torch.empty(1, dtype=torch.uint8)
 
 
@@ -275,6 +283,7 @@ def fusion_attention(
     *_: Any,
     **__: Any,
 ) -> Any:
+    """npu_fusion_attention without pages."""
     need(keep_prob == 1.0 and pse is None and prefix is None, "only inference is emulated")
     need(input_layout in SDPA_VIEWS, f"input_layout {input_layout!r} is not emulated")
     need(
@@ -301,4 +310,5 @@ def fusion_attention(
 
 @operator("npu::npu_fusion_attention_v3")
 def fusion_attention_v3(*arguments: Any, **named: Any) -> Any:
+    """npu_fusion_attention_v3, which returns the same."""
     return (*fusion_attention(*arguments, **named)[:4], torch.zeros(1), torch.zeros(1))

@@ -10,6 +10,7 @@ from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_v
 
 @operator("npu::npu_scatter_nd_update_")
 def scatter_nd_update_(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """npu_scatter_nd_update_."""
     need_dtype("input", x, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int64, torch.int8)
     need_dtype("indices", indices, torch.int32, torch.int64)
     need(x.dtype == updates.dtype, f"updates are {updates.dtype}, input {x.dtype}")
@@ -39,7 +40,7 @@ def write(x: Tensor, tokens: Tensor, slots: Tensor) -> None:
 
 
 def single(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Who wins where a slot is given twice is not said: what is written there shows if anybody reads it."""
+    """Slots that are given twice get NaN, or 113: the documents do not say which write wins."""
     _, inverse, counts = places.unique(return_inverse=True, return_counts=True)
     twice = counts[inverse] > 1
     if not twice.any():
@@ -53,6 +54,7 @@ def single(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
 ) -> None:
+    """_npu_reshape_and_cache of ATB."""
     need_dtype("slot_indices", slot_indices, torch.int32)
     need(
         key_cache.dim() == 4 and key.shape[1:] == key_cache.shape[2:],
@@ -67,6 +69,7 @@ def reshape_and_cache(
 
 
 def nz_write(cache: Tensor, tokens: Tensor, slots: Tensor) -> None:
+    """Writes tokens to pages in NZ."""
     pages, page_size = cache.shape[0], cache.shape[2]
     need_values(lambda: (slots < pages * page_size).all(), "a slot lies outside the cache")
     kept = slots >= 0
@@ -87,6 +90,7 @@ def scatter_pa_kv_cache(
     seq_lens: Tensor | None = None,
     cache_mode: str | None = "PA_NZ",
 ) -> None:
+    """npu_scatter_pa_kv_cache."""
     need(
         compress_lens is None and compress_seq_offsets is None and seq_lens is None,
         "compression is not emulated",

@@ -52,7 +52,7 @@ KERNELS = (
     "CompositeImplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 )
-# are told of each call that launches something
+# called with each operator that launches something
 watchers: list[Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = []
 fallbacks: Counter[str] = Counter()  # operators that NPUs compute on the CPU, and how often
 
@@ -70,6 +70,7 @@ class Signature:
 
 @cache
 def signature(func: Any) -> Signature:
+    """What is known of an operator, cached."""
     schema = func._schema
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -85,7 +86,8 @@ def signature(func: Any) -> Signature:
 
 
 class HostNpu(TorchDispatchMode):
-    """A mode is a thread's: enter one in each thread that uses the device."""
+    """Computes operators on the host. A dispatch mode belongs to a thread: enter one in each thread that uses
+    the device."""
 
     @staticmethod
     def install() -> None:
@@ -143,6 +145,7 @@ def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
 def compute(
     of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
 ) -> Any:
+    """Computes an operator now, queues it, or records it in a capture."""
     kernel = OPERATORS.get(of.name, func)
     host_args, host_kwargs = mapped((args, without(kwargs, "cpu")), host)
     if of.name not in OPERATORS:
@@ -175,6 +178,7 @@ def compute(
 
 
 def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Copies host tensors, whose values a launch takes with it."""
     theirs = {
         id(leaf) for leaf in leaves((args, kwargs), []) if isinstance(leaf, Tensor) and not is_device(leaf)
     }
@@ -182,18 +186,19 @@ def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor
 
 
 def copied(of: Signature, args: tuple[Any, ...]) -> tuple[Tensor | None, Tensor]:
-    """Where to, if that is there already, and where from."""
+    """Target of a copy, if it exists already, and source."""
     return (args[0], args[1]) if of.name == "aten::copy_" else (None, args[0])
 
 
 def is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a copy has to be complete when it returns."""
     return not kwargs.get("non_blocking", len(args) > 2 and args[2])
 
 
 def waits(
     of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
 ) -> bool:
-    """Whether the host waits for the device in it."""
+    """Whether the host waits for the device in this call."""
     if of.name in COPIES:
         to, source = copied(of, args)
         within = is_device(source) and (is_device(to) if to is not None else torch_device is not None)
@@ -202,6 +207,7 @@ def waits(
 
 
 def reads_mask(of: Signature, args: tuple[Any, ...]) -> bool:
+    """Whether an index operator has a mask among its indices."""
     return of.name.startswith("aten::index") and any(
         isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], [])
     )
@@ -260,7 +266,7 @@ def work_out_shapes(
 
 
 def is_huge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Too much to stand there as zeros: its shapes are torch_npu's own, and the limits of such a call are not
+    """Whether tensors are too large to be zeros: shapes are then torch_npu's own, and limits are not
     checked."""
     return Limits.no_values and any(
         isinstance(leaf, Tensor) and leaf.nbytes > HUGE for leaf in leaves((args, kwargs), [])
@@ -270,6 +276,7 @@ def is_huge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def refuse_in_capture(
     of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
 ) -> None:
+    """Raises Refused for what a capture must not contain."""
     if not of.is_on_device:
         raise Refused(f"{of.name} has no NPU kernel: it cannot be captured")
     if reads_mask(of, args) or (of.reads_values and of.name not in INDEXES):

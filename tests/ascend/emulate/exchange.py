@@ -52,9 +52,11 @@ class Spread:
 
     @property
     def local(self) -> int:
+        """Experts of a rank."""
         return self.experts // self.size
 
     def check(self, x: Tensor, expert_ids: Tensor, global_bs: int, rest: dict[str, Any]) -> None:
+        """Documented limits of both operators."""
         odd = [
             name for name, given in rest.items() if given not in (None, 0, "") and name != "shared_expert_num"
         ]
@@ -89,6 +91,7 @@ class Spread:
         )
 
     def most_rows(self, tokens: int, choices: int, global_bs: int) -> int:
+        """The most rows that a rank can receive."""
         return (global_bs or tokens * self.size) * min(self.local, choices)
 
 
@@ -106,6 +109,7 @@ def active(mask: Tensor | None, ids: Tensor) -> Tensor:
 
 
 def padded(x: Tensor, rows: int, fill: int) -> Tensor:
+    """x with rows of `fill` behind it."""
     return torch.cat((x, x.new_full((rows - x.shape[0], *x.shape[1:]), fill)))
 
 
@@ -126,6 +130,7 @@ def dispatch(
     comm_alg: str = "",
     **rest: Any,
 ) -> tuple[Tensor, ...]:
+    """npu_moe_distribute_dispatch_v2."""
     spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
     spread.check(x, expert_ids, global_bs, rest)
     need_half(x=x)
@@ -196,6 +201,7 @@ def combine(
     comm_alg: str = "",
     **rest: Any,
 ) -> Tensor:
+    """npu_moe_distribute_combine_v2."""
     spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
     spread.check(expand_x, expert_ids, global_bs, rest)
     need_half(expand_x=expand_x)

@@ -39,6 +39,7 @@ def gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """npu_moe_gating_top_k."""
     need(x.dim() == 2, f"x is {x.dim()}-D, not 2-D")
     need_dtype("x", x, *FLOATS)
     need(input_ids is None and tid2eid is None, "choosing by a hash is not emulated")
@@ -81,6 +82,7 @@ def gating_top_k(
 def gating_top_k_softmax(
     x: Tensor, finished: Tensor | None = None, k: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """npu_moe_gating_top_k_softmax."""
     need(x.dim() in (2, 3), f"x is {x.dim()}-D")
     need_dtype("x", x, *FLOATS)
     need(0 < k <= min(1024, x.shape[-1]), f"k {k}: 1 .. {min(1024, x.shape[-1])}")
@@ -182,6 +184,7 @@ def row_places(order: Tensor, total: int, kind: int) -> Tensor:
 
 
 def counts_of(experts: Tensor, first: int, last: int, expert_num: int, kind: int) -> Tensor:
+    """Rows of each expert, as counts or as running sums."""
     counts = torch.bincount(experts, minlength=last - first)[: last - first]
     if kind == 1:
         return counts
@@ -245,6 +248,7 @@ def finalize_routing(
 def token_permute(
     tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """npu_moe_token_permute."""
     need(
         tokens.dim() == 2 and indices.dim() in (1, 2) and indices.shape[0] == tokens.shape[0],
         "tokens 2-D, indices 1-D or 2-D",

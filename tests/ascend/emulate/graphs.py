@@ -28,6 +28,7 @@ class Call:
     replays: int = 0  # that were launched and have not come here yet
 
     def execute(self) -> None:
+        """Computes the operator and writes its results."""
         self.replays = max(0, self.replays - 1)
         found = [leaf for leaf in leaves(self.run(), []) if isinstance(leaf, Tensor)]
         for to, made in zip(self.fresh, found, strict=False):
@@ -49,15 +50,18 @@ _groups: dict[int, tuple[Any, Call]] = {}
 
 
 def capturing() -> list[Call] | None:
+    """The calls of the capture of this thread; None: there is none."""
     return _state.calls
 
 
 def record(call: Call) -> None:
+    """Adds a call to the capture."""
     assert _state.calls is not None
     _state.calls.append(call)
 
 
 def updating() -> Call | None:
+    """The call that is being updated; None: there is none."""
     return _state.update
 
 
@@ -80,6 +84,7 @@ def update(name: str, run: Callable[[], Any]) -> None:
 
 
 def install() -> None:
+    """Wraps torch_npu's graphs and task groups."""
     module = torch_npu.npu.graphs
     _wrap_graph(module.NPUGraph)
     _wrap_groups(module)

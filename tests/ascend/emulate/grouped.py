@@ -182,6 +182,7 @@ def grouped_matmul(
 
 
 def product(x: Tensor, w: Tensor, index: int, given: dict[str, Any], rows: slice, out: torch.dtype) -> Tensor:
+    """The product of one group, with its scales and biases."""
     bias, scale = of_group(given["bias"], index), of_group(given["scale"], index)
     if x.dtype != torch.int8:
         whole, undo = (
@@ -274,6 +275,7 @@ def dequant_swiglu_quant(
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
+    """npu_dequant_swiglu_quant."""
     need(x.dim() == 2 and x.shape[1] % 2 == 0, f"x {tuple(x.shape)}: 2-D, the last dimension even")
     need_dtype("x", x, torch.int32, *HALVES, *(() if Limits.strict else (torch.float32,)))
     need(

@@ -37,6 +37,7 @@ def dtype_of(number: Any, default: torch.dtype) -> torch.dtype:
 
 
 def rounded(values: Tensor) -> Tensor:
+    """Values as int8, saturated."""
     return values.round().clamp(-128, 127).to(torch.int8)
 
 
@@ -56,6 +57,7 @@ def dynamic_quant(
     quant_mode: str | None = "pertoken",
     dst_type_max: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
+    """npu_dynamic_quant."""
     need_half(input=x)
     need(x.dim() > 1, "input has at least two dimensions")
     need(
@@ -86,6 +88,7 @@ def dynamic_quant(
 def quantize(
     x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: Any, axis: int = 1, div_mode: bool = True
 ) -> Tensor:
+    """npu_quantize."""
     need_dtype("input", x, torch.float32, *HALVES)
     target = dtype_of(dtype, torch.int8)
     need(target == torch.int8, f"dtype {target} is not emulated")
@@ -124,6 +127,7 @@ def trans_quant_param(scale: Tensor, offset: Tensor | None = None, round_mode: i
 
 
 def scale_values(scale: Tensor) -> Tensor:
+    """Scales as float32, also from 64-bit words."""
     if scale.dtype == torch.int64:
         return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32).double()
     return scale.double()
@@ -152,6 +156,7 @@ def quant_matmul(
     output_dtype: Any = None,
     **rest: Any,
 ) -> Tensor:
+    """npu_quant_matmul."""
     need(
         all(given is None for given in rest.values()) and offset is None,
         f"not emulated: offset or {list(rest)}",
@@ -198,6 +203,7 @@ def nibbles(packed: Tensor) -> Tensor:
 
 @operator("npu::npu_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    """npu_convert_weight_to_int4pack."""
     need_dtype("weight", weight, torch.int32)
     need(
         weight.dim() == 2 and weight.shape[-1] % 8 == 0,
@@ -222,6 +228,7 @@ def weight_quant_batchmatmul(
     inner_precise: int = 0,
     weight_dtype: Any = None,
 ) -> Tensor:
+    """npu_weight_quant_batchmatmul."""
     need(
         quant_scale is None and quant_offset is None and weight_dtype is None,
         "quantised output is not emulated",
@@ -274,6 +281,7 @@ def transpose_batchmatmul(
     perm_y: list[int] | None = None,
     batch_split_factor: int | None = 1,
 ) -> Tensor:
+    """npu_transpose_batchmatmul."""
     need(
         bias is None and scale is None and batch_split_factor in (None, 1),
         "bias, scale and a split are not emulated",

@@ -17,6 +17,7 @@ _private: dict[int, weakref.ref[Any]] = {}  # address of a storage in FRACTAL_NZ
 
 
 def is_device(value: Any) -> bool:
+    """Whether it is a tensor on the NPU."""
     return isinstance(value, Tensor) and value.device.type == "npu"
 
 
@@ -69,6 +70,7 @@ def blank(tensor: Tensor) -> Tensor:
 
 
 def meta(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape without memory."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -82,6 +84,7 @@ def device_like(tensor: Tensor, torch_device: torch.device) -> Tensor:
 
 
 def mark(tensor: Tensor) -> Tensor:
+    """Remembers the format of a tensor for `format_of`."""
     tensor.npu_format = NZ  # type: ignore[attr-defined]
     return tensor
 
@@ -92,9 +95,11 @@ def format_of(tensor: Tensor) -> int:
 
 
 def is_private(address: int) -> bool:
+    """Whether memory belongs to a capture."""
     return address in _private and _private[address]() is not None
 
 
 def make_private(tensor: Tensor) -> None:
+    """Marks memory as belonging to a capture."""
     storage = tensor.untyped_storage()
     _private[storage.data_ptr()] = weakref.ref(storage)

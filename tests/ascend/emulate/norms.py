@@ -17,6 +17,7 @@ def normed(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def check_gamma(x: Tensor, gamma: Tensor) -> None:
+    """Limits of the weight of a norm."""
     need_dtype("x", x, *FLOATS)
     need(gamma.dtype in (x.dtype, torch.float32), f"gamma is {gamma.dtype}, x {x.dtype}")
     need(x.numel() > 0, "empty tensors are not supported")
@@ -28,12 +29,14 @@ def check_gamma(x: Tensor, gamma: Tensor) -> None:
 
 @operator("npu::npu_rms_norm")
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """npu_rms_norm."""
     check_gamma(x, gamma)
     return normed(x, gamma, epsilon)
 
 
 @operator("npu::npu_gemma_rms_norm")
 def gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """npu_gemma_rms_norm."""
     check_gamma(x, gamma)
     return normed(x, gamma.float() + 1, epsilon)
 
@@ -42,6 +45,7 @@ def gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Ten
 def add_rms_norm(
     x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """npu_add_rms_norm."""
     need(x1.shape == x2.shape and x1.dtype == x2.dtype, "x1 and x2 differ in shape or dtype")
     check_gamma(x1, gamma)
     total = x1 + x2
@@ -51,6 +55,7 @@ def add_rms_norm(
 
 @operator("npu::npu_swiglu")
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
+    """npu_swiglu."""
     need_dtype("input", x, *FLOATS)
     need(x.shape[dim] % 2 == 0, f"dimension {dim} of {tuple(x.shape)} is odd")
     gate, up = x.float().chunk(2, dim)
@@ -58,7 +63,7 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def turned(x: Tensor, mode: str) -> Tensor:
-    """What sin multiplies."""
+    """The factor of sin."""
     if mode == "half":
         first, second = x.chunk(2, -1)
         return torch.cat((-second, first), -1)
@@ -69,6 +74,7 @@ def turned(x: Tensor, mode: str) -> Tensor:
 def rotary_mul(
     x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
+    """npu_rotary_mul."""
     need(rotary_mode in ("half", "interleave"), f"rotary_mode {rotary_mode!r}")
     need(rotate is None, "rotate is not emulated")
     need_dtype("input", x, *FLOATS)
@@ -118,6 +124,7 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @operator("npu::npu_interleave_rope")
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """npu_interleave_rope."""
     need(x.dim() == cos.dim() == sin.dim() == 4, "x, cos and sin are (batch, heads, tokens, 64)")
     need_half(x=x)
     need(

@@ -60,10 +60,12 @@ class Prolog:
 
     @property
     def num_int8(self) -> int:
+        """How many of the three matrices are int8."""
         return sum(matrix.dtype == torch.int8 for matrix in (self.w_dq, self.w_uq_qr, self.w_dkv_kr))
 
 
 def check(call: Prolog, quant_mode: int | None) -> None:
+    """Documented limits."""
     x, (heads, nope, rank), rope = call.x, call.w_uk.shape, call.cos.shape[-1]
     need(call.cache_mode in ("PA_BSND", "PA_NZ"), f"cache_mode {call.cache_mode!r}")
     need_dtype("cache_index", call.cache_index, torch.int64)
@@ -142,7 +144,8 @@ def check_dtypes(call: Prolog, quant_mode: int | None) -> None:
         need_shape(name, scale, *sizes[name])
     need(
         quant_mode is None or quant_mode == {0: 0, 1: 1, 3: 2}[call.num_int8],
-        f"weight_quant_mode {quant_mode} with {call.num_int8} matrices in int8: 0 for none, 1 for that of queries, 2 for all",
+        f"weight_quant_mode {quant_mode} with {call.num_int8} matrices in int8: 0 for none, 1 for that of "
+        "queries, 2 for all",
     )
 
 
@@ -182,6 +185,7 @@ def prolog(call: Prolog) -> tuple[Tensor, Tensor]:
 def mla_prolog_v3(
     *tensors: Tensor, cache_index: Tensor | None = None, cache_mode: str = "PA_BSND", **rest: Any
 ) -> tuple[Tensor, ...]:
+    """npu_mla_prolog_v3."""
     mode = rest.pop("weight_quant_mode", 0)
     call = Prolog.of(tensors, cache_index, cache_mode, rest)
     check(call, mode)

@@ -1,11 +1,11 @@
-"""The lazy mode: what is launched waits on its stream until somebody waits for it, so a missing wait gives
+"""The lazy mode: launched work stays on its stream until the program waits for it, so a missing wait gives
 wrong numbers each time.
 
 `with lazily():` or SIM_NPU_LAZY=1. The queues are those of cann/streams.c, which knows the streams, events
 and synchronisations that torch_npu uses, from Python and from its own C++. Copies from and to pinned memory
-that do not block are queued like operators, so the host sees what it should not touch yet. Two things are
-kinder than hardware: a polled event moves on, and collectives run when they are called, after what is before
-them.
+that do not block are queued like operators, so the host sees memory that it should not touch yet. Two things
+are more lenient than hardware: polling an event makes it progress, and collectives run when they are called,
+after the work before them.
 """
 
 import ctypes
@@ -29,6 +29,7 @@ _failed: list[BaseException] = []
 
 @cache
 def library() -> ctypes.CDLL:
+    """The simulated runtime."""
     found = ctypes.CDLL(os.path.join(os.environ["SIM_CANN_LIBRARIES"], "libascendcl.so"))
     found.sim_enqueue.argtypes = [ctypes.c_void_p, ctypes.c_long]
     found.sim_drain.argtypes = found.sim_advance.argtypes = [ctypes.c_void_p]
@@ -36,6 +37,8 @@ def library() -> ctypes.CDLL:
 
 
 def install() -> None:
+    """Lets the simulated runtime call queued work."""
+
     def run(number: int) -> int:
         try:
             with torch.inference_mode():
@@ -51,11 +54,13 @@ def install() -> None:
 
 
 def is_lazy() -> bool:
+    """Whether work waits until the program waits for it."""
     return bool(library().sim_is_lazy())
 
 
 @contextmanager
 def lazily() -> Iterator[None]:
+    """Turns the lazy mode on."""
     library().sim_set_lazy(1)
     try:
         yield
@@ -64,23 +69,25 @@ def lazily() -> Iterator[None]:
 
 
 def stream_address(stream: Any = None) -> int:
+    """The address of a stream; None: the current one's."""
     return (torch.npu.current_stream() if stream is None else stream).npu_stream
 
 
 def enqueue(work: Callable[[], None], stream: Any = None) -> None:
+    """Queues work on a stream."""
     number = next(_numbers)
     _waiting[number] = work
     library().sim_enqueue(stream_address(stream), number)
 
 
 def advance(stream: Any) -> None:
-    """What it can do without waiting for another stream happens now, before what was launched earlier
+    """Runs the work of a stream that need not wait for another one, before work launched earlier
     elsewhere."""
     if library().sim_advance(stream_address(stream)):
         raise _failed[-1] if _failed else RuntimeError("the order of a stream's work is wrong: see stderr")
 
 
 def drain() -> None:
-    """What a blocking copy does first."""
+    """Runs the work of the current stream, as a blocking copy does first."""
     if library().sim_drain(stream_address()):
         raise _failed[-1]

@@ -64,6 +64,7 @@ class Score:
 
     @classmethod
     def of(cls, query: Tensor, key: Any, value: Any, version: int, arguments: dict[str, Any]) -> "Score":
+        """A call of v1 or v2 of the operator."""
         known = {field.name for field in fields(cls)}
         strange = [
             name
@@ -80,10 +81,12 @@ class Score:
 
     @property
     def layout_in(self) -> str:
+        """Layout of the queries."""
         return LAYOUTS[self.input_layout]
 
     @property
     def num_kv_heads(self) -> int:
+        """KV heads."""
         return self.num_key_value_heads or self.num_heads
 
     def lengths(self, given: list[int] | None, count: int, size: int) -> list[int]:
@@ -97,9 +100,11 @@ class Score:
         return given * count if len(given) == 1 else given[:count]
 
     def num_sequences(self) -> int:
+        """Sequences of the call."""
         return len(self.actual_seq_lengths or ()) if self.layout_in == "TND" else self.query.shape[0]
 
     def query_lengths(self) -> list[int]:
+        """Queries of each sequence."""
         if self.layout_in == "TND":
             ends = self.actual_seq_lengths or []
             return [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -124,6 +129,7 @@ class Score:
 
 
 def check(score: Score) -> None:
+    """Documented limits; raises Refused."""
     need(
         score.input_layout in (V1_LAYOUTS if score.version == 1 else LAYOUTS),
         f"input_layout {score.input_layout!r}",
@@ -145,10 +151,12 @@ def check(score: Score) -> None:
 
 
 def rising(ends: list[int]) -> bool:
+    """Whether ends never fall."""
     return all(before <= after for before, after in zip([0, *ends], ends, strict=False))
 
 
 def check_tensors(score: Score) -> None:
+    """Limits of dtypes and dimensions."""
     need_half(query=score.query, key=score.key, value=score.value)
     need(score.query.dtype == score.key.dtype == score.value.dtype, "query, key and value differ in dtype")
     need_contiguous(
@@ -171,6 +179,7 @@ def check_tensors(score: Score) -> None:
 
 
 def check_query(score: Score) -> None:
+    """Limits of head sizes and numbers of heads."""
     layout, query, heads = score.layout_in, score.query, score.num_heads
     need(query.dim() == {"BSH": 3, "TND": 3}.get(layout, 4), f"{layout}: query is {query.dim()}-D")
     need(query.numel() > 0, "query is empty")
@@ -197,6 +206,7 @@ def check_query(score: Score) -> None:
 
 
 def check_ends(score: Score, size: int) -> None:
+    """Limits of the lists of lengths."""
     ends = score.actual_seq_lengths
     need(ends and score.actual_seq_lengths_kv, "TND needs actual_seq_lengths and actual_seq_lengths_kv")
     assert ends is not None
@@ -213,6 +223,7 @@ def check_ends(score: Score, size: int) -> None:
 
 
 def check_mask(score: Score) -> None:
+    """Limits of masks and sparse modes."""
     mask, mode = score.atten_mask, score.sparse_mode
     need(mode in (0, 1, 2, 3, 4), f"sparse_mode {mode}")
     if mask is not None:
@@ -227,7 +238,8 @@ def check_mask(score: Score) -> None:
         return
     need(
         mask is not None and tuple(mask.shape) in ((2048, 2048), (1, 2048, 2048), (1, 1, 2048, 2048)),
-        f"sparse_mode {mode}: atten_mask is 2048 x 2048, not {None if mask is None else tuple(mask.shape)} [v1]",
+        f"sparse_mode {mode}: atten_mask is 2048 x 2048, not {None if mask is None else tuple(mask.shape)} "
+        "[v1]",
     )
     need(score.layout_in != "TND" or mode != 2, "TND: sparse_mode 2 is not supported [v2]")
     if mode == 4:
@@ -290,6 +302,7 @@ def check_latent(score: Score) -> None:
 
 
 def check_pages(score: Score) -> None:
+    """Limits of block tables."""
     table, size, key = score.block_table, score.block_size, score.key
     assert table is not None
     need_dtype("block_table", table, torch.int32)
@@ -321,6 +334,7 @@ def check_pages(score: Score) -> None:
 
 
 def check_cache(score: Score, name: str, cache: Tensor) -> None:
+    """Limits of the layout of a paged cache."""
     need(cache.dim() in (3, 4, 5), f"{name} cache is {cache.dim()}-D")
     at = {3: 1, 4: 2, 5: 3}[cache.dim()]
     need(

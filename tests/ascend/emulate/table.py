@@ -4,9 +4,9 @@ An operator is a function of CPU tensors with the arguments of torch_npu's own s
 documents and what torch_npu's shape functions let pass:
 
     need          what the host can see: dtypes, shapes, layouts, lists. CANN refuses such a call.
-    need_values   what only the device's memory tells: page ids, slots, expert ids. The kernels don't check; a wrong value there reads or
-                  writes a stranger's memory, which is why the emulation does. While only shapes are worked out (a capture, a queue)
-                  the values are not there yet, and nothing is checked.
+    need_values   values in device memory: page ids, slots, expert ids. The kernels do not check them, and a
+                  wrong value reads or writes other memory, so the emulation checks. While only shapes are
+                  computed (in a capture, in a queue) there are no values, and nothing is checked.
 """
 
 import os
@@ -34,6 +34,8 @@ _shapes = _Shapes()
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
+    """Registers the emulation of these operators."""
+
     def keep(function: Operator) -> Operator:
         for name in names:
             assert name not in OPERATORS, name
@@ -44,16 +46,19 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
 
 
 def need(holds: object, why: str) -> None:
+    """Raises Refused unless it holds."""
     if not holds:
         raise Refused(why)
 
 
 def need_values(holds: Callable[[], Tensor | bool], why: str) -> None:
+    """The same for what depends on values."""
     if not _shapes.only and not bool(holds()):
         raise Refused(why)
 
 
 def need_dtype(name: str, tensor: Tensor, *dtypes: Any) -> None:
+    """Raises Refused for other dtypes."""
     need(tensor.dtype in dtypes, f"{name} is {tensor.dtype}, not one of {[str(dtype) for dtype in dtypes]}")
 
 
@@ -66,6 +71,7 @@ def need_shape(name: str, tensor: Tensor, *shape: int | None) -> None:
 
 
 def need_contiguous(**tensors: Tensor | None) -> None:
+    """Raises Refused for tensors that are not contiguous."""
     for name, tensor in tensors.items():
         need(tensor is None or tensor.is_contiguous(), f"{name} must be contiguous")
 
@@ -77,11 +83,13 @@ def need_unused(**arguments: Any) -> None:
 
 
 def shapes_only() -> bool:
+    """Whether values are absent, so that only shapes count."""
     return _shapes.only
 
 
 @contextmanager
 def only_shapes() -> Iterator[None]:
+    """Computes shapes alone within the block."""
     before, _shapes.only = _shapes.only, True
     try:
         yield
@@ -95,11 +103,12 @@ class Limits:
     counts."""
 
     strict = os.environ.get("SIM_NPU_STRICT") == "1"
-    # nothing is computed: memory is not what it says it is
+    # nothing is computed: tensors have no memory of their own
     no_values = os.environ.get("SIM_NPU_SHAPES") == "1"
 
 
 def need_strictly(holds: object, why: str) -> None:
+    """Raises Refused unless it holds, in strict mode."""
     if Limits.strict:
         need(holds, why)
 

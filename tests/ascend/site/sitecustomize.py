@@ -21,9 +21,11 @@ class WithSimulation(importlib.abc.Loader):
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Default."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Executes the module between loading the libraries and starting the emulation."""
         libraries = Path(os.environ["SIM_CANN_LIBRARIES"])
         for path in (libraries / "libascendcl.so", *sorted(libraries.glob("*.so"))):
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
@@ -55,6 +57,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of torch_npu, with this loader."""
         if name != "torch_npu":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

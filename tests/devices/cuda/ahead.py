@@ -1,9 +1,9 @@
-"""Compiles for a GPU that is not here whatever kernels a piece of code launches: `python -m
-tests.devices.cuda.ahead 90 attention ...`.
+"""Compiles the kernels of some launches for a GPU that is not present: `python -m tests.devices.cuda.ahead 90
+attention ...`.
 
-Launches take tensors of the cpu and run nothing; a line of JSON for each compiled kernel says what ptxas made
-of it. This finds what the interpreter cannot: what Triton's compiler refuses, registers that spill, shared
-memory that no GPU has.
+Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has ptxas's report.
+This finds what the interpreter cannot: what Triton's compiler refuses, registers that spill, and more shared
+memory than a GPU has.
 """
 
 import json
@@ -25,12 +25,12 @@ OPTIONS = ("num_warps", "num_stages")
 
 
 def signature(
-    function: JITFunction, given: dict[str, Any]
+    function: JITFunction, arguments: dict[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
     """Types, constants and divisibility by 16, as a launch on the GPU specialises them."""
     types, constants, facts = {}, {}, {}
     for index, param in enumerate(function.params):
-        value = given[param.name] if param.name in given else param.default
+        value = arguments[param.name] if param.name in arguments else param.default
         if (
             param.is_constexpr
             or value is None
@@ -46,6 +46,7 @@ def signature(
 
 
 def ptxas(ptx: str, arch: int) -> str:
+    """ptxas's report on a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx)
@@ -67,20 +68,21 @@ class Ahead:
         self.seen: set[str] = set()
 
     def run(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        """Compiles a kernel for these arguments and prints a line of JSON."""
         names = [param.name for param in function.params]
         options = {key: value for key, value in kwargs.items() if key in OPTIONS}
-        given = dict(zip(names, args, strict=False)) | {
+        arguments = dict(zip(names, args, strict=False)) | {
             key: value for key, value in kwargs.items() if key in names
         }
-        types, constants, facts = signature(function, given)
+        types, constants, facts = signature(function, arguments)
         if (key := repr((function.__name__, types, constants, facts, options))) in self.seen:
             return
         self.seen.add(key)
         source = ASTSource(function, types, constants, facts)
         made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options)
-        said = ptxas(made.asm["ptx"], self.arch)
-        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
-        registers = max(int(count) for count in re.findall(r"Used (\d+) registers", said))
+        report = ptxas(made.asm["ptx"], self.arch)
+        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", report))
+        registers = max(int(count) for count in re.findall(r"Used (\d+) registers", report))
         print(
             json.dumps(
                 {
@@ -101,6 +103,7 @@ class Ahead:
 
 
 def main() -> None:
+    """Compiles the launches that are named, or all."""
     from tests.devices.cuda.launches import GPUS, LAUNCHES
 
     arch = int(sys.argv[1])

@@ -29,10 +29,12 @@ def row(q: Tensor, k: Tensor, v: Tensor, scale: float, left: int, cap: float) ->
 
 
 def int32(x: Tensor, *shape: int) -> None:
+    """Checks a tensor of int32."""
     assert x.dtype == torch.int32 and x.shape == shape and x.is_contiguous()
 
 
 def check_caches(q: Tensor, keys: Tensor, values: Tensor, dtypes: tuple[torch.dtype, ...] = ()) -> None:
+    """Checks a paged cache."""
     assert (
         q.dtype in HALVES
         and keys.dtype == values.dtype
@@ -59,6 +61,7 @@ def flash(
     left: int,
     cap: float,
 ) -> tuple[Tensor, Tensor]:
+    """What both versions of FlashAttention compute."""
     check_caches(q, keys, values)
     rows = len(q) if ends is None else len(ends) - 1
     int32(lengths, rows)

@@ -31,6 +31,7 @@ ROWS = 4
 
 
 def plan(page_size: int, count: int) -> AttentionPlan:
+    """A plan of ROWS rows with `count` queries each."""
     rows = torch.zeros(4, ROWS, dtype=torch.int32)
     ends = None if count == 1 else np.array([[0] * ROWS, [count] * ROWS], np.int32)
     launch = AttentionLaunch(rows, 0, ROWS * count, 4096, ends)
@@ -49,12 +50,14 @@ def heads(
     *,
     gpu: Gpu,
 ) -> None:
+    """Attention with so many heads."""
     caches = [torch.zeros(64, kv, dim).to(kv_dtype or dtype) for _ in range(2)]
     q = torch.zeros(ROWS * count, num, dim, dtype=dtype)
     attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu)
 
 
 def attend(gpu: Gpu) -> None:
+    """Attention of all kinds."""
     bf16 = torch.bfloat16
     for count in (1, 300):
         heads(32, 8, 128, bf16, 64, count, gpu=gpu)
@@ -72,6 +75,7 @@ def llama(gpu: Gpu) -> None:
 
 
 def latent(gpu: Gpu) -> None:
+    """Absorbed MLA."""
     for num in (16, 128):
         for count in (1, 16):
             metadata = plan(64, count)
@@ -84,7 +88,7 @@ def latent(gpu: Gpu) -> None:
 
 
 def rows(gpu: Gpu) -> None:
-    """All that goes over rows of activations."""
+    """Kernels over rows of activations."""
     bf16 = torch.bfloat16
     x, weight, table = torch.zeros(4, 4096, dtype=bf16), torch.zeros(4096, dtype=bf16), torch.zeros(4, 64)
     add_rms_norm(x, torch.zeros_like(x), weight, 1e-6)
@@ -105,6 +109,7 @@ def rows(gpu: Gpu) -> None:
 
 
 def logits(gpu: Gpu) -> None:
+    """Sampling, grammar masks and penalties."""
     found, ids = torch.zeros(2, 151936), torch.zeros(2, dtype=torch.int64)
     sampling_inputs = SamplingInputs(
         torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64)
@@ -141,7 +146,7 @@ def adapted(gpu: Gpu) -> None:
 
 
 def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> PackedWeight:
-    """A packed weight without memory behind it."""
+    """A packed weight without memory of its own."""
     group = 0 if isinstance(scheme, Int8) else scheme.group_size
     groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, PackedInt) else 8
     kind, inputs = {8: "fp8" if isinstance(scheme, Fp8) else "int8", 4: "codes4"}[bits], ""
@@ -223,7 +228,7 @@ def experts(gpu: Gpu) -> None:
 
 
 def hopper(gpu: Gpu) -> None:
-    """Of both the few that tests compile."""
+    """The few launches of linear layers and experts that tests compile."""
     for scheme, count in (
         (Fp8(), 4096),
         (Fp8(128), 1),

@@ -1,5 +1,5 @@
-"""What Triton's compiler says of the kernels for an H200: the interpreter takes more than the compiler does.
-And the bench, dry."""
+"""Kernels compiled for an H200, because the interpreter takes more than the compiler does; and the benches,
+dry."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.devices.cuda.torch_device import HAS_GPU
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(HAS_GPU, reason="the GPU itself tells")
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
 def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)

@@ -47,6 +47,7 @@ def fill(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> Cache:
+    """Random pages of sequences."""
     generator = torch.Generator().manual_seed(len(rows) + kv_heads)
     most = -(-max(start + count for start, count in rows) // page_size)
     table = torch.from_numpy(
@@ -101,6 +102,7 @@ def check(
     kv_dtype: torch.dtype | None = None,
     gpu: Gpu = GPU,
 ) -> None:
+    """Compares attention with the formula."""
     cache = fill(rows, heads[1], dims, page_size, dtype, kv_dtype or dtype)
     starts, counts = np.array(rows, np.int32).T
     plan = StepPlan(

@@ -33,6 +33,7 @@ MODULES = {"flashinfer": "flashinfer", "fa3": "flash_attn_interface", "fa4": "fl
 
 
 def ops_of(prefill: str, decode: str, dtype: torch.dtype) -> CudaOps:
+    """Ops with these backends."""
     gpu = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
     return CudaOps(dtype, gpu, attention_backend=open_hybrid_backend(prefill, decode, dtype, gpu, HOPPER))
 
@@ -47,6 +48,7 @@ def check(
     page_size: int = 16,
     kv_dtype: torch.dtype | None = None,
 ) -> None:
+    """Compares attention with the formula."""
     cache = fill(rows, heads[1], (dim, dim), page_size, ops.dtype, kv_dtype or ops.dtype)
     # the padding page is what a rank began with, or what padding wrote there
     for x in (cache.keys, cache.values):

@@ -19,10 +19,12 @@ HERE = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
 
 
 def randn(*shape: int) -> Tensor:
+    """Random numbers, the same for each shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
+    """A random quantized weight."""
     generator = torch.Generator().manual_seed(outs + ins)
     group = 0 if isinstance(scheme, Int8) else scheme.group_size
     groups = -(-ins // group) if group else 1
@@ -48,6 +50,7 @@ def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
 
 
 def there(weight: Quantized) -> Quantized:
+    """The weight on the device of the tests."""
     names = ("weight", "scale", "zeros", "order")
     return Quantized(
         weight.scheme,

@@ -19,6 +19,7 @@ CLOSE = 1e-6  # of the sum: as far as float32 weights of two devices may move a 
 
 
 def sampling_inputs(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
+    """Sampling inputs of some rows."""
     kinds = (torch.float32, torch.float32, torch.int64, torch.float32)
     temperature, top_p, top_k, min_p = (
         torch.tensor(column, dtype=kind).to(TORCH_DEVICE)
@@ -47,6 +48,7 @@ def shares(logits: Tensor, setting: Settings) -> tuple[Tensor, Tensor]:
 
 
 def check(logits: Tensor, rows: list[Settings], uniforms: list[float], chunk: int, held: int) -> None:
+    """Compares tokens with those of the cpu."""
     found = sample(logits.to(TORCH_DEVICE), sampling_inputs(rows, uniforms), chunk, held).tolist()
     for line, setting, uniform, token in zip(logits, rows, uniforms, found, strict=True):
         if setting[0] == 0:

@@ -15,6 +15,7 @@ NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Random numbers, the same for each shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(TORCH_DEVICE)
 
 

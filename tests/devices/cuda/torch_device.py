@@ -1,4 +1,4 @@
-"""Where kernels are tested: on the GPU where there is one, else on the cpu in Triton's interpreter."""
+"""Where kernels are tested: on the GPU if there is one, else on the cpu in Triton's interpreter."""
 
 import torch
 
@@ -12,5 +12,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, slack: float = 1.0) -> None:
+    """Compares results with the tolerance of a dtype."""
     most = TOLERANCE[dtype] * slack
     torch.testing.assert_close(found.double().cpu(), expected.double().cpu(), atol=most, rtol=most)
