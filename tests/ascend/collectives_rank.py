@@ -15,7 +15,7 @@ EXPERTS, HIDDEN = 8, 64
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, first: int) -> torch.Tensor:
-    """Weights of experts."""
+    """Multiplies rows by the number of their expert plus one."""
     factors = torch.arange(first, first + len(counts), device="npu") + 1
     kept = int(counts.sum())
     rows[:kept] *= factors.repeat_interleave(counts).to(rows.dtype)[:, None]

@@ -84,7 +84,7 @@ def test_all_experts_here(bench: Bench) -> None:
 
     stacks = bench.randn(8, 64, 64) / 8, bench.randn(8, 64, 32) / 6
     ids = torch.randint(0, 8, (9, 2), generator=bench.generator).to(bench.torch_device)
-    found, wanted = answers(bench, stacks, ids, AscendExperts(torch.float32, is_spread=False))
+    found, wanted = answers(bench, stacks, ids, AscendExperts(torch.float32, has_remote_experts=False))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -94,7 +94,7 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
     )
     layer = text[text.index("# 64 layers: full attention, dense\n") : text.index("\n\n# behind the layers")]
     assert layer.endswith("aten.mm(bf16[2,12800], bf16[12800,5120]nz~)\nhccl.all_reduce(bf16[2,5120])")
-    assert "left to the CPU" not in text
+    assert "computed on the CPU" not in text
 
 
 def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_671_billion_weights(tmp_path: Path) -> None:
     assert "npu.npu_grouped_matmul([bf16[32,7168]], [bf16[16,7168,4096]nz], group_list=i64[16]" in text, (
         "16 of the 256 experts"
     )
-    assert "left to the CPU" not in text
+    assert "computed on the CPU" not in text
 
 
 def test_latents_in_fused_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def _unsupported(plain: PlainProlog) -> str | None:
     token = Int8("token")
     if schemes in ((None, None), (None, token), (token, token)):
         return None
-    return "attention weights quantized otherwise than to int8 with a scale for each token"
+    return "attention weights quantised otherwise than to int8 with a scale for each token"
 
 
 class Prologs:
@@ -127,7 +127,7 @@ class Prologs:
             return FusedProlog(plain, writer, None if self.is_probed else self.probe)
         if self.requires_fused:
             raise ModelError(
-                f"--npu-mla-prolog does not support this model, which has {fused_missed}; omit it"
+                f"--npu-mla-prolog does not take this model, which has {fused_missed}; leave it out"
             )
         log.get("ranks").warning(
             "the profile's --npu-mla-prolog does not support this model: latents are prepared by separate "
@@ -186,7 +186,7 @@ class Prologs:
             torch.npu.synchronize()
         except (AttributeError, RuntimeError) as error:
             raise StartError(
-                f"--npu-mla-prolog does not work on this NPU ({_reason(error)}); omit it, or undo a "
+                f"--npu-mla-prolog does not work on this NPU ({_reason(error)}); leave it out, or undo a "
                 "profile's by "
                 "--no-npu-mla-prolog, and look at the versions of CANN and torch_npu"
             ) from error

@@ -45,7 +45,7 @@ class SymmetricSums:
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(
-                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); omit it"
+                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); leave it out"
             ) from error
         return cls(buffer, group, size, torch.ops.symm_mem)
 

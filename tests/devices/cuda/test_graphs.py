@@ -102,7 +102,7 @@ def open_executor(rank: int) -> Captured:
     return Captured(rank)
 
 
-@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted without a GPU")
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -137,7 +137,7 @@ def test_greedy_equals_transformers(
         )
 
 
-@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted without a GPU")
 def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint("llama", tmp_path / "base", num_hidden_layers=1)
@@ -145,7 +145,7 @@ def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(executor, Captured) and executor.tapes.replays == 2 * 2 * 3 * 2
 
 
-@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted without a GPU")
 @pytest.mark.parametrize(("family", "format"), [("qwen3_moe", ""), ("qwen3_moe", "awq"), ("qwen2", "fp8")])
 def test_experts_and_weights_in_few_bits(
     family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,7 +172,7 @@ def test_experts_and_weights_in_few_bits(
     assert found[0] == found[1]
 
 
-@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted where there is no card")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted without a GPU")
 def test_random_tokens_are_those_of_steps_without_graphs(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
