@@ -25,10 +25,10 @@ from bench import gpu_serve
 from bench.gpu_model import Model, folder_of, pages_for
 from bench.picture import draw
 from bench.record import RESULTS, record
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.interpret import use_interpreter
 from runtime.errors import StartError
-from runtime.messages.steps import StepPlan
 
 NOTHING = np.empty(0, np.int32)
 HEADS, KV_HEADS, DIM, HIDDEN, VOCAB = 32, 8, 128, 4096, 151_936
@@ -124,15 +124,8 @@ def equal_rows(
     table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.torch_device)
     caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
     full = np.full(rows, 1, np.int32)
-    plan = StepPlan(
-        1,
-        rows if count == 1 else 0,
-        [],
-        np.arange(rows, dtype=np.int32),
-        full * starts,
-        full * count,
-        full.astype(np.uint8),
-        *[NOTHING] * 5,
+    plan = AttentionRows(
+        rows if count == 1 else 0, np.arange(rows, dtype=np.int32), full * starts, full * count
     )
     return lambda ops: ops.plan_attention(plan, table, PAGE, (0,)), caches
 

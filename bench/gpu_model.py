@@ -174,18 +174,16 @@ class Model:
         ones = np.ones(rows, np.int32)
         self.launch(
             StepPlan(
-                self.next_step(),
-                0,
-                [Admit(slot, GREEDY, length, NOTHING) for slot in range(rows)],
-                slots,
-                ones * (length - 1),
-                ones,
-                ones.astype(np.uint8),
-                ones,
-                np.repeat(slots, pages),
-                np.tile(np.arange(pages, dtype=np.int32), rows),
-                ids,
-                NOTHING,
+                step=self.next_step(),
+                num_decodes=0,
+                admits=[Admit(slot, GREEDY, length, NOTHING, length=length - 1) for slot in range(rows)],
+                slots=slots,
+                counts=ones,
+                samples=ones.astype(np.uint8),
+                token_ids=ones,
+                page_slots=np.repeat(slots, pages),
+                page_rows=np.tile(np.arange(pages, dtype=np.int32), rows),
+                page_ids=ids,
             )
         ).result()
 
@@ -194,17 +192,14 @@ class Model:
         later half."""
         slots, ones, times = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), []
         before: Pending | None = None
-        for at in range(steps):
+        for _ in range(steps):
             step = self.launch(
                 StepPlan(
-                    self.next_step(),
-                    rows,
-                    [],
-                    slots,
-                    ones * (length + at),
-                    ones,
-                    ones.astype(np.uint8),
-                    *[NOTHING] * 5,
+                    step=self.next_step(),
+                    num_decodes=rows,
+                    slots=slots,
+                    counts=ones,
+                    samples=ones.astype(np.uint8),
                 )
             )
             if before is not None:
@@ -223,18 +218,16 @@ class Model:
             begin = perf_counter()
             self.launch(
                 StepPlan(
-                    self.next_step(),
-                    0,
-                    [Admit(0, GREEDY, tokens, NOTHING)],
-                    0 * one,
-                    0 * one,
-                    one * tokens,
-                    one.astype(np.uint8),
-                    np.arange(tokens, dtype=np.int32) % 200,
-                    np.zeros(pages, np.int32),
-                    np.arange(pages, dtype=np.int32),
-                    np.arange(pages, dtype=np.int32) + 1,
-                    NOTHING,
+                    step=self.next_step(),
+                    num_decodes=0,
+                    admits=[Admit(0, GREEDY, tokens, NOTHING)],
+                    slots=0 * one,
+                    counts=one * tokens,
+                    samples=one.astype(np.uint8),
+                    token_ids=np.arange(tokens, dtype=np.int32) % 200,
+                    page_slots=np.zeros(pages, np.int32),
+                    page_rows=np.arange(pages, dtype=np.int32),
+                    page_ids=np.arange(pages, dtype=np.int32) + 1,
                 )
             ).result()
             found.append(perf_counter() - begin)

@@ -126,18 +126,16 @@ def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> 
     slots, empty, page = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step // PAGE
     takers = empty if step % PAGE else slots  # slots that get a new page
     return StepPlan(
-        step,
-        rows if step else 0,
-        [] if step else [admit(slot, grammar_constraint) for slot in range(rows)],
-        slots,
-        np.full(rows, step, np.int32),
-        np.ones(rows, np.int32),
-        np.ones(rows, np.uint8),
-        empty if step else np.full(rows, 5, np.int32),
-        takers,
-        np.full(len(takers), page, np.int32),
-        (1 + takers * 32 + page).astype(np.int32),
-        empty,
+        step=step,
+        num_decodes=rows if step else 0,
+        admits=[] if step else [admit(slot, grammar_constraint) for slot in range(rows)],
+        slots=slots,
+        counts=np.ones(rows, np.int32),
+        samples=np.ones(rows, np.uint8),
+        token_ids=empty if step else np.full(rows, 5, np.int32),
+        page_slots=takers,
+        page_rows=np.full(len(takers), page, np.int32),
+        page_ids=(1 + takers * 32 + page).astype(np.int32),
     )
 
 

@@ -53,6 +53,8 @@ STEPS = 200
 class Nothing:
     """Graphs whose replay takes no time: what is left is the host's own part."""
 
+    reads_lengths = False
+
     def capture(self, body: Any) -> None:
         """Captures nothing."""
         return None
@@ -98,18 +100,16 @@ def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPla
     empty = np.empty(0, np.int32)
     admits = [Admit(slot, GREEDY, 1, empty) for slot in range(rows)] if is_first else []
     return StepPlan(
-        step,
-        0 if is_first else rows,
-        admits,
-        slots,
-        np.full(rows, start, np.int32),
-        np.ones(rows, np.int32),
-        np.ones(rows, np.uint8),
-        slots % 50 if is_first else empty,
-        slots if takes else empty,
-        np.full(rows, start // PAGE, np.int32) if takes else empty,
-        (1 + slots * 32 + start // PAGE).astype(np.int32) if takes else empty,
-        empty,
+        step=step,
+        num_decodes=0 if is_first else rows,
+        admits=admits,
+        slots=slots,
+        counts=np.ones(rows, np.int32),
+        samples=np.ones(rows, np.uint8),
+        token_ids=slots % 50 if is_first else empty,
+        page_slots=slots if takes else empty,
+        page_rows=np.full(rows, start // PAGE, np.int32) if takes else empty,
+        page_ids=(1 + slots * 32 + start // PAGE).astype(np.int32) if takes else empty,
     )
 
 
@@ -132,7 +132,10 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     )  # type: ignore[arg-type]
     loaded.open_graphs([rows], pads=True)
     assert loaded.graphs is not None
-    loaded.graphs.recorded[rows], loaded.graphs.ready = Recorded(None, 0, 0), [rows]
+    loaded.graphs.recorded[rows], loaded.graphs.ready = (
+        Recorded(None, None, None, None, torch.zeros(0), {}),
+        [rows],
+    )
     loaded.graphs.hidden = torch.zeros(rows, 16)
     inputs = sorted(seconds(runner, step) for step in plans)
     return {

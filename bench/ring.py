@@ -136,22 +136,16 @@ async def step(count: int) -> tuple[list[float], list[float]]:
 
 def decode_plan(number: int) -> StepPlan:
     """A step in which all rows decode and four pages are added."""
-    none = np.empty(0, np.int32)
     pages = np.arange(4, dtype=np.int32)
-    rows = np.arange(ROWS, dtype=np.int32)
     return StepPlan(
-        number,
-        ROWS,
-        [],
-        rows,
-        rows + number,
-        np.ones(ROWS, np.int32),
-        np.ones(ROWS, np.uint8),
-        none,
-        pages,
-        pages,
-        pages,
-        none,
+        step=number,
+        num_decodes=ROWS,
+        slots=np.arange(ROWS, dtype=np.int32),
+        counts=np.ones(ROWS, np.int32),
+        samples=np.ones(ROWS, np.uint8),
+        page_slots=pages,
+        page_rows=pages,
+        page_ids=pages,
     )
 
 

@@ -89,9 +89,24 @@ def trace(count: int, seed: int = 1) -> list[Visit]:
     return visits
 
 
-def seconds(plan: StepPlan) -> float:
-    """The time that the modelled device takes for a step."""
-    starts, counts = plan.starts.astype(float), plan.counts.astype(float)
+class Lengths:
+    """Lengths of slots, as ranks keep them."""
+
+    def __init__(self) -> None:
+        self.lengths = np.zeros(MAX_RUNNING, np.int64)
+
+    def starts(self, plan: StepPlan) -> np.ndarray:
+        """Where the plan's rows begin; the slots move on."""
+        for admit in plan.admits:
+            self.lengths[admit.slot] = admit.length
+        starts = self.lengths[plan.slots]
+        self.lengths[plan.slots] += plan.counts
+        return starts
+
+
+def seconds(plan: StepPlan, starts: np.ndarray) -> float:
+    """The time that the modelled device takes for a step whose rows begin at `starts`."""
+    counts = plan.counts.astype(float)
     extends = float(plan.counts[plan.num_decodes :].sum())
     return (
         STEP_S
@@ -135,7 +150,7 @@ def simulate(
             conservativeness=conservativeness,
         )
     )
-    device = Device(visits)
+    device, lengths = Device(visits), Lengths()
     now_s, next_visit, first_s = 0.0, 0, {}
     while next_visit < len(visits) or scheduler.roster.live:
         while next_visit < len(visits) and visits[next_visit].request.arrival_s <= now_s:
@@ -145,7 +160,7 @@ def simulate(
         if plan is None:
             now_s = visits[next_visit].request.arrival_s
             continue
-        now_s += seconds(plan)
+        now_s += seconds(plan, lengths.starts(plan))
         sampled = [sequence.id for sequence in scheduler.flights[0].sampled]
         for i in sampled:
             first_s.setdefault(i, now_s)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from runtime.devices.all_to_all import AllToAllModes, PackedExperts
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
@@ -27,7 +28,6 @@ from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, Quantized
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
-from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Ops(Protocol):
     argument."""
 
     def plan_attention(
-        self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan:
         """Prepares the attention of one step.
 
@@ -324,6 +324,8 @@ class Graphs(Protocol):
     device's other work, and results that outlive a replay are in tensors allocated outside. A tensor that a
     body allocates has the same address in every replay.
     """
+
+    reads_lengths: bool  # whether `replay` needs lengths from the host
 
     def plan_decodes(
         self,

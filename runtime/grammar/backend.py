@@ -57,6 +57,10 @@ class Matcher(Protocol):
         False: the backend gave up."""
         ...
 
+    def fork(self) -> "Matcher":
+        """A matcher that is where this one is; neither moves the other."""
+        ...
+
     def forced(self) -> list[int]:
         """Tokens of a text with which every text goes on from here, as the tokenizer writes it; `accept`
         takes each of them. It need not be all that is forced."""

@@ -97,6 +97,9 @@ class LLMatch:
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return not self.inner.is_error()
 
+    def fork(self) -> "LLMatch":
+        return LLMatch(self.inner.deep_copy())
+
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens()
 

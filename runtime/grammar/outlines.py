@@ -92,22 +92,32 @@ class OutlinesCompiled:
         self._eos_id = eos_id
 
     def matcher(self) -> "OutlinesMatcher":
-        return OutlinesMatcher(outlines_core.Guide(self._index), self._eos_id)
+        return OutlinesMatcher(outlines_core.Guide(self._index), self._index, self._eos_id)
 
 
 class OutlinesMatcher:
     """The Matcher."""
 
-    def __init__(self, guide: Any, eos_id: int) -> None:
+    def __init__(self, guide: Any, index: Any, eos_id: int) -> None:
         self._guide = guide
+        self._index = index
         self._eos_id = eos_id
+        self._tokens: list[int] = []  # accepted so far
 
     def accept(self, token: int) -> bool:
         try:
             self._guide.advance(token, False)
         except ValueError:
             return False
+        self._tokens.append(token)
         return True
+
+    def fork(self) -> "OutlinesMatcher":
+        """Follows the tokens again: a guide cannot be copied."""
+        other = OutlinesMatcher(outlines_core.Guide(self._index), self._index, self._eos_id)
+        for token in self._tokens:
+            other.accept(token)
+        return other
 
     def fill(self, bits: np.ndarray) -> bool:
         self._guide.write_mask_into(bits.ctypes.data, bits.size, bits.itemsize)

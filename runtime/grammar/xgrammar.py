@@ -169,6 +169,9 @@ class XMatcher:
         self.inner.fill_next_token_bitmask(bits.reshape(1, -1))
         return True
 
+    def fork(self) -> "XMatcher":
+        return XMatcher(self.inner.fork(), self._writer)
+
     def forced(self) -> list[int]:
         try:
             text = self.inner.find_jump_forward_string()

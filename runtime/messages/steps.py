@@ -1,6 +1,18 @@
-"""A step: the plan that the scheduler broadcasts to the ranks, and the result that rank 0 reports."""
+"""One step: the plan that the scheduler broadcasts to the ranks, and the result that rank 0 reports.
 
-from enum import StrEnum
+Positions live on the ranks. A slot has a *length*: the number of its tokens whose keys and values are in the
+cache. It starts at `Admit.length`, and each row of a plan continues at its slot's length:
+
+    row      tokens that it computes                      tokens that it adds to the length
+    decode   the slot's last token                        1
+    verify   the slot's last token, then drafts           1 and the drafts that were accepted
+    extend   tokens of the plan                           all
+
+So the next step can be submitted before it is known how many drafts the last one accepts. The scheduler keeps
+bounds of each length, reserves pages for the most, and learns the rest from results.
+"""
+
+from enum import IntEnum, StrEnum
 
 import numpy as np
 from msgspec import Struct
@@ -9,27 +21,29 @@ from runtime.messages.lora import LoraAssignment
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.sampling import Processor
 
+NO_INTS = np.empty(0, np.int32)
+
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sampling state of one slot, as the ranks keep it."""
+    """Sampling parameters of one slot, as the ranks keep them."""
 
     temperature: float
     top_p: float
-    top_k: int  # 0: all
+    top_k: int  # 0: the whole vocabulary
     min_p: float
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float
-    # int64; with the token's position it decides the random number (see layers/sampling/sampler.py)
+    # int64; with the token's position it decides the random number (layers/sampling/sampler.py)
     seed: int
     bias_ids: list[int]
     bias_values: list[float]
     stop_ids: list[int]  # not sampled while the sequence is shorter than min_len
     min_len: int  # length in tokens, prompt included
-    top_logprobs: int  # -1: no logprobs; k: the token's own and k alternatives
-    prompt_logprobs: int  # -1: none
+    top_logprobs: int  # -1: no logprobs; k: those of the sampled token and of k alternatives
+    prompt_logprobs: int  # -1: none; k: as top_logprobs, of each token of the prompt
     processor: Processor | None = None
-    # whose log probabilities stand behind those of the k alternatives, where there are any
+    # further tokens whose log probabilities are reported, behind the k alternatives
     logprob_ids: list[int] = []
 
 
@@ -41,8 +55,9 @@ class Admit(Struct, frozen=True, array_like=True):
     prompt_len: int
     history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
     grammar_constraint: GrammarConstraint | None = None
-    second_at: int = 0  # see Request
-    lora_slot: int = -1  # where its adapter sits; -1: it has none
+    second_at: int = 0  # position of the second text of a pair, as in Request.second_at
+    lora_slot: int = -1  # LoRA slot of its adapter; -1: no adapter
+    length: int = 0  # tokens whose keys and values are in its pages already
 
 
 class PageCopies(Struct, frozen=True, array_like=True):
@@ -60,9 +75,11 @@ class PageCopies(Struct, frozen=True, array_like=True):
 
 
 class WindowPages(Struct, frozen=True, array_like=True):
-    """Page updates of the sliding-window layers, where they have a pool of their own: their page ids have
-    nothing to do with those of the full layers. Rows that no token of this or a later step can see may hold
-    anything."""
+    """Page-table updates of the sliding-window layers, where these have a page pool of their own.
+
+    Page ids of that pool are unrelated to those of the full-attention layers. Page-table rows that no token
+    of this or a later step can see may hold anything.
+    """
 
     slots: np.ndarray  # int32 [P]: window_table[slots, rows] = ids
     rows: np.ndarray  # int32 [P]
@@ -70,14 +87,14 @@ class WindowPages(Struct, frozen=True, array_like=True):
 
 
 class StateCopies(Struct, frozen=True, array_like=True):
-    """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no
-    plan uses number 0.
+    """Copies of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no plan
+    uses number 0.
 
-    A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that
-    its sequence owns and leaves there the one after its last token. Before the forward come the loads, which
-    read what the steps before have left: a state may be read by one load and written by a later one. A load
-    from 0 makes the empty state, that of no tokens. After the forward come the keeps, which read what this
-    step has left. Neither loads nor keeps write to one state twice.
+    A new sequence owns a state until its slot is taken by another sequence. Each row starts from the state
+    that its sequence owns and leaves there the one after its last token. Loads come before the forward and
+    read what earlier steps have left: a state may be read by one load and written by a later one. A load from
+    0 makes the empty state, that of no tokens. Keeps come after the forward and read what this step has left.
+    Neither loads nor keeps write to one state twice.
     """
 
     slots: np.ndarray  # int32 [A]: state_slot[slots] = owned
@@ -88,44 +105,59 @@ class StateCopies(Struct, frozen=True, array_like=True):
     keep_to: np.ndarray  # int32 [K]
 
 
-class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
-    """One step: `R` rows, the first `num_decodes` of them decodes.
+class Samples(IntEnum):
+    """After which of its tokens a row samples."""
 
-    A decode row computes one token, the last one sampled in its slot, which only the ranks know. An extend
-    row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other. Effects apply
-    in this order: moves, seating, admits, page updates, loads of states, forward, keeps of states, sample. A
-    plan without rows only moves. Ranks run steps in the order of submission, so a page or slot given up by a
-    step may be reused by the next one.
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+
+class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
+    """One step of `R` rows: `num_decodes` decode rows, then `num_verifies` verify rows, then extend rows.
+
+    The module's docstring says what each kind computes. A verify row that samples after ALL of its tokens
+    accepts the longest path of drafts that are what is sampled, and then the token sampled after the last of
+    them. One that samples after the LAST has drafts that are known to be right (a grammar forces them): all
+    are accepted. Drafts of a row form a chain, or with `draft_parents` a tree.
+
+    Effects apply in this order: page copies, LoRA assignment, admits, page updates, loads of states, forward,
+    keeps of states, sampling. A plan without rows only copies pages. Ranks run steps in the order of
+    submission, so a page or slot given up by a step may be reused by the next one.
     """
 
     step: int
     num_decodes: int
-    admits: list[Admit]
+    num_verifies: int = 0
+    admits: list[Admit] = []
     slots: np.ndarray  # int32 [R]
-    starts: np.ndarray  # int32 [R]: position of the row's first token
-    counts: np.ndarray  # int32 [R]: tokens of the row; 1 for decodes
-    samples: np.ndarray  # uint8 [R]: 1: sample a token after the row's last
-    token_ids: np.ndarray  # int32 [sum of counts of the extend rows]
-    page_slots: np.ndarray  # int32 [P]: page updates: page_table[page_slots, page_rows] = page_ids
-    page_rows: np.ndarray  # int32 [P]
-    page_ids: np.ndarray  # int32 [P]
+    counts: np.ndarray  # int32 [R]: query tokens of the row; 1 for decodes
+    samples: np.ndarray  # uint8 [R]: a value of Samples; LAST for decodes
+    # int32: drafts of the verify rows (counts - 1 each), then the tokens of the extend rows
+    token_ids: np.ndarray = NO_INTS
+    page_slots: np.ndarray = NO_INTS  # int32 [P]: page updates: page_table[page_slots, page_rows] = page_ids
+    page_rows: np.ndarray = NO_INTS  # int32 [P]
+    page_ids: np.ndarray = NO_INTS  # int32 [P]
     # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
-    prompt_targets: np.ndarray
+    prompt_targets: np.ndarray = NO_INTS
+    # int32, of each draft: which of the row's tokens it follows, 0 being the slot's last token and i the row's
+    # i-th draft; parents come before their children. None: each draft follows the token before it
+    draft_parents: np.ndarray | None = None
     page_copies: PageCopies | None = None
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
-    states: StateCopies | None = None  # None: nothing to do, or no recurrent layers
-    # int32: tokens of the step (decodes' first) whose hidden states are wanted
+    states: StateCopies | None = None  # None: no copies, or no recurrent layers
+    # int32: tokens of the step whose hidden states are reported, as places in the order of the rows
     shown: np.ndarray | None = None
-    embed_places: np.ndarray | None = None  # int32: tokens of the step that are embedded ...
-    embeds: np.ndarray | None = None  # float32 [places * hidden size] ... as these
-    lora_assignment: LoraAssignment | None = None  # of adapters
+    embed_places: np.ndarray | None = None  # int32: tokens of the step whose embeddings are given ...
+    embeds: np.ndarray | None = None  # float32 [places * hidden size]: ... and these embeddings
+    lora_assignment: LoraAssignment | None = None
 
 
 class Failing(StrEnum):
-    """What only its own request fails of."""
+    """Why a step failed for one request alone."""
 
-    GRAMMAR = "grammar"  # it can't be followed any more
-    PROCESSOR = "processor"  # its logit processor raised
+    GRAMMAR = "grammar"  # the grammar cannot be followed any more
+    PROCESSOR = "processor"  # the logit processor raised
 
 
 class PromptLogprobs(Struct, frozen=True, array_like=True):
@@ -139,12 +171,10 @@ class PromptLogprobs(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, array_like=True, tag="result"):
-    """What a step sampled: `N` tokens, for each row with samples == 1, in row order: one, or as many as
-    `num_tokens` says.
+    """What a step sampled: `N` tokens in the order of the rows that sample, `num_tokens` for each of them.
 
-    A row that brings a run of n tokens has computed nothing of it. The rows of that sequence which are in
-    flight then compute its tokens one by one, and what they sample is known already; the scheduler lets the
-    rest follow as an extend row.
+    Of a verify row that samples after ALL of its tokens these are the accepted drafts and the token after
+    them. Every other row that samples brings one token.
     """
 
     step: int
@@ -157,9 +187,10 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     top_logprobs: np.ndarray  # float32 [N * width] or empty
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
-    # by place among those rows: what its request ends of; the token there means nothing
+    # by place among the rows that sample: why the request ends; the tokens there mean nothing
     failed: dict[int, Failing] = {}
-    vectors: np.ndarray | None = None  # float32 [N * size]: of a model that pools, in place of the N tokens
-    # float32: hidden states behind the last norm, of the tokens that the plan wants them of
-    hidden: np.ndarray | None = None
-    num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each
+    vectors: np.ndarray | None = None  # float32 [N * size]: of a pooling model, in place of the N tokens
+    hidden: np.ndarray | None = None  # float32: hidden states after the last norm, of StepPlan.shown
+    num_tokens: np.ndarray | None = None  # int32, of each row that samples; None: one each
+    # by place among the rows that sample: the tokens that a grammar forces after the row's last one
+    forced: dict[int, list[int]] = {}

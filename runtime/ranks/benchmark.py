@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
-from runtime.messages.steps import StepPlan
 from runtime.ranks.benchmark_results import Figure, Measured
 from runtime.ranks.open_executor import torch_device
 
@@ -150,23 +150,11 @@ class Bench:
             yield Figure(name, round((perf_counter() - begin) / calls * 1e6, 1), "us")
 
 
-def rows(count: int, start: int, tokens: int) -> StepPlan:
-    """A step of `count` rows of `tokens` tokens each, the first of them at `start`."""
-    nothing, every, is_decode = np.empty(0, np.int32), np.ones(count, np.int32), tokens == 1
-    known = nothing if is_decode else np.zeros(count * tokens, np.int32)
-    return StepPlan(
-        0,
-        count if is_decode else 0,
-        [],
-        np.arange(count, dtype=np.int32),
-        every * start,
-        every * tokens,
-        every.astype(np.uint8),
-        known,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
+def rows(count: int, start: int, tokens: int) -> AttentionRows:
+    """`count` rows of `tokens` tokens each, the first of them at position `start`."""
+    every = np.ones(count, np.int32)
+    return AttentionRows(
+        count if tokens == 1 else 0, np.arange(count, dtype=np.int32), every * start, every * tokens
     )
 
 

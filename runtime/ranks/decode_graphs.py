@@ -14,8 +14,8 @@ no other work of the host.
     prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
       encoders, states, models that pool
 
-Inputs are what a plan says, packed into one array: slots, positions and page updates, int32 [2 + 3 * pools,
-size]. Everything else is device state that slots keep. Rows up to the size are padding: they belong to a slot
+Inputs are what a plan says, packed into one array: slots and page updates, int32 [1 + 3 * pools, size].
+Everything else, positions among it, is device state that slots keep. Rows up to the size are padding: they belong to a slot
 that no sequence has, whose pages are the padding page, so they write there, and the token that they choose is
 nobody's.
 
@@ -129,7 +129,8 @@ class DecodeGraphs:
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
-        self.width = 2 + 3 * len(slots.page_tables)
+        self.lengths = slots.lengths.reserve()
+        self.width = 1 + 3 * len(slots.page_tables)
         self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.torch_device)
         self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.torch_device)
         self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
@@ -158,27 +159,23 @@ class DecodeGraphs:
         count = len(plan.slots)
         packed = self.blank(size)
         packed[0, :count] = plan.slots
-        packed[1, :count] = plan.starts
-        packed[2, : len(plan.page_ids)], packed[3, : len(plan.page_ids)], packed[4, : len(plan.page_ids)] = (
-            plan.page_slots,
-            plan.page_rows,
-            plan.page_ids,
-        )
-        if plan.window is not None:
-            places = slice(len(plan.window.ids))
-            packed[5, places], packed[6, places], packed[7, places] = (
-                plan.window.slots,
-                plan.window.rows,
-                plan.window.ids,
-            )
+        pages = slice(len(plan.page_ids))
+        packed[1, pages], packed[2, pages], packed[3, pages] = plan.page_slots, plan.page_rows, plan.page_ids
+        if (window := plan.window) is not None:
+            pages = slice(len(window.ids))
+            packed[4, pages], packed[5, pages], packed[6, pages] = window.slots, window.rows, window.ids
         self.transfers.upload(packed.ravel(), self.packed[: self.width * size])
         recorded = self.recorded[size]
-        self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, packed[1] + 1)
+        lengths: np.ndarray | tuple[()] = ()
+        if self.graphs.reads_lengths:
+            lengths = np.ones(size, np.int32)
+            lengths[:count] += self.slots.lengths.starts(plan.slots).astype(np.int32)
+        self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, lengths)
         return self.hidden[:count]
 
-    def choose(self, size: int, plan: StepPlan) -> Tensor | None:
-        """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step
-        overwrites them."""
+    def sample(self, size: int, plan: StepPlan) -> Tensor | None:
+        """Tokens after the forward graph, int64 [rows], which the next step overwrites; slots move on. None:
+        they must be sampled outside of graphs."""
         slots, recorded = self.slots, self.recorded[size]
         if not slots.is_plain[plan.slots].all():
             return None
@@ -262,7 +259,7 @@ class DecodeGraphs:
         """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which
         it is already."""
         packed = np.zeros((self.width, size), np.int32)
-        packed[0] = packed[2::3] = self.slots.padding
+        packed[0] = packed[1::3] = self.slots.padding
         return packed
 
     # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -270,12 +267,13 @@ class DecodeGraphs:
     def step(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""
         rows = self.inputs(size)
-        slots, positions = rows[0], rows[1]
+        slots = rows[0]
+        positions = self.lengths[slots]
         if self.adapters is not None:
             self.adapters.use_slots(slots if is_adapted else None)
         tables = self.slots.page_tables
         for pool, table in enumerate(tables):
-            at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]
+            at, row, ids = rows[1 + 3 * pool : 4 + 3 * pool]
             table.index_put_((at, row), ids.int())
         pages = tables[:, slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
@@ -297,24 +295,26 @@ class DecodeGraphs:
         self.hidden[:size].copy_(hidden)
 
     def pick(self, cuts: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
-        """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that
-        filters so much."""
+        """From hidden states to tokens, which become their slots' last ones, and one more in the slots'
+        lengths; greedy ones, or by a draw that filters so much."""
         assert self.hidden is not None
-        rows = self.inputs(size)
+        slots = self.inputs(size)[0]
+        positions = self.lengths[slots]
         logits = self.model.logits(self.hidden[:size])
         tokens = self.tokens[:size]
         if self.device.collectives.rank == 0:
             clean(logits)
             if penalises:
-                self.slots.penalties.counts.apply_there(logits, rows[0])
+                self.slots.penalties.counts.apply_there(logits, slots)
                 clean(logits)
-            draw = None if cuts is None else self.slots.draw(rows[0], rows[1] + 1, *cuts)
+            draw = None if cuts is None else self.slots.draw(slots, positions + 1, *cuts)
             tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
             if penalises:
-                self.slots.penalties.counts.add_there(rows[0], tokens)
+                self.slots.penalties.counts.add_there(slots, tokens)
         self.device.collectives.broadcast(tokens)
-        self.slots.last_token.index_put_((rows[0],), tokens)
+        self.slots.last_token.index_put_((slots,), tokens)
+        self.lengths.index_put_((slots,), positions + (slots != self.slots.padding))
 
     def inputs(self, size: int) -> Tensor:
-        """int64 [2 + 3 * pools, size]"""
+        """int64 [1 + 3 * pools, size]: slots, and page updates."""
         return self.packed[: self.width * size].view(self.width, size).long()

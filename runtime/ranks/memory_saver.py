@@ -84,7 +84,8 @@ class Weights:
         if start.offload_setup.offload is not None:
             sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
             self.device = replace(
-                device, layer_devices=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu"))
+                device,
+                layer_devices=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu")),
             )
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Model:
@@ -246,7 +247,9 @@ class RankMemory:
                     allocate_kv(device, layer, self.sizes[layer.pool] * start.page_size, self.kv_dtype)
                 )
             if self.host is not None:
-                self.loaded.copies = device.memory.open_page_copier(self.loaded.kv, self.host, start.page_size)
+                self.loaded.copies = device.memory.open_page_copier(
+                    self.loaded.kv, self.host, start.page_size
+                )
         except BaseException:
             self.drop_pages()
             raise

@@ -1,58 +1,52 @@
-"""A rank that can take steps: builds a batch from a plan, runs the model over it, chooses tokens.
+"""A rank that can take steps: makes a batch of a plan, runs the model over it, samples tokens.
 
-Every rank of a model computes the same batch on its share of the weights; rank 0 alone chooses tokens and
-reports them.
+Every rank of a model computes the same batch on its share of the weights; rank 0 alone samples and reports.
+All ranks then accept the same drafts, and keep the lengths of their slots.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter
 
 import numpy as np
 import torch
-from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch, PageCopier, PageLoads
+from runtime.devices.base import Device, PageCopier, PageLoads
 from runtime.devices.executor import Pending
-from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
-from runtime.layers.sampling.sampler import Logprobs, clean, logprobs
-from runtime.layers.upload import upload, upload_int64
+from runtime.layers.sampling.sampler import Logprobs
+from runtime.layers.sampling.verify import DraftRows, accept
+from runtime.layers.upload import upload_int64
 from runtime.messages.ranks import Compiled
-from runtime.messages.steps import Failing, PageCopies, PromptLogprobs, StepPlan, StepResult
+from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
 from runtime.models.base import Model, is_generative
 from runtime.models.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
+from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.transfers import Direct, Fetched, Streamed, Transfers
 
-PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
 NO_TOKENS = np.empty(0, np.int32)
 NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRow:
-    """Log probabilities of an extend row, on the device."""
+class Sampled:
+    """What a step has sampled, on the device."""
 
-    slot: int
-    width: int
-    targets: np.ndarray
-    found: Logprobs
-
-    def result(self, chosen: np.ndarray, top_ids: np.ndarray, top: np.ndarray) -> PromptLogprobs:
-        return PromptLogprobs(
-            self.slot,
-            self.width,
-            np.where(self.targets < 0, np.float32(np.nan), chosen),
-            top_ids.ravel(),
-            top.ravel(),
-        )
+    tokens: Tensor  # int64 [N], after each place where the step samples
+    logprobs: Logprobs | None  # of these tokens; None: not asked for
+    rows: SampleRows | None  # where that is; None: after each row of a captured step
+    # of verify rows, int64 [V] and [V, C]: how much is accepted and which nodes; None: no such rows, or chains
+    num_accepted: Tensor | None = None
+    path: Tensor | None = None
 
 
 class Launched:
@@ -65,9 +59,11 @@ class Launched:
         self._result: StepResult | None = None
 
     def is_done(self) -> bool:
+        """Whether `result` returns at once."""
         return self._result is not None or self._fetched.is_done()
 
     def result(self) -> StepResult:
+        """Waits for the step, in any thread."""
         with self._lock:
             if self._result is None:
                 self._result = self._finish(self._fetched.arrays())
@@ -75,20 +71,23 @@ class Launched:
 
 
 class Unreported:
-    """A step of a rank that says nothing of it."""
+    """A step on a rank that does not report."""
 
     def is_done(self) -> bool:
+        """Whether `result` returns at once: always."""
         return True
 
     def result(self) -> None:
+        """Nothing: rank 0 reports."""
         return None
 
 
 class ModelRunner:
     """A rank that can take steps.
 
-    A step is launched without its predecessor's result. The exception: grammars and processors must have been
-    told a token before the next one is chosen, and before a slot changes hands (`settle`).
+    A step is launched without its predecessor's result. The exceptions: grammars and processors must know a
+    token before the next one is sampled, and before a slot changes hands (`settle`); and what plans attention
+    on the host must know how many drafts were accepted (SlotLengths).
     """
 
     def __init__(
@@ -101,9 +100,11 @@ class ModelRunner:
         windows: tuple[int, ...],
         copies: PageCopier | None,
         pooling: Pooling | None,
+        adapters: LoraAdapters | None = None,
+        load: ExpertLoad | None = None,
     ) -> None:
-        """`model`: of a class that models/registry.py names; `copies`: where there is a host tier; `pooling`:
-        of one that does not generate."""
+        """`model`: of a class in models/registry.py; `kv`: keys and values of each layer; `windows`: sliding
+        windows of the layers; `copies`: None without a host tier; `pooling`: None for models that generate."""
         self.device = device
         self.model = model
         self.slots = slots
@@ -112,37 +113,34 @@ class ModelRunner:
         self.windows = windows
         self.copies = copies
         self.pooling = pooling
+        self.adapters = adapters
+        self.load = load
+        self.inputs = StepInputs(device, slots, kv, page_size, windows)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
         self.pieces: PiecewiseGraphs | None = None
-        self.adapters: LoraAdapters | None = None
-        self.load: ExpertLoad | None = None
-        self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
-        self.sampled_step = -1  # the latest step whose tokens are their slots' last ones
+        self.unsettled: Launched | None = (
+            None  # the latest step whose tokens a grammar or processor must know
+        )
+        self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
         self.ended_s = 0.0  # when the latest result had come
 
     def launch(self, plan: StepPlan) -> Pending:
+        """Hands one step to the device, behind those launched before."""
         begin = perf_counter()
         if plan.admits:
             self.settle()
-        self.slots.runs = {}
-        arrivals = None if plan.page_copies is None else self.move(plan.page_copies)
+        self.slots.forced = {}
+        page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
         size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
-            hidden = self.graphs.forward(size, plan, is_adapted=is_adapted)
-            if self.load is not None:
-                self.load.ended(plan)
-            shown = self.shown(plan, hidden)
-            tokens = self.graphs.choose(size, plan)
-            self.sampled_step = plan.step if tokens is not None else self.sampled_step
-            return self.report(
-                plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin
-            )
+            return self.launch_captured(self.graphs, size, plan, begin, is_adapted=is_adapted)
         self.slots.update(plan)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
-        batch = self.batch(plan, arrivals)
+        starts = self.slots.lengths.starts(plan.slots)
+        batch = self.inputs.batch(plan, starts, page_loads)
         if self.adapters is not None:
             self.adapters.use_plan(plan, has_adapters=is_adapted)
         size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
@@ -154,14 +152,82 @@ class ModelRunner:
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
+            self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
-        prompt = list(self.prompt_logprobs(plan, hidden))
+        prompt = list(prompt_rows(plan, hidden, self.model, self.slots))
         shown = self.shown(plan, hidden)
-        tokens, found = self.sample(plan, hidden)
-        return self.report(plan, tokens, found, prompt, shown, begin)
+        return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
+
+    def launch_captured(
+        self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool
+    ) -> Pending:
+        """A decode step whose forward, and if possible sampling, is replayed."""
+        hidden = graphs.forward(size, plan, is_adapted=is_adapted)
+        if self.load is not None:
+            self.load.ended(plan)
+        shown = self.shown(plan, hidden)
+        tokens = graphs.sample(size, plan)
+        if tokens is None:
+            sampled = self.sample(plan, self.slots.lengths.starts(plan.slots), hidden)
+        else:
+            self.slots.lengths.advanced_on_device(plan.slots)
+            self.sampled_step = plan.step
+            sampled = Sampled(tokens, None, None)
+        return self.report(plan, sampled, [], shown, begin)
+
+    def sample(self, plan: StepPlan, starts: np.ndarray, hidden: Tensor) -> Sampled:
+        """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
+        torch_device, lengths = self.device.torch_device, self.slots.lengths
+        rows = sample_rows(plan, starts)
+        if not len(rows.rows):
+            lengths.advance(plan.slots, starts, plan.counts)
+            self.sampled_step = plan.step
+            return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
+        if len(rows.places) < len(hidden):
+            hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
+        logits = self.model.logits(hidden)
+        found = None
+        if self.device.collectives.rank == 0:
+            if self.slots.follows:
+                self.settle()
+            tokens, found = self.slots.sample(self.device.ops, logits, rows)
+        else:
+            tokens = torch.empty(len(rows.places), dtype=torch.int64, device=torch_device)
+        tokens = self.device.collectives.broadcast(tokens)
+        if rows.drafts is not None:
+            return self.accept(plan, starts, Sampled(tokens, found, rows), rows, rows.drafts)
+        if self.device.collectives.rank == 0:
+            self.slots.penalties.add(rows.slots.tolist(), tokens)
+        self.slots.last_token[upload_int64(rows.slots, torch_device)] = tokens
+        lengths.advance(plan.slots, starts, plan.counts)
+        self.sampled_step = plan.step
+        return Sampled(tokens, found, rows)
+
+    def accept(
+        self, plan: StepPlan, starts: np.ndarray, sampled: Sampled, rows: SampleRows, drafts: DraftRows
+    ) -> Sampled:
+        """Accepts drafts of verify rows, and moves the slots on."""
+        torch_device, slots = self.device.torch_device, self.slots
+        accepted = accept(sampled.tokens, drafts, torch_device)
+        last = sampled.tokens[upload_int64(rows.first_rows(), torch_device)]
+        last[upload_int64(rows.verified, torch_device)] = accepted.last
+        verified = rows.rows[rows.verified]
+        if accepted.path is not None:
+            pools = [layer.pool for layer in self.model.attentions]
+            self.inputs.keep_paths(pools, plan.slots[verified], starts[verified], accepted)
+        if self.device.collectives.rank == 0 and slots.penalties.counts.rows:
+            is_accepted = accepted.mask(drafts, len(rows.places))
+            slots.penalties.add(rows.slots.tolist(), sampled.tokens, is_accepted)
+        slots.last_token[upload_int64(plan.slots[rows.rows], torch_device)] = last
+        others = np.setdiff1d(np.arange(len(plan.slots)), verified)
+        slots.lengths.advance(plan.slots[others], starts[others], plan.counts[others])
+        fetched = self.transfers.fetch([accepted.num])
+        slots.lengths.accept(plan.slots[verified], accepted.num, fetched)
+        self.sampled_step = plan.step
+        return replace(sampled, num_accepted=accepted.num, path=accepted.path)
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
-        """Hidden states that somebody wants to see."""
+        """Hidden states that the result brings: one tensor, or none."""
         return (
             []
             if plan.shown is None
@@ -173,43 +239,71 @@ class ModelRunner:
         )
 
     def report(
-        self,
-        plan: StepPlan,
-        tokens: Tensor,
-        found: Logprobs | None,
-        prompt: list[PromptRow],
-        shown: list[Tensor],
-        begin: float,
+        self, plan: StepPlan, sampled: Sampled, prompt: list[PromptRow], shown: list[Tensor], begin: float
     ) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:
             return Unreported()
-        tensors = [tokens.int(), *shown]  # a copy: the next step may write to `tokens`
-        for logs in (*(row.found for row in prompt), *(() if found is None else (found,))):
+        tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
+        accepted = [x for x in (sampled.num_accepted, sampled.path) if x is not None]
+        tensors += accepted
+        tensors += shown
+        found = sampled.logprobs
+        for logs in (*(row.logprobs for row in prompt), *(() if found is None else (found,))):
             tensors += logs.chosen, logs.top_ids, logs.top
-        follows = self.slots.follows
-        runs = self.slots.runs if plan.shown is None else {}  # hidden states are told token by token
+        follows, forced = self.slots.follows, self.slots.forced
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
-            token_ids, *rest = arrays
+            token_ids, rest = arrays[0], arrays[1 + len(accepted) :]
             states = rest.pop(0).ravel() if shown else None
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
-            width, values = (
-                (-1, NO_LOGPROBS)
-                if found is None
-                else (rest[-2].shape[1], [array.ravel() for array in rest[-3:]])
+            width, values = (-1, list(NO_LOGPROBS)) if found is None else (rest[-2].shape[1], rest[-3:])
+            places, counts = np.arange(len(token_ids)), None
+            if accepted and sampled.rows is not None:
+                places, counts = sampled.rows.accepted(*arrays[1 : 1 + len(accepted)])
+                token_ids = token_ids[places]
+                values = values if found is None else [value[places] for value in values]
+            failed = self.took(plan, token_ids, places, counts) if follows else {}
+            ends = places if counts is None else places[counts.cumsum() - 1]
+            return StepResult(
+                plan.step,
+                token_ids,
+                width,
+                *(value.ravel() for value in values),
+                rows,
+                self.seconds(begin),
+                failed,
+                hidden=states,
+                num_tokens=None if counts is None else counts.astype(np.int32),
+                forced={row: forced[place] for row, place in enumerate(ends.tolist()) if place in forced}
+                if forced
+                else {},
             )
-            failed = self.took(plan, token_ids) if follows else {}
-            result = StepResult(
-                plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states
-            )
-            return with_runs(result, runs) if runs else result
 
         launched = Launched(self.transfers.fetch(tensors), finish)
         self.unsettled = launched if follows else None
         return launched
+
+    def took(
+        self, plan: StepPlan, token_ids: np.ndarray, places: np.ndarray, counts: np.ndarray | None
+    ) -> dict[int, Failing]:
+        """Tells grammars and processors what the step brings: `counts` tokens for each row that samples (None:
+        one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
+        slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
+        masks, processors = self.slots.grammar_masks, self.slots.processors
+        if counts is None:
+            masks.took(slots, tokens)
+            rows = [[token] for token in tokens]
+        else:
+            ends = counts.cumsum().tolist()
+            parts = [slice(end - count, end) for end, count in zip(ends, counts.tolist(), strict=True)]
+            rows = [tokens[part] for part in parts]
+            for slot, part in zip(slots, parts, strict=True):
+                masks.accepted(slot, places[part].tolist(), tokens[part.stop - 1])
+        failed = dict.fromkeys(masks.unconstrained(slots), Failing.GRAMMAR)
+        return failed | dict.fromkeys(processors.took(slots, rows), Failing.PROCESSOR)
 
     def open_graphs(
         self, sizes: list[int], piecewise_sizes: list[int], compiled: Compiled, *, pads: bool
@@ -277,16 +371,9 @@ class ModelRunner:
             ),
         )
 
-    def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
-        """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
-        slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
-        failed = dict.fromkeys(self.slots.grammar_masks.unconstrained(slots), Failing.GRAMMAR)
-        self.slots.grammar_masks.took(slots, tokens)
-        return failed | dict.fromkeys(self.slots.processors.took(slots, tokens), Failing.PROCESSOR)
-
-    def move(self, page_copies: PageCopies) -> PageLoads | None:
-        """Saves, and begins to load."""
-        assert self.copies is not None, "moves, but no host tier"
+    def copy_pages(self, page_copies: PageCopies) -> PageLoads | None:
+        """Saves pages to host memory, and begins to load others."""
+        assert self.copies is not None, "page copies, but no host tier"
         if len(page_copies.save_pages):
             self.copies.save(page_copies.save_pages, page_copies.save_hosts)
         return (
@@ -307,119 +394,3 @@ class ModelRunner:
             self.transfers.fetch([summed]),
             lambda _: StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin)),
         )
-
-    def batch(self, plan: StepPlan, arrivals: PageLoads | None) -> ForwardBatch:
-        """The tokens of a step with their positions and places in the cache. Reads nothing from the
-        device."""
-        torch_device = self.device.torch_device
-        counts = plan.counts.astype(np.int64)
-        ends = counts.cumsum()
-        host_positions = np.repeat(plan.starts - (ends - counts), counts)
-        host_positions += np.arange(len(host_positions))
-        positions = upload_int64(host_positions, torch_device)
-        token_slots = upload_int64(np.repeat(plan.slots, counts), torch_device)
-        token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
-        if len(plan.token_ids):
-            token_ids = torch.cat((token_ids, upload_int64(plan.token_ids, torch_device)))
-        if not self.kv:  # an encoder
-            is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
-            types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
-            return ForwardBatch(
-                token_ids,
-                positions,
-                (),
-                self.kv,
-                plan_bidirectional(counts, torch_device),
-                upload_int64(types, torch_device),
-                arrivals,
-            )
-        pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
-        locations = (pages * self.page_size + positions % self.page_size).unbind()
-        attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return ForwardBatch(
-            token_ids,
-            positions,
-            locations,
-            self.kv,
-            attention,
-            page_loads=arrivals,
-            embeds=self.embeds(plan),
-            is_decode=plan.num_decodes == len(plan.slots),
-        )
-
-    def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
-        if plan.embed_places is None or plan.embeds is None:
-            return None
-        rows = upload(plan.embeds.copy(), self.device.torch_device)  # a ring's arrays may be read-only
-        return upload_int64(plan.embed_places, self.device.torch_device), rows.view(
-            len(plan.embed_places), -1
-        )
-
-    def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
-        """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
-        rows, torch_device = np.flatnonzero(plan.samples), self.device.torch_device
-        if len(rows) == 0:
-            return torch.empty(0, dtype=torch.int64, device=torch_device), None
-        if len(rows) < len(hidden):
-            hidden = hidden.index_select(0, upload_int64(plan.counts.cumsum()[rows] - 1, torch_device))
-        logits = self.model.logits(hidden)
-        slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
-        index = upload_int64(slots, torch_device)
-        if self.device.collectives.rank == 0:
-            if self.slots.follows:
-                self.settle()
-            tokens, found = self.slots.sample(self.device.ops, logits, slots, lengths)
-        else:
-            tokens, found = torch.empty(len(rows), dtype=torch.int64, device=torch_device), None
-        tokens = self.device.collectives.broadcast(tokens)
-        self.slots.last_token[index] = tokens
-        self.sampled_step = plan.step
-        return tokens, found
-
-    def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptRow]:
-        """Of each extend row of a slot that wants them."""
-        if len(plan.prompt_targets) == 0:
-            return
-        first, used = plan.num_decodes, 0
-        for slot, count in zip(plan.slots[first:].tolist(), plan.counts[first:].tolist(), strict=True):
-            width = int(self.slots.prompt_logprobs[slot])
-            if width >= 0:
-                yield self.row_logprobs(
-                    slot, width, hidden[first : first + count], plan.prompt_targets[used : used + count]
-                )
-                used += count
-            first += count
-
-    def row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptRow:
-        """In chunks, as the logits of a whole prompt would fill the memory."""
-        known = upload_int64(np.maximum(targets, 0), self.device.torch_device)
-        chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
-        parts = []
-        for at in range(0, len(targets), chunk):
-            logits = clean(self.model.logits(hidden[at : at + chunk]))
-            found = logprobs(logits, known[at : at + chunk], width)
-            if slot in self.slots.picks:
-                self.slots.pick(found, logits, slice(None), slot, width)
-            parts.append((found.chosen, found.top_ids, found.top))
-        return PromptRow(
-            slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-        )
-
-
-def with_runs(result: StepResult, runs: dict[int, list[int]]) -> StepResult:
-    """The result where the rows at these places bring more tokens; nobody wants log probabilities of
-    those."""
-    tokens = [[token, *runs.get(index, ())] for index, token in enumerate(result.token_ids.tolist())]
-    counts = np.array([len(row) for row in tokens], np.int32)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    top_ids, top = (
-        values.reshape(len(counts), -1)[rows].ravel() for values in (result.top_ids, result.top_logprobs)
-    )
-    return structs.replace(
-        result,
-        token_ids=np.array([token for row in tokens for token in row], np.int32),
-        num_tokens=counts,
-        top_ids=top_ids,
-        top_logprobs=top,
-        logprobs=result.logprobs[rows] if len(result.logprobs) else result.logprobs,
-    )

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, Graphs
 from runtime.messages.ranks import Capture, Captured
-from runtime.messages.steps import StepPlan
 from runtime.models.base import AttentionLayer, GenerativeModel
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.slots import Slots
@@ -72,7 +72,9 @@ class Crossings:
 class Walk:
     """One way through a model. Each `advance` computes a piece, up to the next attention or the end."""
 
-    def __init__(self, model: GenerativeModel, batch: ForwardBatch, one: ForwardBatch, crossings: Crossings) -> None:
+    def __init__(
+        self, model: GenerativeModel, batch: ForwardBatch, one: ForwardBatch, crossings: Crossings
+    ) -> None:
         """`batch`: rows of padding; `one`: one of them with an attention plan."""
         self.pieces = model.piecewise(batch)
         self.size = len(batch.positions)
@@ -196,15 +198,13 @@ class PiecewiseGraphs:
         """Hands each piece of a step of padding to `take`."""
         rows = self.inputs[:, :size]
         one = np.ones(1, np.int32)
-        plan = StepPlan(
-            0, 0, [], one * self.slots.padding, 0 * one, one, 0 * one, one, *[np.empty(0, np.int32)] * 4
-        )
+        padding = AttentionRows(0, one * self.slots.padding, 0 * one, one)
         single = ForwardBatch(
             rows[0, :1],
             rows[1, :1],
             tuple(rows[2:, :1].unbind()),
             self.kv,
-            self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows),
+            self.device.ops.plan_attention(padding, self.slots.page_tables, self.page_size, self.windows),
         )
         is_real = None if self.is_real is None else self.is_real[:size]
         batch = ForwardBatch(

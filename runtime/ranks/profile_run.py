@@ -10,10 +10,10 @@ import torch
 
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
-from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.messages.steps import NO_INTS, Admit, Samples, SlotSampling, StepPlan
 from runtime.ranks.model_runner import ModelRunner
 
-WISHES = SlotSampling(
+PARAMS = SlotSampling(
     temperature=1.0,
     top_p=0.9,
     top_k=0,
@@ -39,17 +39,14 @@ def largest_step(start: StartRank) -> StepPlan:
         more = min(rest, start.max_len - 1)
         counts[row] += more
         rest -= more
-    slots, nothing = np.arange(num_rows, dtype=np.int32), np.empty(0, np.int32)
     return StepPlan(
-        0,
-        0,
-        [Admit(slot, WISHES, int(count), nothing) for slot, count in enumerate(counts)],
-        slots,
-        0 * slots,
-        counts,
-        np.ones(num_rows, np.uint8),
-        np.zeros(int(counts.sum()), np.int32),
-        *[nothing] * 4,
+        step=0,
+        num_decodes=0,
+        admits=[Admit(slot, PARAMS, int(count), NO_INTS) for slot, count in enumerate(counts)],
+        slots=np.arange(num_rows, dtype=np.int32),
+        counts=counts,
+        samples=np.full(num_rows, Samples.LAST, np.uint8),
+        token_ids=np.zeros(int(counts.sum()), np.int32),
     )
 
 

@@ -1,8 +1,8 @@
-"""What a rank keeps of each slot between steps: its pages (of one pool or two), its last token and how its
-tokens are chosen.
+"""What a rank keeps of each slot between steps: its pages (of one pool or two), its length, its last token and
+how its tokens are sampled.
 
 The tensors live on the device, so that a step can be launched before the last one's tokens are known; the
-arrays beside them are the host's copy of what decides a branch.
+arrays next to them are the host's copy of what decides a branch.
 """
 
 import numpy as np
@@ -17,6 +17,8 @@ from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs, uniform
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.sample_rows import SampleRows
+from runtime.ranks.slot_lengths import SlotLengths
 
 
 class Slots:
@@ -39,6 +41,7 @@ class Slots:
         self.page_tables = torch.zeros(
             num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=torch_device
         )
+        self.lengths = SlotLengths(max_slots + 1, torch_device)
         self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=torch_device)
         self.floats = torch.ones(max_slots + 1, 3, device=torch_device)  # temperature, top_p, min_p
         self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=torch_device)  # seed, top_k
@@ -54,8 +57,8 @@ class Slots:
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
-        # of the last step, by place: tokens that follow the one that was sampled
-        self.runs: dict[int, list[int]] = {}
+        # of the last step, by row of logits: tokens that a grammar forces after the sampled one
+        self.forced: dict[int, list[int]] = {}
         # tokens whose log probabilities a slot wants: the last columns of its width
         self.picks: dict[int, Tensor] = {}
 
@@ -90,12 +93,13 @@ class Slots:
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:
                 self._admit_picks(admit.slot, sampling)
-        wishes = [admit.sampling for admit in admits]
-        index = int64_tensor([admit.slot for admit in admits], self.torch_device)
+        slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
+        self.lengths.admit(slots, [admit.length for admit in admits])
+        index = int64_tensor(slots, self.torch_device)
         self.floats[index] = float32_tensor(
-            [[w.temperature, w.top_p, w.min_p] for w in wishes], self.torch_device
+            [[p.temperature, p.top_p, p.min_p] for p in params], self.torch_device
         )
-        self.ints[index] = int64_tensor([[w.seed, w.top_k] for w in wishes], self.torch_device)
+        self.ints[index] = int64_tensor([[p.seed, p.top_k] for p in params], self.torch_device)
 
     def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
         self.picks[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
@@ -115,66 +119,45 @@ class Slots:
         found.top_ids[rows, columns] = ids.int()
         found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
 
-    def sample(
-        self, ops: Ops, logits: Tensor, slots: np.ndarray, lengths: np.ndarray
-    ) -> tuple[Tensor, Logprobs | None]:
-        """Chooses a token, int64 [N], after sequences that are `lengths` tokens long; float32 logits [N, V]
-        are overwritten.
+    def sample(self, ops: Ops, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Logprobs | None]:
+        """Samples a token, int64 [N], for each row of logits; float32 logits [N, V] are overwritten.
 
-        With log probabilities for all rows, as wide as the widest wish, when a row wants them.
+        With log probabilities for all rows, as wide as the widest that is asked for, when a row asks for them.
         """
         clean(logits)
-        names = slots.tolist()
-        adjusted = self.penalties.apply(logits, names, lengths.tolist())
+        slots, names, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
+        contexts = rows.contexts({*self.penalties.counts.rows, *self.processors.slots})
+        adjusted = self.penalties.apply(logits, names, lengths, contexts)
         if self.processors.slots:
-            adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
+            adjusted = self.processors.apply(adjusted, names, contexts, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())
         if self.grammar_masks.slots:
-            adjusted = self._guide(
-                ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits
-            )
+            adjusted = self._mask(ops, adjusted, rows, is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
             draw = self.draw(
                 upload_int64(slots, self.torch_device),
-                upload_int64(lengths, self.torch_device),
+                upload_int64(rows.lengths, self.torch_device),
                 *self.cuts(slots),
             )
             tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
         if width < 0:
-            self.penalties.add(names, tokens)
             return tokens, None
         found = logprobs(logits, tokens, width)
-        self.penalties.add(names, tokens)
         for row, slot in enumerate(names if self.picks else ()):
             if slot in self.picks and self.top_logprobs[slot] >= 0:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
 
-    def _guide(
-        self, ops: Ops, logits: Tensor, slots: list[int], lengths: list[int], *, is_own: bool
-    ) -> Tensor:
-        """Bans what the slots' grammars do not allow; in a copy, unless the logits are ours to change."""
-        places, bits = self.grammar_masks.masks(slots, lengths)
-        self.runs = {
-            index: run[1:] for index, run in self.grammar_masks.runs.items() if self._can_run(slots[index])
-        }
+    def _mask(self, ops: Ops, logits: Tensor, rows: SampleRows, *, is_own: bool) -> Tensor:
+        """Bans what the slots' grammars do not allow; in a copy, unless `is_own`."""
+        places, bits = self.grammar_masks.masks(rows.slots.tolist(), rows.lengths.tolist(), rows.drafts)
+        self.forced = {place: run[1:] for place, run in self.grammar_masks.runs.items()}
         if places:
             logits = logits if is_own else logits.clone()
             ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
         return logits
-
-    def _can_run(self, slot: int) -> bool:
-        """Whether nobody must see each of its tokens as it is sampled, and no row of known tokens would be
-        taken for its prompt."""
-        return (
-            self.page_tables.shape[0] == 1
-            and self.top_logprobs[slot] < 0
-            and self.prompt_logprobs[slot] < 0
-            and slot not in self.penalties.counts.rows
-            and slot not in self.processors.slots
-        )
 
     def cuts(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k, and whether somebody has top_p, as the host knows."""

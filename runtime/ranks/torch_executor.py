@@ -116,8 +116,9 @@ class TorchExecutor:
             tuple(sorted(set(config.windows))),
             copies,
             config.pooling,
+            adapters,
+            experts,
         )
-        self.loaded.adapters, self.loaded.load = adapters, experts
         if experts is not None:
             experts.step.zero_()  # of the rehearsal
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():

@@ -11,11 +11,8 @@ from runtime.messages.steps import PromptLogprobs, StepResult
 from runtime.scheduling.sequence import Sequence
 
 
-def of_row(result: StepResult, row: int, params: SamplingParams) -> list[TokenLogprob]:
-    """The sampled tokens of `row` with the alternatives that `params` want."""
-    first, count = row, 1
-    if result.num_tokens is not None:
-        first, count = int(result.num_tokens[:row].sum()), int(result.num_tokens[row])
+def of_tokens(result: StepResult, first: int, count: int, params: SamplingParams) -> list[TokenLogprob]:
+    """The result's tokens `first` .. `first + count - 1` with the alternatives that `params` ask for."""
     return [
         TokenLogprob(
             int(result.token_ids[at]),

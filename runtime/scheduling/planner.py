@@ -8,6 +8,7 @@ from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
+from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, Verified, forced_draft, planned
 from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
@@ -36,15 +37,15 @@ class Admission(Struct, frozen=True, kw_only=True):
 
 
 class Flight(Struct, frozen=True):
-    """What must be remembered of a submitted step: the sequences that it computes and those of them that it
-    samples, in row order, and prompt parts by slot."""
+    """What is remembered of a submitted step."""
 
     step: int
-    computed: list[Sequence]
-    sampled: list[Sequence]
-    prompt_parts: dict[int, PromptPart]
+    computed: list[Sequence]  # of each row
+    sampled: list[Sequence]  # of each row that samples
+    prompt_parts: dict[int, PromptPart]  # by slot
     work: Work | None  # where its time is of interest
     shown: list[Part] = []  # hidden states that it brings, in row order
+    verified: list[Verified] = []
 
 
 class Totals(Struct):
@@ -83,6 +84,7 @@ class Planner:
         admission: Admission,
         eos_ids: tuple[int, ...],
         on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds."""
         self.roster = roster
@@ -99,7 +101,9 @@ class Planner:
             if admission.delay_steps
             else None
         )
-        self._outran: list[Sequence] = []  # may lack pages for their known tokens
+        self.drafter = drafter
+        # sequences with forced tokens or drafts in flight, by id; others decode one token a row
+        self._drafting: dict[int, Sequence] = {}
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
@@ -125,9 +129,9 @@ class Planner:
         if not builder.sequences and page_copies is None:
             return None
         self.totals.steps = step
-        if builder.num_tokens > builder.num_decodes:
+        if builder.num_known:
             self.totals.prompt_steps += 1
-            self.totals.known_tokens += builder.num_tokens - builder.num_decodes
+            self.totals.known_tokens += builder.num_known
         if page_copies is not None:
             self.totals.saved_pages += len(page_copies.save_pages)
         if roster.shares.is_on and builder.sequences:
@@ -139,6 +143,7 @@ class Planner:
             parts,
             self._work(builder),
             [self.hidden.expect(shown) for shown in builder.shown],
+            builder.verified,
         )
         states = roster.cache.states
         state_copies = None if states is None else states.take(builder.state_slots)
@@ -147,6 +152,9 @@ class Planner:
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence
         give way."""
+        if self.drafter is not None or self._drafting:
+            self._verify(builder)
+            return
         page_size = self.roster.cache.page_size
         rows: list[Sequence] = []
         starts: list[int] = []
@@ -181,35 +189,83 @@ class Planner:
                 return False
         return True
 
-    def outrun(self, sequence: Sequence) -> None:
-        """It has got tokens that no step has computed: if they are more than one, it extends again, before
-        all others."""
-        roster = self.roster
-        if sequence.slot >= 0 and sequence.computed_len < len(sequence.tokens) - 1:
-            roster.decoding.remove(sequence)
-            roster.shares.stop(sequence.request.tenant)
-            roster.extending.insert(0, sequence)
-            self._outran.append(sequence)
+    def force(self, sequence: Sequence, tokens: list[int]) -> None:
+        """A grammar forces `tokens` after those that `sequence` has."""
+        sequence.forced, sequence.forced_at = tokens, len(sequence.tokens)
+        self._drafting[sequence.id] = sequence
 
-    def _catch_up(self, builder: StepBuilder) -> None:
-        """Pages for the known tokens of sequences that have outrun their steps; who finds none gives way.
-        Nobody else does any more in this plan, so a slot gets its pages once."""
-        cache, outran, self._outran = self.roster.cache, self._outran, []
-        for sequence in outran:
-            if sequence.slot < 0:
+    def _verify(self, builder: StepBuilder) -> None:
+        """As `_decode`, with drafts where there are some. A row's first token stands where the drafts in
+        flight may put it at most: pages are taken for that, and positions are the ranks' own."""
+        roster, budget = self.roster, self._draft_budget()
+        rows, starts = list[Sequence](), list[int]()
+        drafted: list[tuple[Sequence, Draft, int]] = []
+        for sequence in _as_it_shrinks(roster.decoding):
+            start = sequence.computed_len + sequence.drafting
+            first = len(sequence.pages)
+            if start + 1 >= sequence.max_len:  # its last token is in flight, or may be
                 continue
-            first, wanted = (
-                len(sequence.pages),
-                cache.pages_for(min(len(sequence.tokens) + 1, sequence.max_len)),
-            )
-            while len(sequence.pages) < wanted and cache.grow(sequence):
-                pass
-            if len(sequence.pages) < wanted:
-                self.roster.forecast.preempted()
-                self._preempt(sequence)
-                continue
-            for row in range(first, wanted):
+            if start >= first * roster.cache.page_size:
+                # a page that may not be needed is taken from no other sequence
+                if not (roster.cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
+                    continue
+            draft = self._draft(sequence, start, budget)
+            for row in range(first, len(sequence.pages)):
                 builder.set_page(sequence.slot, row, sequence.pages[row])
+            if first < len(sequence.pages) and sequence.window is not None:
+                builder.set_window(sequence)
+            if draft is None:
+                sequence.computed_len += 1
+                sequence.in_flight += 1
+                rows.append(sequence)
+                starts.append(start)
+            else:
+                budget -= len(draft.tokens)
+                planned(sequence, draft)
+                drafted.append((sequence, draft, start))
+        builder.add_decodes(rows, starts)
+        if roster.num_shown:
+            builder.show_decodes()
+        for sequence, draft, start in drafted:
+            builder.add_verify(sequence, draft, start)
+            if not draft.is_sure:
+                self._drafting[sequence.id] = sequence
+            rows.append(sequence)
+            starts.append(start + len(draft.tokens))
+        if (states := roster.cache.states) is not None:
+            states.decoded(rows, starts)
+        if self._drafting:
+            self._drafting = {
+                s.id: s for s in self._drafting.values() if (s.drafting or s.forced) and not s.is_finished
+            }
+
+    def _draft_budget(self) -> int:
+        """Draft tokens of the next step; known tokens of prompts get at least half of it."""
+        size = self.admission.max_step_tokens
+        return size // 2 if self.roster.extending or self.roster.waiting.has_ready else size
+
+    def _draft(self, sequence: Sequence, last: int, budget: int) -> Draft | None:
+        """What a row verifies after its first token, which stands at `last` at most, as far as there are
+        pages for it."""
+        roster, params = self.roster, sequence.request.params
+        most = min(budget, sequence.max_len - last - 2)
+        if most <= 0 or params.hidden_states is not None:
+            return None
+        draft = None
+        if sequence.forced and not sequence.drafting:
+            draft = forced_draft(sequence, last)
+        if draft is None and self.drafter is not None:
+            draft = self.drafter.propose(sequence, sequence.computed_len, last, min(most, MAX_VERIFIED))
+        if draft is None or not (draft.is_sure or roster.cache.states is None):
+            return None  # a recurrent state cannot take a token back
+        if not draft.is_sure:
+            most = min(most, MAX_VERIFIED)
+        may_grow = roster.cache.window is None or not roster.extending  # whose window pages are promised
+        wanted = last + 1 + min(most, len(draft.tokens))
+        page_size = roster.cache.page_size
+        while len(sequence.pages) * page_size < wanted and may_grow and roster.cache.grow(sequence):
+            pass
+        return draft.first(min(most, len(sequence.pages) * page_size - last - 1))
 
     def _preempt(self, victim: Sequence) -> None:
         self.totals.preemptions += 1
@@ -243,12 +299,11 @@ class Planner:
         """Known tokens: of prompts that are under way, then of newcomers; what nobody else wants goes to the
         long ones."""
         roster, admission = self.roster, self.admission
-        size = admission.max_step_tokens
+        num_drafts = builder.num_tokens - len(builder.sequences) if admission.has_chunks else 0
+        size = admission.max_step_tokens - num_drafts
         is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
         has_others = len(roster.extending) > 1 or (roster.has_free_slot and roster.waiting.has_ready)
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
-        if self._outran:
-            self._catch_up(builder)
         for sequence in roster.extending:
             self._extend(sequence, fill)
         if is_due and (

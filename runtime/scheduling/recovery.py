@@ -41,7 +41,9 @@ class Recovery:
         if not sequences:
             return None
         in_flight = list(dict.fromkeys(s.request.id for s in sequences))
-        self.marks |= {s.id: len(s.tokens) + max(s.in_flight, 1) for s in sequences if not s.is_finished}
+        self.marks |= {
+            s.id: len(s.tokens) + max(s.in_flight + s.drafting, 1) for s in sequences if not s.is_finished
+        }
         guilty = self._suspects.died(in_flight)
         for request_id in in_flight:
             self._pass_if_free(request_id)

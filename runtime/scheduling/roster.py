@@ -165,7 +165,7 @@ class Roster:
         for sequence in self.decoding:
             self.shares.stop(sequence.request.tenant)
         for sequence in self.live.values():
-            sequence.in_flight, sequence.repeated, sequence.match = 0, 0, None
+            sequence.in_flight, sequence.drafting, sequence.match = 0, 0, None
         for sequence in running:
             sequence.slot, sequence.pages, sequence.node, sequence.window, sequence.state = (
                 -1,

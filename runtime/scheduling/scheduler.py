@@ -15,12 +15,12 @@ from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages.requests import CacheSources, FinishReason, Request, TokenLogprob
+from runtime.messages.requests import FinishReason, Request
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
-from runtime.scheduling.jump_forward import split_rows, take_run
+from runtime.scheduling.drafts import Drafter, landed, split_rows, take
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
@@ -83,9 +83,10 @@ class Scheduler:
         config: SchedulerConfig,
         journal: Journal | None = None,
         on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`journal` records what enters and leaves the prefix cache; `on_delayed` is called for each delay that
-        the prefill delayer ends: reason, steps, seconds."""
+        the prefill delayer ends: reason, steps, seconds; `drafter` proposes tokens to verify."""
         self.config = config
         self.journal = journal
         self.roster = Roster(
@@ -104,6 +105,7 @@ class Scheduler:
             admission=admission,
             eos_ids=config.eos_ids,
             on_delayed=on_delayed,
+            drafter=drafter,
         )
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
@@ -202,46 +204,80 @@ class Scheduler:
                 if not sequence.is_finished:
                     self._end(sequence, FinishReason.STOP, None, ended)
             return StepTokens([], [], ended, {}, {}, vectors=by_sequence(flight.sampled, result.vectors))
-        ids: list[int] = []
-        tokens: list[int] = []
-        more: dict[int, list[int]] = {}
-        row_logprobs: dict[int, list[TokenLogprob]] = {}
-        cached: dict[int, int] = {}
-        loaded: dict[int, CacheSources] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         hidden = {} if result.hidden is None else self.planner.hidden.take(result.hidden, flight.shown)
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
-        firsts, more_by_row = split_rows(result)
-        for row, (sequence, token) in enumerate(zip(flight.sampled, firsts, strict=True)):
-            if sequence.repeated:
-                sequence.repeated -= 1
-                continue
+        step = StepTokens([], [], ended, {}, prompts, hidden=hidden)
+        if flight.verified or result.num_tokens is not None:
+            self._take_verified(flight, result, step)
+        else:
+            self._take_tokens(flight, result, step)
+        if self._recovery.marks:
+            self._recovery.advance(flight.sampled)
+        self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
+        return step
+
+    def _take_tokens(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
+        """One token for each sequence that was sampled."""
+        ids, tokens, ended = step.sequence_ids, step.token_ids, step.ended
+        for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
             sequence.in_flight -= 1
             if sequence.is_finished:
                 continue
             if len(sequence.tokens) == sequence.prompt_len:
-                cached[sequence.id] = sequence.first_cached_len
-                if sequence.loaded_len:
-                    loaded[sequence.id] = sequence.first_sources
+                self._first_token(sequence, step)
             sequence.tokens.append(token)
             ids.append(sequence.id)
             tokens.append(token)
             if result.width >= 0 and sequence.request.params.logprobs:
-                row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params)
-            if more_by_row and (run := take_run(sequence, more_by_row.get(row, ()))):
-                more[sequence.id] = run
-                self.planner.outrun(sequence)
-                token = run[-1]
+                step.logprobs[sequence.id] = logprobs.of_tokens(result, row, 1, sequence.request.params)
+            if result.forced and (forced := result.forced.get(row)):
+                self.planner.force(sequence, forced)
             if token in sequence.stop_ids:
                 self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
-        if self._recovery.marks:
-            self._recovery.advance(flight.sampled)
-        self.generated_tokens += len(tokens) + sum(map(len, more.values()))
-        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden, more=more)
+
+    def _take_verified(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
+        """One token or more for each sequence that was sampled; what comes behind its end is dropped."""
+        drafts = {verified.row: verified.draft for verified in flight.verified}
+        at = 0  # where the row's tokens begin in the result
+        for row, (sequence, tokens) in enumerate(
+            zip(flight.sampled, split_rows(result, flight.verified), strict=True)
+        ):
+            first, at = at, at + (1 if result.num_tokens is None else int(result.num_tokens[row]))
+            if (draft := drafts.get(row)) is None:
+                sequence.in_flight -= 1
+            else:
+                landed(sequence, draft, len(tokens))
+            if sequence.is_finished:
+                continue
+            if len(sequence.tokens) == sequence.prompt_len:
+                self._first_token(sequence, step)
+            taken = take(sequence, tokens)
+            step.sequence_ids.append(sequence.id)
+            step.token_ids.append(taken[0])
+            if len(taken) > 1:
+                step.more[sequence.id] = taken[1:]
+            if result.width >= 0 and sequence.request.params.logprobs:
+                step.logprobs[sequence.id] = logprobs.of_tokens(
+                    result, first, len(taken), sequence.request.params
+                )
+            if (forced := result.forced.get(row)) and len(taken) == len(tokens):
+                self.planner.force(sequence, forced)
+            if (token := taken[-1]) in sequence.stop_ids:
+                matched = None if token in self.config.eos_ids else token
+                self._end(sequence, FinishReason.STOP, matched, step.ended)
+            elif len(sequence.tokens) >= sequence.max_len:
+                self._end(sequence, FinishReason.LENGTH, None, step.ended)
+
+    def _first_token(self, sequence: Sequence, step: StepTokens) -> None:
+        """What is reported with the first token of an answer."""
+        step.cached[sequence.id] = sequence.first_cached_len
+        if sequence.loaded_len:
+            step.loaded[sequence.id] = sequence.first_sources
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have

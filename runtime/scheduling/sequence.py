@@ -20,8 +20,8 @@ class Sequence:
     [0, cached_len)             came from the prefix cache when the sequence was last admitted
     [cached_len, computed_len)  keys and values written by steps that were submitted since
     [computed_len, len(tokens)) known tokens still to be computed
-    in_flight                   sampled by submitted steps, not yet known here
-    repeated                    sampled by submitted steps, but known here from a run of tokens that came before
+    in_flight                   tokens that submitted steps bring at least, not known here yet
+    drafting                    tokens that they may bring beyond these, if drafts are accepted
     """
 
     __slots__ = (
@@ -47,7 +47,9 @@ class Sequence:
         "state",
         "fetched_len",
         "first_sources",
-        "repeated",
+        "drafting",
+        "forced",
+        "forced_at",
     )
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
@@ -61,7 +63,9 @@ class Sequence:
         self.cached_len = 0
         self.computed_len = 0
         self.in_flight = 0
-        self.repeated = 0
+        self.drafting = 0
+        self.forced: list[int] = []  # tokens that its grammar forces, from position `forced_at` on
+        self.forced_at = 0
         self.pages: list[int] = []
         self.slot = -1
         self.node: Node | None = None  # deepest locked node of the prefix tree, while it runs

@@ -3,8 +3,17 @@
 import numpy as np
 
 from runtime.messages.lora import LoraAssignment
-from runtime.messages.steps import Admit, PageCopies, SlotSampling, StateCopies, StepPlan, WindowPages
+from runtime.messages.steps import (
+    Admit,
+    PageCopies,
+    Samples,
+    SlotSampling,
+    StateCopies,
+    StepPlan,
+    WindowPages,
+)
 from runtime.scheduling.chunking import Work
+from runtime.scheduling.drafts import Draft, Verified
 from runtime.scheduling.hidden_states import Shown
 from runtime.scheduling.sequence import Sequence
 
@@ -45,12 +54,14 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
 
 
 class StepBuilder:
-    """Rows in the order in which they will stand in the plan: decodes, then extends."""
+    """Rows in the order in which they will stand in the plan: decodes, verifies, extends."""
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []  # one per row
         self.sampled: list[Sequence] = []  # those whose row samples, in row order
+        self.verified: list[Verified] = []  # the verify rows
         self.num_decodes = 0
+        self.num_known = 0  # tokens of the extend rows
         self._slots: list[int] = []
         self._starts: list[int] = []
         self._counts: list[int] = []
@@ -85,6 +96,7 @@ class StepBuilder:
                 sequence.request.grammar_constraint,
                 sequence.request.second_at,
                 lora_slot,
+                sequence.cached_len,
             )
         )
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
@@ -99,7 +111,7 @@ class StepBuilder:
         self._window += [(sequence.slot, row, page) for row, page in sequence.window.take_unreported()]
 
     def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
-        """One row each; computes the token at `starts`, the last one sampled."""
+        """One row each, which computes the last token sampled; it stands at `starts`, or before."""
         count = len(sequences)
         self.num_decodes = count
         self.sequences += sequences
@@ -109,6 +121,18 @@ class StepBuilder:
         self._counts += [1] * count
         self._samples += [1] * count
         self.num_tokens += count
+
+    def add_verify(self, sequence: Sequence, draft: Draft, start: int) -> None:
+        """A row of the last token sampled, which stands at `start` or before, and of drafts after it."""
+        self.verified.append(Verified(len(self.sampled), draft))
+        self.sequences.append(sequence)
+        self.sampled.append(sequence)
+        self._slots.append(sequence.slot)
+        self._starts.append(start)
+        self._counts.append(len(draft.tokens) + 1)
+        self._samples.append(Samples.LAST if draft.is_sure else Samples.ALL)
+        self._tokens.append(np.array(draft.tokens, dtype=np.int32))
+        self.num_tokens += len(draft.tokens) + 1
 
     def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
         """A row of `count` known tokens from `start`; samples if they are the last known ones."""
@@ -134,6 +158,7 @@ class StepBuilder:
                 Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count
             )
         self.num_tokens += count
+        self.num_known += count
         if sequence.wants_prompt_logprobs:
             targets = np.full(count, -1, dtype=np.int32)
             known = sequence.tokens[start + 1 : stop + 1]
@@ -165,31 +190,41 @@ class StepBuilder:
         states: StateCopies | None = None,
         lora_assignment: LoraAssignment | None = None,
     ) -> StepPlan:
+        """The plan of these rows; nothing is added afterwards."""
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
         return StepPlan(
-            step,
-            self.num_decodes,
-            self._admits,
-            np.array(self._slots, dtype=np.int32),
-            np.array(self._starts, dtype=np.int32),
-            np.array(self._counts, dtype=np.int32),
-            np.array(self._samples, dtype=np.uint8),
-            np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
-            np.array(slots, dtype=np.int32),
-            np.array(rows, dtype=np.int32),
-            np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS,
-            page_copies,
-            self._window_pages(),
-            states,
-            _joined(self._shown),
-            _joined(self._embed_places),
-            _joined(self._embeds),
-            lora_assignment,
+            step=step,
+            num_decodes=self.num_decodes,
+            num_verifies=len(self.verified),
+            admits=self._admits,
+            slots=np.array(self._slots, dtype=np.int32),
+            counts=np.array(self._counts, dtype=np.int32),
+            samples=np.array(self._samples, dtype=np.uint8),
+            token_ids=np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+            page_slots=np.array(slots, dtype=np.int32),
+            page_rows=np.array(rows, dtype=np.int32),
+            page_ids=np.array(pages, dtype=np.int32),
+            prompt_targets=np.concatenate(self._targets) if self._targets else _NO_TOKENS,
+            draft_parents=draft_parents([row.draft for row in self.verified]),
+            page_copies=page_copies,
+            window=self._window_pages(),
+            states=states,
+            shown=_joined(self._shown),
+            embed_places=_joined(self._embed_places),
+            embeds=_joined(self._embeds),
+            lora_assignment=lora_assignment,
         )
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None
+
+
+def draft_parents(drafts: list[Draft]) -> np.ndarray | None:
+    """`StepPlan.draft_parents`; None where all drafts are chains."""
+    if all(draft.parents is None for draft in drafts):
+        return None
+    chains = [range(len(draft.tokens)) if draft.parents is None else draft.parents for draft in drafts]
+    return np.array([parent for parents in chains for parent in parents], dtype=np.int32)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from runtime.actors import ranks as ranks_module
 from runtime.actors.child_environment import environment
@@ -97,7 +98,7 @@ async def test_steps_come_back_in_order_from_rank_0_alone() -> None:
     ready = await run.ranks.start(progress.append)
     assert [r.rank for r in ready] == [0, 1] and sorted(p.rank for p in progress) == [0, 1]
     for step in range(5):
-        assert run.ranks.submit(decodes(step, position=step))
+        assert run.ranks.submit(decodes(step))
     results = await run.results(5)
     assert [(r.step, r.token_ids.tolist()) for r in results] == [(n, [10 + (n + 1) % 5]) for n in range(5)]
     assert run.ranks.results() == [] and run.ranks.died is None
@@ -108,7 +109,7 @@ async def test_results_outlive_the_ring() -> None:
     async with running(start_null(), ring_bytes=1024) as run:
         kept: list[StepResult] = []
         for step in range(100):
-            assert run.ranks.submit(decodes(step, position=step))
+            assert run.ranks.submit(decodes(step))
             kept += await run.results(1)
     assert [int(r.token_ids[0]) for r in kept] == [97 + (n + 1) % 26 for n in range(100)]
 
@@ -288,11 +289,7 @@ async def test_a_plan_that_cannot_be_sent_harms_no_rank() -> None:
     async with running(start_null()) as run:
         plan = decodes(0)
         with pytest.raises(RingError):
-            run.ranks.submit(
-                type(plan)(
-                    *[getattr(plan, name) for name in plan.__struct_fields__[:-1]], plan.slots.astype(complex)
-                )
-            )
+            run.ranks.submit(structs.replace(plan, shown=plan.slots.astype(complex)))
         assert run.ranks.submit(plan)
         await run.results(1)
 

@@ -1,6 +1,7 @@
 """A small planner that drives an Executor as the scheduler does: it knows the rules of StepPlan and nothing
 of torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from runtime.messages.steps import (
     Admit,
     PageCopies,
     PromptLogprobs,
+    Samples,
     SlotSampling,
     StepPlan,
     StepResult,
     WindowPages,
 )
 from runtime.ranks.open_executor import open_executor
+from runtime.scheduling.drafts import Draft
+from runtime.scheduling.step_builder import draft_parents
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0,
@@ -123,9 +127,12 @@ class Planner:
         self.known_pages[slot] = 0
         return Row(slot, list(prompt), wishes, list(pages), computed=shared, prompt_len=len(prompt))
 
-    def plan(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepPlan:
-        """Decode rows and extend rows with so many of their next known tokens."""
-        rows = [(row, 1) for row in decodes] + extends
+    def plan(
+        self, decodes: list[Row], extends: list[tuple[Row, int]], verifies: Sequence[tuple[Row, Draft]] = ()
+    ) -> StepPlan:
+        """Decode rows, verify rows with drafts, and extend rows with so many of their next known tokens."""
+        drafted = [(row, 1 + len(draft.tokens)) for row, draft in verifies]
+        rows = [(row, 1) for row in decodes] + drafted + extends
         admits, updates, tokens, targets = [], [], [], []
         for row, count in rows:
             if not row.is_admitted:
@@ -137,6 +144,7 @@ class Planner:
                         row.prompt_len,
                         np.array(row.tokens, dtype=np.int32),
                         lora_slot=row.lora_slot,
+                        length=row.computed,
                     )
                 )
             while len(row.pages) * self.page_size < row.computed + count:
@@ -145,6 +153,8 @@ class Planner:
                 (row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))
             ]
             self.known_pages[row.slot] = len(row.pages)
+        for _, draft in verifies:
+            tokens += draft.tokens
         for row, count in extends:
             tokens += row.tokens[row.computed : row.computed + count]
             if row.sampling.prompt_logprobs >= 0:
@@ -152,24 +162,32 @@ class Planner:
         self.step += 1
         page_slots, page_rows, page_ids = np.array(updates, dtype=np.int32).reshape(-1, 3).T
         plan = StepPlan(
-            self.step,
-            len(decodes),
-            admits,
-            np.array([row.slot for row, _ in rows], dtype=np.int32),
-            np.array([row.computed for row, _ in rows], dtype=np.int32),
-            np.array([count for _, count in rows], dtype=np.int32),
-            np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
-            np.array(tokens, dtype=np.int32),
-            page_slots,
-            page_rows,
-            page_ids,
-            np.array(targets, dtype=np.int32),
+            step=self.step,
+            num_decodes=len(decodes),
+            num_verifies=len(verifies),
+            admits=admits,
+            slots=np.array([row.slot for row, _ in rows], dtype=np.int32),
+            counts=np.array([count for _, count in rows], dtype=np.int32),
+            samples=np.array(
+                [
+                    *[Samples.LAST] * len(decodes),
+                    *(Samples.LAST if draft.is_sure else Samples.ALL for _, draft in verifies),
+                    *(row.computed + count >= len(row.tokens) for row, count in extends),
+                ],
+                dtype=np.uint8,
+            ),
+            token_ids=np.array(tokens, dtype=np.int32),
+            page_slots=page_slots,
+            page_rows=page_rows,
+            page_ids=page_ids,
+            prompt_targets=np.array(targets, dtype=np.int32),
+            draft_parents=draft_parents([draft for _, draft in verifies]),
             page_copies=self.page_copies,
             window=self.window_pages(rows) if self.window else None,
             lora_assignment=self.lora_assignment,
         )
         self.page_copies = self.lora_assignment = None
-        for row, count in rows:
+        for row, count in (*((row, 1) for row in decodes), *extends):
             row.computed += count
         return read_only(plan)
 
@@ -187,17 +205,22 @@ class Planner:
             row.told |= row.window.keys()
         return WindowPages(*np.array(updates, dtype=np.int32).reshape(-1, 3).T)
 
-    def run(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepResult | None:
+    def run(
+        self, decodes: list[Row], extends: list[tuple[Row, int]], verifies: Sequence[tuple[Row, Draft]] = ()
+    ) -> StepResult | None:
         """One step; appends what was sampled to the rows."""
-        plan = self.plan(decodes, extends)
+        plan = self.plan(decodes, extends, verifies)
         result = self.executor.launch(plan).result()
         if result is None:
             return None
-        sampled = [
-            row
-            for row, does in zip([*decodes, *(row for row, _ in extends)], plan.samples, strict=True)
-            if does
-        ]
+        rows = [*decodes, *(row for row, _ in verifies), *(row for row, _ in extends)]
+        sampled = [row for row, samples in zip(rows, plan.samples, strict=True) if samples]
+        counts = [1] * len(sampled) if result.num_tokens is None else result.num_tokens.tolist()
+        for (row, draft), count in zip(verifies, counts[len(decodes) :], strict=False):
+            if draft.is_sure:
+                row.tokens += draft.tokens
+            row.computed += 1 + len(draft.tokens) if draft.is_sure else count
+        sampled = [row for row, count in zip(sampled, counts, strict=True) for _ in range(count)]
         assert len(sampled) == len(result.token_ids)
         width = max(result.width, 0)
         for i, row in enumerate(sampled):

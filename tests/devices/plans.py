@@ -17,21 +17,14 @@ def start_null(tp_size: int = 1, **device_options: Any) -> StartRank:
     return start_rank("", device="null", tp_size=tp_size, num_threads=None, device_options=device_options)
 
 
-def decodes(step: int, position: int = 0, rows: int = 1, padding: int = 0) -> StepPlan:
+def decodes(step: int, rows: int = 1, padding: int = 0) -> StepPlan:
     """A decode in each of the first `rows` slots; `padding` makes the message longer without a meaning for
     the null device."""
-    slots = np.arange(rows, dtype=np.int32)
     return StepPlan(
-        step,
-        rows,
-        [],
-        slots,
-        np.full(rows, position, np.int32),
-        np.ones(rows, np.int32),
-        np.ones(rows, np.uint8),
-        np.zeros(padding, np.int32),
-        ints(),
-        ints(),
-        ints(),
-        ints(),
+        step=step,
+        num_decodes=rows,
+        slots=np.arange(rows, dtype=np.int32),
+        counts=np.ones(rows, np.int32),
+        samples=np.ones(rows, np.uint8),
+        token_ids=np.zeros(padding, np.int32),
     )

@@ -103,6 +103,8 @@ def again(function: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> None:
 class Tapes:
     """Graphs of this device."""
 
+    reads_lengths = True
+
     def __init__(self) -> None:
         self.recording: list[Tape] = []
         self.lengths: list[np.ndarray] = []  # of all replays that brought some

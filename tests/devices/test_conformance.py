@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Experts, Ops, SamplingInputs
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import FusedOps, Seen
 from runtime.layers.fused_ops import UnfusedOps
-from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
 
 
@@ -287,22 +287,8 @@ def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], s
         caches[0][places], caches[1][places] = k, v
         expected.append(naive_attention(q[at : at + count], k, v, start, scores))
         at += count
-    empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(
-        1,
-        num_decodes,
-        [],
-        slots,
-        starts,
-        counts,
-        np.ones(len(rows), np.uint8),
-        empty,
-        empty,
-        empty,
-        empty,
-        empty,
-    )
+    plan = AttentionRows(num_decodes, slots, starts, counts)
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, scores.window}))
     bench.near(bench.ops.attention(q, *caches, prepared, scores), torch.cat(expected))
 
@@ -365,22 +351,8 @@ def test_latent_attention(
             naive_attention(queries, keys, made[..., nope_dim:], start, Scores(queries.shape[2] ** -0.5))
         )
         at += count
-    empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(
-        1,
-        num_decodes,
-        [],
-        slots,
-        starts,
-        counts,
-        np.ones(len(rows), np.uint8),
-        empty,
-        empty,
-        empty,
-        empty,
-        empty,
-    )
+    plan = AttentionRows(num_decodes, slots, starts, counts)
     packed = bench.ops.pack_latent(up, nope_dim)
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, (0,))
     bench.near(bench.ops.latent_attention(q, q_rope, *caches, packed, prepared, scale), torch.cat(expected))

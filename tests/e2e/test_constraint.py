@@ -134,7 +134,7 @@ async def test_a_rank_that_is_killed_changes_nothing(expected: list[list[int]]) 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> None:
-    """With log probabilities they come one by one."""
+    """Also where each token's log probability is reported, and where logits depend on the tokens before."""
     answers: list[list[list[int]]] = []
     steps: list[int] = []
     for is_off in (False, True):
@@ -169,9 +169,7 @@ async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> Non
                 steps.append(engine._core.replicas[0].scheduler.totals.steps - before)
     half = len(steps) // 2
     assert answers[:half] == answers[half:] and answers[0] == answers[1]
-    assert steps[0] < steps[half] * 0.8
-    # a step may be under way when each of the two answers ends
-    assert all(abs(steps[i] - steps[half + i]) <= 2 for i in (1, 4, 5))
+    assert all(steps[i] < steps[half + i] * 0.8 for i in (0, 1, 4, 5)), steps
     assert steps[3] < steps[half + 3]
 
 

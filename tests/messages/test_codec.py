@@ -52,18 +52,16 @@ START = StartRank(
     device_options={"step_s": 0.5, "script": [1, 2]},
 )
 PLAN = StepPlan(
-    7,
-    1,
-    [Admit(0, SAMPLING, 3, ints(1, 2, 3)), Admit(1, SAMPLING, 1, ints())],
-    ints(0, 1),
-    ints(5, 0),
-    ints(1, 3),
-    np.array([1, 0], np.uint8),
-    ints(4, 5, 6),
-    ints(1),
-    ints(0),
-    ints(9),
-    ints(),
+    step=7,
+    num_decodes=1,
+    admits=[Admit(0, SAMPLING, 3, ints(1, 2, 3)), Admit(1, SAMPLING, 1, ints())],
+    slots=ints(0, 1),
+    counts=ints(1, 3),
+    samples=np.array([1, 0], np.uint8),
+    token_ids=ints(4, 5, 6),
+    page_slots=ints(1),
+    page_rows=ints(0),
+    page_ids=ints(9),
 )
 RESULT = StepResult(
     7,

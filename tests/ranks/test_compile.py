@@ -41,8 +41,8 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
     executor, ready = start(folder, max_len=64, compiled=Compiled(max_rows=4))
     loaded: Any = executor.loaded  # type: ignore[attr-defined]
     assert counter.frame_count == 2, "for one row and for any number"
-    batch = loaded.batch
-    monkeypatch.setattr(loaded, "batch", lambda *args: replace(batch(*args), is_compiled=True))
+    batch = loaded.inputs.batch
+    monkeypatch.setattr(loaded.inputs, "batch", lambda *args: replace(batch(*args), is_compiled=True))
     planner = Planner(executor, ready, 4)
     rows = [
         planner.row(slot, [(slot + 3) * i % 250 for i in range(5 + slot)], sampling()) for slot in range(3)

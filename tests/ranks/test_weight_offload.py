@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,7 +100,8 @@ def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     streams.calls.clear()
     planner.step += 1
     with torch.inference_mode():
-        executor.loaded.model.forward(executor.loaded.batch(planner.plan([row], []), None))  # type: ignore[union-attr]
+        start, loaded = np.array([row.computed]), executor.loaded
+        loaded.model.forward(loaded.inputs.batch(planner.plan([row], []), start, None))  # type: ignore[union-attr]
     number = next(int(call.split()[1]) for call in streams.calls if call.startswith("event"))
     fetch = [["side waits for main", "copy on side", f"event {number + i} on side"] for i in range(5)]
     assert streams.calls == [

@@ -103,7 +103,7 @@ def test_a_rank_starts_steps_and_stops(process: Process) -> None:
     process.say(start_null(first_token=50, num_tokens=10))
     assert process.hear_ready().num_pages > 1
     for step in range(3):
-        process.say(decodes(step, position=step, rows=2))
+        process.say(decodes(step, rows=2))
     process.say(StopRank())
     results = [process.hear() for _ in range(3)]
     assert [(r.step, r.token_ids.tolist()) for r in results if isinstance(r, StepResult)] == [

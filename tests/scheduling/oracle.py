@@ -5,11 +5,12 @@ hash of what the row finds through its page table, so a wrong page, a stale page
 the output.
 """
 
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
-from runtime.messages.steps import PageCopies, PromptLogprobs, StepPlan, StepResult
+from runtime.messages.steps import PageCopies, PromptLogprobs, Samples, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -26,6 +27,18 @@ def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
         if tokens[-1] in stop_ids:
             break
     return tokens[len(prompt) :]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens that a row computes, from position `start` on; `parents`: which of them each one follows."""
+
+    slot: int
+    start: int
+    tokens: list[int]
+    parents: list[int]
+    samples: Samples
+    is_drafted: bool
 
 
 class OracleRank:
@@ -55,7 +68,8 @@ class OracleRank:
         self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
-        self.longest_run = longest_run  # tokens that a row may bring at once, as if a grammar forced them
+        self.lengths = [0] * max_slots
+        self.longest_run = longest_run  # a sampled token and those that follow it as if a grammar forced them
         self.told_len = [0] * max_slots
         self.prompt_logprobs = np.full(max_slots, -1)
         self.step = step
@@ -71,6 +85,7 @@ class OracleRank:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
             self.told_len[admit.slot] = 0
+            self.lengths[admit.slot] = admit.length
             self.state_slot[admit.slot] = 0
             self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
         self.table[plan.page_slots, plan.page_rows] = plan.page_ids
@@ -78,17 +93,26 @@ class OracleRank:
         if plan.window is not None:
             assert self.window and min(plan.window.ids) > 0
             self.window_table[plan.window.slots, plan.window.rows] = plan.window.ids
-        self._store(plan)
+        rows = self._rows(plan)
+        self._store(rows)
         if self.window:
-            self._see(plan)
+            self._see(rows)
         if self.states:
-            self._recur(plan)
+            self._recur(plan, rows)
         assert self.states or plan.states is None
-        runs = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
-        counts = [len(run) for run in runs]
+        sampled: list[list[int]] = []
+        forced: dict[int, list[int]] = {}
+        for row in rows:
+            if row.samples is Samples.NONE:
+                self.lengths[row.slot] += len(row.tokens)
+                continue
+            sampled.append(self._sample(row))
+            if run := self._force(row, sampled[-1][-1]):
+                forced[len(sampled) - 1] = run
+        counts = [len(tokens) for tokens in sampled]
         return StepResult(
             plan.step,
-            np.array(sum(runs, []), dtype=np.int32),
+            np.array(sum(sampled, []), dtype=np.int32),
             -1,
             np.zeros(0),
             np.zeros(0),
@@ -96,6 +120,7 @@ class OracleRank:
             self._prompt_parts(plan),
             0.0,
             num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None,
+            forced=forced,
         )
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
@@ -125,47 +150,60 @@ class OracleRank:
         assert self.host[page_copies.load_hosts].min(initial=0) >= 0, "a page is loaded that nobody saved"
         self.pages[page_copies.load_pages] = self.host[page_copies.load_hosts]
 
-    def _store(self, plan: StepPlan) -> None:
-        written: set[tuple[int, int]] = set()
-        known = iter(plan.token_ids.tolist())
-        for row, (slot, start, count) in enumerate(zip(plan.slots, plan.starts, plan.counts, strict=True)):
-            if row < plan.num_decodes:
-                assert count == 1 and plan.samples[row] and self.last_token[slot] >= 0
+    def _rows(self, plan: StepPlan) -> list[Row]:
+        """The plan's rows, with the tokens that they compute and where these stand."""
+        assert plan.num_decodes + plan.num_verifies <= len(plan.slots)
+        rows, known, at = [], plan.token_ids.tolist(), 0
+        parents = None if plan.draft_parents is None else plan.draft_parents.tolist()
+        for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.counts.tolist(), strict=True)):
+            is_drafted = plan.num_decodes <= row < plan.num_decodes + plan.num_verifies
+            tokens, row_parents = [], list(range(-1, count - 1))
+            if row < plan.num_decodes + plan.num_verifies:
+                assert plan.samples[row] and self.last_token[slot] >= 0
+                assert (count > 1) == is_drafted
                 tokens = [self.last_token[slot]]
-            else:
-                tokens = [next(known) for _ in range(count)]
-            for position, token in enumerate(tokens, start=start):
-                place = (self.table[slot, position // self.page_size], position % self.page_size)
+            if is_drafted and parents is not None:
+                row_parents = [-1, *parents[at : at + count - 1]]
+                assert all(0 <= parent <= i for i, parent in enumerate(row_parents[1:]))
+            more = count - len(tokens)
+            tokens += known[at : at + more]
+            at += more
+            rows.append(
+                Row(slot, self.lengths[slot], tokens, row_parents, Samples(plan.samples[row]), is_drafted)
+            )
+        assert at == len(known), "tokens left over"
+        return rows
+
+    def _store(self, rows: list[Row]) -> None:
+        written: set[tuple[int, int]] = set()
+        for row in rows:
+            for position, token in enumerate(row.tokens, start=row.start):
+                place = (self.table[row.slot, position // self.page_size], position % self.page_size)
                 assert place[0] > 0, "the padding page is written"
                 assert place not in written, "two rows write one place"
                 written.add(place)
                 self.pages[place] = token
-        assert next(known, None) is None, "tokens left over"
 
-    def _see(self, plan: StepPlan) -> None:
+    def _see(self, rows: list[Row]) -> None:
         """Layers with a window keep for each token a mark of all tokens up to it. Each computed token must
         find the right ones."""
-        rows = [
-            (slot, start, [bytes(self._context(slot, end + 1)) for end in range(start + count)])
-            for slot, start, count in zip(
-                plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True
-            )
-        ]
         written: set[tuple[int, int]] = set()
-        for slot, start, marks in rows:
-            for position in range(start, len(marks)):
-                place = (self.window_table[slot, position // self.page_size], position % self.page_size)
+        for row in rows:
+            for node in range(len(row.tokens)):
+                position = row.start + node
+                place = (self.window_table[row.slot, position // self.page_size], position % self.page_size)
                 assert place[0] > 0 and place not in written
                 written.add(place)
-                self.window_pages[place] = marks[position]
-        for slot, start, marks in rows:
-            for position in range(max(0, start - self.window + 1), len(marks)):
-                page = self.window_table[slot, position // self.page_size]
-                assert self.window_pages[page, position % self.page_size] == marks[position], (
+                self.window_pages[place] = bytes(self._context(row, node))
+        for row in rows:
+            before = self._stored(row.slot, row.start)
+            for position in range(max(0, row.start - self.window + 1), row.start):
+                page = self.window_table[row.slot, position // self.page_size]
+                assert self.window_pages[page, position % self.page_size] == bytes(before[: position + 1]), (
                     "a window sees what is not its own"
                 )
 
-    def _recur(self, plan: StepPlan) -> None:
+    def _recur(self, plan: StepPlan, rows: list[Row]) -> None:
         """Each row must start from the state of all tokens before it."""
         page_copies = plan.states
         if page_copies is not None:
@@ -180,11 +218,10 @@ class OracleRank:
             )
         owned = self.state_slot[plan.slots].tolist()
         assert 0 not in owned and len(set(owned)) == len(owned)
-        for slot, start, count, state in zip(
-            plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), owned, strict=True
-        ):
-            tokens = bytes(self._context(slot, start + count))
-            assert self.states[state] == tokens[:start], "a row starts from another state than its own"
+        for row, state in zip(rows, owned, strict=True):
+            assert row.samples is not Samples.ALL, "a state takes no token back"
+            tokens = bytes(self._stored(row.slot, row.start + len(row.tokens)))
+            assert self.states[state] == tokens[: row.start], "a row starts from another state than its own"
             self.states[state] = tokens
         if page_copies is not None:
             assert not set(page_copies.keep_to.tolist()) & set(owned) and set(
@@ -197,26 +234,69 @@ class OracleRank:
             assert content is not None, "a state is copied that nobody made"
             self.states[place] = content
 
-    def _context(self, slot: int, length: int) -> list[int]:
+    def _stored(self, slot: int, length: int) -> list[int]:
+        """The slot's first tokens, as its pages have them."""
         rows = self.table[slot, : -(-length // self.page_size)]
         return self.pages[rows].reshape(-1)[:length].tolist()
 
-    def _sample(self, row: int, plan: StepPlan) -> list[int]:
-        slot = plan.slots[row]
-        context = self._context(slot, plan.starts[row] + plan.counts[row])
+    def _context(self, row: Row, node: int) -> list[int]:
+        """What a token of the row sees: all before the row, and the row's tokens on its way."""
+        path = []
+        while node >= 0:
+            path.append(row.start + node)
+            node = row.parents[node]
+        stored = self._stored(row.slot, row.start + len(row.tokens))
+        return stored[: row.start] + [stored[position] for position in reversed(path)]
+
+    def _sample(self, row: Row) -> list[int]:
+        """Accepts drafts along the path of what is sampled, and moves that path to the row's beginning."""
+        node = len(row.tokens) - 1
+        if row.samples is Samples.LAST:
+            for draft in range(1, len(row.tokens)):
+                assert not row.is_drafted or row.tokens[draft] == next_token(self._context(row, draft - 1)), (
+                    "a draft that is sure is wrong"
+                )
+            accepted, path = [next_token(self._context(row, node))], list(range(len(row.tokens)))
+        else:
+            accepted, path = [next_token(self._context(row, 0))], [0]
+            while children := [
+                child
+                for child, parent in enumerate(row.parents)
+                if parent == path[-1] and row.tokens[child] == accepted[-1]
+            ]:
+                path.append(children[0])
+                accepted.append(next_token(self._context(row, path[-1])))
+        context = self._context(row, path[-1])
         assert min(context) >= 0, "a row reads what nobody wrote"
-        run = [next_token(context)]
-        self.last_token[slot] = run[0]
-        # else a row brought this token before
-        if len(context) >= self.told_len[slot] and self.prompt_logprobs[slot] < 0:
-            while len(run) < self.longest_run and next_token([*context, *run, 99]) % 4:
-                run.append(next_token([*context, *run]))
-            self.told_len[slot] = len(context) + len(run)
-        return run
+        self._compact(row, path)
+        self.lengths[row.slot] = row.start + len(path)
+        self.last_token[row.slot] = accepted[-1]
+        return accepted
+
+    def _compact(self, row: Row, path: list[int]) -> None:
+        for pages, table in ((self.pages, self.table), (self.window_pages, self.window_table)):
+            if len(pages):
+                places = [
+                    (table[row.slot, at // self.page_size], at % self.page_size)
+                    for at in range(row.start, row.start + len(row.tokens))
+                ]
+                kept = [pages[places[node]] for node in path]
+                for place, content in zip(places, kept, strict=False):
+                    pages[place] = content
+
+    def _force(self, row: Row, sampled: int) -> list[int]:
+        """What a grammar would force after the row's last token, told once."""
+        context = [*self._stored(row.slot, self.lengths[row.slot]), sampled]
+        forced: list[int] = []
+        if len(context) > self.told_len[row.slot]:
+            while len(forced) + 1 < self.longest_run and next_token([*context, *forced, 99]) % 4:
+                forced.append(next_token([*context, *forced]))
+            self.told_len[row.slot] = len(context) + len(forced)
+        return forced
 
     def _prompt_parts(self, plan: StepPlan) -> list[PromptLogprobs]:
         parts, at = [], 0
-        for row in range(plan.num_decodes, len(plan.slots)):
+        for row in range(plan.num_decodes + plan.num_verifies, len(plan.slots)):
             if self.prompt_logprobs[plan.slots[row]] >= 0:
                 targets = plan.prompt_targets[at : at + plan.counts[row]]
                 at += plan.counts[row]

@@ -11,6 +11,7 @@ from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
 from runtime.scheduling import planner
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from tests.scheduling.positions import Positions
 
 NOTHING = np.zeros(0, np.float32)
 NEW_TOKENS = 9
@@ -56,10 +57,12 @@ class Rank:
     def __init__(self) -> None:
         # number of the request, position of the token, row of the embeddings
         self.given: list[tuple[int, int, int]] = []
+        self.positions = Positions()
 
     def execute(self, plan: StepPlan) -> StepResult:
         ends = plan.counts.cumsum()
-        positions = np.repeat(plan.starts - (ends - plan.counts), plan.counts) + np.arange(plan.counts.sum())
+        starts = self.positions.starts(plan)
+        positions = np.repeat(starts - (ends - plan.counts), plan.counts) + np.arange(plan.counts.sum())
         hidden = None if plan.shown is None else positions[plan.shown].astype(np.float32)
         if plan.embed_places is not None:
             rows = plan.embeds.reshape(len(plan.embed_places), 2).astype(int)

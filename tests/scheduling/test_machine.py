@@ -11,6 +11,7 @@ from runtime.messages.requests import FinishReason
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.waiting import OrderConfig
+from tests.scheduling.guessing import Guesser
 from tests.scheduling.test_scheduler import World
 
 ORDERS = st.builds(
@@ -30,6 +31,13 @@ ADMISSIONS = st.fixed_dictionaries(
         "long_share": st.sampled_from([0.1, 0.5, 1.0]),
         "decode_steps": st.integers(1, 4),
     }
+)
+DRAFTERS = st.builds(
+    Guesser,
+    longest=st.integers(1, 7),
+    luck=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    has_trees=st.booleans(),
+    seed=st.integers(0, 99),
 )
 
 
@@ -52,6 +60,7 @@ class Machine(RuleBasedStateMachine):
         num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),
         interval=st.integers(0, 3),
         longest_run=st.sampled_from([1, 1, 2, 3, 9]),
+        drafter=st.none() | DRAFTERS,
     )
     def begin(
         self,
@@ -78,7 +87,7 @@ class Machine(RuleBasedStateMachine):
             conservativeness=conservativeness,
             num_host_pages=0 if window else num_host_pages,
             window=window,
-            longest_run=1 if window else longest_run,
+            longest_run=longest_run,
             **cache,
         )
 

@@ -12,6 +12,7 @@ from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from tests.scheduling.positions import Positions
 
 NOTHING = np.zeros(0, np.float32)
 
@@ -36,12 +37,10 @@ def request(name: str, prompt: list[int]) -> Request:
     return Request(id=name, prompt_ids=prompt, params=SamplingParams(), seed=1, arrival_s=0)
 
 
-def execute(plan: StepPlan) -> StepResult:
+def execute(plan: StepPlan, starts: np.ndarray) -> StepResult:
     """The vector of a row is its slot and its length."""
     rows = np.flatnonzero(plan.samples)
-    vectors = (
-        np.stack([plan.slots[rows], (plan.starts + plan.counts)[rows]], axis=1).astype(np.float32).ravel()
-    )
+    vectors = np.stack([plan.slots[rows], (starts + plan.counts)[rows]], axis=1).astype(np.float32).ravel()
     return StepResult(
         plan.step,
         np.zeros(0, np.int32),
@@ -65,12 +64,13 @@ def test_each_ends_once_with_its_own(is_whole: bool, depth: int) -> None:
     aborted = {"r3", "r30", "r59"}
     for name in aborted - {"r3"}:
         scheduler.abort(name)
-    died = False
+    died, positions = False, Positions()
     while plans or scheduler.roster.live:
         while len(plans) < depth and (plan := scheduler.plan()) is not None:
             assert not plan.num_decodes
-            assert not is_whole or (plan.samples.all() and not plan.starts.any()), "a text in pieces"
-            plans.append(plan)
+            starts = positions.starts(plan)
+            assert not is_whole or (plan.samples.all() and not starts.any()), "a text in pieces"
+            plans.append((plan, starts))
         if not died and len(seen) > 20:
             died = True
             scheduler.lose_ranks()
@@ -79,7 +79,7 @@ def test_each_ends_once_with_its_own(is_whole: bool, depth: int) -> None:
             continue
         if len(seen) == 0:
             scheduler.abort("r3")  # with its step in flight
-        step = scheduler.apply(execute(plans.pop(0)))
+        step = scheduler.apply(execute(*plans.pop(0)))
         assert not step.token_ids
         for end in step.ended:
             assert names[end.sequence_id] not in seen

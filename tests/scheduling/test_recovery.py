@@ -178,9 +178,7 @@ def test_poison_that_comes_late_is_found_at_its_token() -> None:
             if not world.results:
                 break
             world.receive()
-        elif (
-            victim is not None and (plan.starts + plan.counts)[plan.slots == victim.slot].max(initial=0) > 12
-        ):
+        elif victim is not None and victim.slot in plan.slots and victim.computed_len > 12:
             world.die()
             deaths += 1
         else:

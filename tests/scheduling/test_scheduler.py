@@ -12,6 +12,7 @@ from runtime.cache.window import WindowConfig, WindowPool
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import StepTokens
+from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -45,6 +46,7 @@ class World:
         num_states: int = 0,
         interval: int = 0,
         longest_run: int = 1,
+        drafter: Drafter | None = None,
         **more: object,
     ) -> None:
         num_window_pages = 1 + least_pages(window, page_size, 1) + spare_window_pages if window else 0
@@ -67,7 +69,7 @@ class World:
             cache=cache,
             **more,
         )
-        self.scheduler = Scheduler(self.config, Journal(page_size))
+        self.scheduler = Scheduler(self.config, Journal(page_size), drafter=drafter)
         self.router = Router()
         self.rank = OracleRank(
             num_pages,

@@ -23,9 +23,9 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import upload, upload_int64
-from runtime.messages.steps import StepPlan
 
 # the size of the mask that the operator takes for its sparse modes 2 to 4, whatever the rows' lengths
 TRIANGLE = 2048
@@ -76,7 +76,7 @@ def triangle(torch_device: torch.device) -> Tensor:
 
 
 def plan_attention(
-    plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor
+    plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor
 ) -> AttentionPlan:
     """The plan of a step; see Ops.plan_attention. `mask`: of `triangle`."""
     counts = plan.counts.astype(np.int64)
@@ -103,7 +103,7 @@ def plan_attention(
 class VisiblePages:
     """The pages that rows see: from the oldest key in the first query's window to the last token."""
 
-    def __init__(self, plan: StepPlan, rows: np.ndarray, page_size: int, window: int) -> None:
+    def __init__(self, plan: AttentionRows, rows: np.ndarray, page_size: int, window: int) -> None:
         starts = plan.starts[rows].astype(np.int64)
         ends = starts + plan.counts[rows]
         self.slots = plan.slots[rows].astype(np.int64)
@@ -122,7 +122,7 @@ class VisiblePages:
 
 
 def plan_decode_rows(
-    plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray
+    plan: AttentionRows, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray
 ) -> DecodeRows:
     """The decode rows of a step as the layers of one window see them. `queries`: their queries in the
     step."""

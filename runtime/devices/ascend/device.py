@@ -8,6 +8,7 @@ import torch
 
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.ascend.options import AscendOptions
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.options import read_options
@@ -16,7 +17,6 @@ from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
-from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
 from runtime.models.mla_config import MlaConfig
 
@@ -205,23 +205,10 @@ def check_mla(
         ) from error
 
 
-def fresh_rows(counts: list[int]) -> StepPlan:
+def fresh_rows(counts: list[int]) -> AttentionRows:
     """A step of prompts with `counts` tokens."""
-    nothing, zeros = np.empty(0, np.int32), np.zeros(len(counts), np.int32)
-    return StepPlan(
-        0,
-        1,
-        [],
-        zeros,
-        zeros,
-        np.array(counts, np.int32),
-        zeros.astype(np.uint8),
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-    )
+    zeros = np.zeros(len(counts), np.int32)
+    return AttentionRows(1, zeros, zeros, np.array(counts, np.int32))
 
 
 def first_line(error: BaseException) -> str:

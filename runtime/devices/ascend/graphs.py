@@ -44,6 +44,8 @@ class CapturedGraph:
 class AscendGraphs:
     """Graphs (devices/base.py) of one NPU."""
 
+    reads_lengths = True
+
     def __init__(self, triangle: Tensor) -> None:
         """`triangle`: the mask of attention.triangle."""
         self.triangle = triangle

@@ -32,9 +32,9 @@ from runtime.devices.ascend.attention import (
     plan_decode_rows,
     query_index,
 )
+from runtime.devices.attention_rows import AttentionRows
 from runtime.errors import ModelError
 from runtime.layers.upload import upload_int64
-from runtime.messages.steps import StepPlan
 from runtime.models.mla_config import MAX_EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # the operator's argument for the lengths of keys, in its second form
@@ -99,7 +99,7 @@ def max_absorbed(up: UpProjection) -> int:
 
 
 def plan_mla(
-    plan: StepPlan, page_table: Tensor, page_size: int, mask: Tensor, most: int, *, is_nz: bool
+    plan: AttentionRows, page_table: Tensor, page_size: int, mask: Tensor, most: int, *, is_nz: bool
 ) -> MlaPlan:
     """The plan of a step; see Ops.plan_attention. Rows of up to `most` queries are absorbed."""
     counts = plan.counts.astype(np.int64)
@@ -130,7 +130,7 @@ def _queries(
 
 
 def _plan_absorbed(
-    plan: StepPlan,
+    plan: AttentionRows,
     rows: np.ndarray,
     counts: np.ndarray,
     offsets: np.ndarray,
@@ -155,7 +155,7 @@ def _plan_absorbed(
 
 
 def _plan_expanded(
-    plan: StepPlan,
+    plan: AttentionRows,
     rows: np.ndarray,
     counts: np.ndarray,
     offsets: np.ndarray,

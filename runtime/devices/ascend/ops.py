@@ -11,10 +11,10 @@ from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
 from runtime.devices.ascend.quantized import Int8Weight, int8_matmul, pack_int8
 from runtime.devices.ascend.sampling import FILTERS, sample
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
-from runtime.messages.steps import StepPlan
 from runtime.models.quantization_schemes import PackedInt
 
 WRITES = ("Norm", "PA_NZ")  # values of cache_mode, by whether pages are in NZ
@@ -43,7 +43,7 @@ class AscendOps:
         self._ones: dict[int, Tensor] = {}  # size -> ones
 
     def plan_attention(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan:
         """The attention plan of a step."""
         if self.max_absorbed:

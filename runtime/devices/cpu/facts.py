@@ -15,5 +15,6 @@ FACTS = DeviceFacts(
     sampling_backends=("pytorch",),
     graph_max_running=0,
     schemes=SCHEMES,
+    has_tree_attention=True,
     offload_problem="it computes in host memory",
 )

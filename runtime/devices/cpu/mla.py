@@ -50,14 +50,15 @@ def attend_latents(
     for row in plan.extends[0]:
         part = slice(row.first, row.first + row.count)
         keys = _gathered(latents, ropes, row.gather, q.dtype)
+        mask = plan.masks[0] if row.mask is None else row.mask
         if up.absorbs(row.count):
             queries = _absorbed(q[part], q_rope[part], up)
             found = torch.empty_like(queries)
-            attend_extend(queries, keys, keys, plan.masks[0], Scores(scale), found)
+            attend_extend(queries, keys, keys, mask, Scores(scale), found)
             out[part] = _valued(found, up)
         else:
             _attend_expanded(
-                torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, plan.masks[0], scale, out[part]
+                torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, mask, scale, out[part]
             )
     return out
 

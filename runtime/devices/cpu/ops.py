@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cpu.mla import Up, attend_latents
@@ -15,7 +16,6 @@ from runtime.devices.cpu.quantized import multiply
 from runtime.layers.attention.kv_dtype import store_as
 from runtime.layers.attention.sdpa import AttentionPlan, attend, plan_attention
 from runtime.layers.sampling.sampler import BANNED, choose
-from runtime.messages.steps import StepPlan
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 # what 8 tokens may be at most, by their byte of a mask
@@ -32,7 +32,7 @@ class CpuOps:
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def plan_attention(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan:
         return plan_attention(plan, page_tables, page_size, windows, self.dtype)
 

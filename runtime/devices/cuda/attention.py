@@ -12,11 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.kernels.attention import LOG2E, merge_splits_kernel, paged_attention_kernel
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
 from runtime.layers.upload import upload
-from runtime.messages.steps import StepPlan
 
 FILL = 3  # programs per multiprocessor below which keys are split
 MERGE_BLOCK = 8192  # numbers of partial results that a program of merge_splits_kernel holds
@@ -69,7 +69,7 @@ class Tile:
     stages: int
 
 
-def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int) -> AttentionPlan:
+def plan_attention(plan: AttentionRows, page_tables: Tensor, page_size: int) -> AttentionPlan:
     """The plan of a step, with one copy to the device for all rows."""
     starts, counts = plan.starts.astype(np.int32), plan.counts.astype(np.int32)
     queries = np.cumsum(counts, dtype=np.int32) - counts

@@ -12,15 +12,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from msgspec import structs
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.errors import StartError
 from runtime.layers.attention import sdpa
-from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 
 Metadata = TypeVar("Metadata")
@@ -29,7 +28,7 @@ Metadata = TypeVar("Metadata")
 class AttentionBackend(Protocol[Metadata]):
     """Attention kernels of one phase. `Metadata`: what a step's layers share."""
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Metadata:
+    def plan(self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Metadata:
         """Called once a step, with the rows of this phase alone; arguments as in Ops.plan_attention."""
         ...
 
@@ -56,7 +55,7 @@ class TritonBackend:
         self.gpu = gpu
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> paged.AttentionPlan:
         """The plan of these rows."""
         return paged.plan_attention(plan, page_tables, page_size)
@@ -84,7 +83,7 @@ class TorchNativeBackend:
         self.dtype = dtype
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> sdpa.AttentionPlan:
         """Gathers the locations of the keys of these rows."""
         return sdpa.plan_attention(plan, page_tables, page_size, windows, self.dtype)
@@ -123,7 +122,7 @@ class HybridAttentionBackend:
         self.decode = decode
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> tuple[PhasePlan[Any], ...]:
         """One plan for each phase that the step has rows of; see Ops.plan_attention."""
         phases, num, end = [], plan.num_decodes, int(plan.counts.sum())
@@ -157,15 +156,9 @@ class HybridAttentionBackend:
         )
 
 
-def select_rows(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
+def select_rows(plan: AttentionRows, rows: slice, num_decodes: int) -> AttentionRows:
     """A plan with some of the rows of a step: slots, starts and counts, which is all that backends read."""
-    return structs.replace(
-        plan,
-        num_decodes=num_decodes,
-        slots=plan.slots[rows],
-        starts=plan.starts[rows],
-        counts=plan.counts[rows],
-    )
+    return AttentionRows(num_decodes, plan.slots[rows], plan.starts[rows], plan.counts[rows])
 
 
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import apply_sinks
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kv_ranges import decode_page_table, page_table_of
 from runtime.layers.upload import upload
-from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FlashBackend:
     flash: Flash
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashPlan:
         """Page tables and lengths of these rows, for each window."""
         ends, longest = None, int(plan.counts.max())

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import apply_sinks
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kv_ranges import decode_page_table, kv_ranges
 from runtime.layers.upload import upload_int64
-from runtime.messages.steps import StepPlan
 
 WORKSPACE_BYTES = 256 << 20  # for parts of rows whose keys are split; its documents recommend half of that
 GROUP = 4  # query heads of a key head from which tensor cores pay in decodes
@@ -117,7 +117,7 @@ class FlashInferBackend:
         self.captured_plans: dict[int, FlashInferPlan] = {}  # number of rows -> plan
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashInferPlan:
         """Pages of these rows, for each window."""
         queries = None if plan.num_decodes else np.concatenate(([0], plan.counts.cumsum())).astype(np.int32)
@@ -234,7 +234,7 @@ def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarra
     )
 
 
-def page_indices(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> PageIndices:
+def page_indices(plan: AttentionRows, page_table: Tensor, page_size: int, window: int) -> PageIndices:
     """The pages that these rows see."""
     first, keys = kv_ranges(plan.starts, plan.counts, page_size, window)
     ends, last = page_counts(keys, page_size)

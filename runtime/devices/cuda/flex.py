@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import apply_sinks
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu
 from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.upload import upload_int64
-from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FlexAttentionBackend:
         )
 
     def plan(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> dict[int, FlexPlan]:
         """window -> plan of its layers."""
         return {
@@ -49,7 +49,7 @@ class FlexAttentionBackend:
             for window in windows
         }
 
-    def window_plan(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> FlexPlan:
+    def window_plan(self, plan: AttentionRows, page_table: Tensor, page_size: int, window: int) -> FlexPlan:
         """Locations of the keys and the block mask of one window; two copies to the device each."""
         starts, counts, torch_device = (
             plan.starts.astype(np.int64),

@@ -41,6 +41,7 @@ class CudaGraphs:
         Triton kernels."""
         self.torch_device = torch_device
         self.attention_backend = attention_backend
+        self.reads_lengths = attention_backend is not None  # our own kernels read them on the device
         self.phases: tuple[PhasePlan[Any], ...] = ()  # the attention plans of the latest body
         self.allows_gc = allows_gc
         self.pool = torch.cuda.graph_pool_handle()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cuda import attention as paged
@@ -22,7 +23,6 @@ from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
 from runtime.devices.cuda.weights import PackedWeight, pack
 from runtime.layers import torch_ops
-from runtime.messages.steps import StepPlan
 
 
 class CudaOps:
@@ -42,7 +42,7 @@ class CudaOps:
         self.attention_backend = attention_backend
 
     def plan_attention(
-        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan | tuple[PhasePlan[Any], ...]:
         """The attention plan of a step."""
         if self.attention_backend is not None:

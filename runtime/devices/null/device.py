@@ -31,7 +31,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
-from runtime.messages.steps import Admit, PromptLogprobs, StepPlan, StepResult
+from runtime.messages.steps import Admit, PromptLogprobs, Samples, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
@@ -72,6 +72,7 @@ class NullExecutor:
         self._script = np.array(options.script, np.int32)
         self._offsets = np.zeros(start.max_slots, np.int64)  # index of a token = its position - offset
         self._prompt_lens = np.zeros(start.max_slots, np.int64)
+        self._lengths = np.zeros(start.max_slots, np.int64)  # as every rank has them: messages/steps.py
         self._widths = np.full(start.max_slots, -1, np.int32)
         self._prompt_widths = np.full(start.max_slots, -1, np.int32)
         progress("start", 1.0)
@@ -100,7 +101,10 @@ class NullExecutor:
             self._admit(admit)
         if options.poison_token is not None and options.poison_token in self._computed(plan):
             _poison(options.poison)
-        result = self._result(plan, begin_s) if self._rank == 0 else None
+        starts = self._lengths[plan.slots]
+        num_tokens = self._accept(plan, starts) if plan.num_verifies else None
+        result = self._result(plan, starts, num_tokens, begin_s) if self._rank == 0 else None
+        self._lengths[plan.slots] = starts + self._advances(plan, num_tokens)
         duration_s = options.step_s
         if options.token_s:
             duration_s += options.token_s * int(plan.counts.sum())
@@ -152,6 +156,7 @@ class NullExecutor:
     def _admit(self, admit: Admit) -> None:
         slot, sampling = admit.slot, admit.sampling
         self._prompt_lens[slot] = admit.prompt_len
+        self._lengths[slot] = admit.length
         self._offsets[slot] = (
             admit.prompt_len if self._script.size else -(sampling.seed % self._options.num_tokens)
         )
@@ -160,32 +165,80 @@ class NullExecutor:
         self._prompt_widths[slot] = sampling.prompt_logprobs + picks if sampling.prompt_logprobs >= 0 else -1
 
     def _computed(self, plan: StepPlan) -> np.ndarray:
-        """The tokens that go into the forward pass: the last ones sampled in the slots that decode, and those
-        of the prompts."""
-        slots, n = plan.slots[: plan.num_decodes], plan.num_decodes
-        return np.concatenate((self._tokens(plan.starts[:n] - self._offsets[slots]), plan.token_ids))
+        """The tokens that go into the forward pass: the last ones sampled in the slots that decode or verify,
+        drafts, and those of prompts."""
+        slots = plan.slots[: plan.num_decodes + plan.num_verifies]
+        return np.concatenate((self._tokens(self._lengths[slots] - self._offsets[slots]), plan.token_ids))
+
+    def _accept(self, plan: StepPlan, starts: np.ndarray) -> np.ndarray:
+        """int32: how many tokens each row brings that samples."""
+        num_tokens = np.ones(len(plan.slots), np.int32)
+        at = 0
+        for row in range(plan.num_decodes, plan.num_decodes + plan.num_verifies):
+            drafts = slice(at, at + int(plan.counts[row]) - 1)
+            at = drafts.stop
+            if plan.samples[row] != Samples.ALL:
+                continue
+            tokens = plan.token_ids[drafts].tolist()
+            parents = (
+                list(range(len(tokens)))
+                if plan.draft_parents is None
+                else plan.draft_parents[drafts].tolist()
+            )
+            wanted = self._tokens(starts[row] + 1 + np.arange(len(tokens)) - self._offsets[plan.slots[row]])
+            node = 0  # the latest that was accepted
+            for token in wanted.tolist():
+                children = [i for i, parent in enumerate(parents) if parent == node and tokens[i] == token]
+                if not children:
+                    break
+                node = children[0] + 1
+                num_tokens[row] += 1
+        return num_tokens[plan.samples > 0]
+
+    def _advances(self, plan: StepPlan, num_tokens: np.ndarray | None) -> np.ndarray:
+        """By how many tokens each row's slot grows."""
+        if num_tokens is None:
+            return plan.counts
+        counts, is_all = plan.counts.copy(), plan.samples == Samples.ALL
+        counts[is_all] = num_tokens[is_all[plan.samples > 0]]
+        return counts
 
     def _tokens(self, indices: np.ndarray) -> np.ndarray:
         if self._script.size:
             return self._script[indices % self._script.size]
         return (indices % self._options.num_tokens + self._options.first_token).astype(np.int32)
 
-    def _result(self, plan: StepPlan, begin_s: float) -> StepResult:
+    def _result(
+        self, plan: StepPlan, starts: np.ndarray, num_tokens: np.ndarray | None, begin_s: float
+    ) -> StepResult:
         rows = plan.samples.nonzero()[0]
         slots = plan.slots[rows]
-        indices = plan.starts[rows] + plan.counts[rows] - self._offsets[slots]
+        indices = starts[rows] + plan.counts[rows] - self._offsets[slots]
+        if num_tokens is not None:
+            is_all = plan.samples[rows] == Samples.ALL
+            indices[is_all] = starts[rows][is_all] + 1 - self._offsets[slots][is_all]
+            begins = num_tokens.cumsum() - num_tokens
+            indices = np.repeat(indices - begins, num_tokens) + np.arange(num_tokens.sum())
         tokens = self._tokens(indices)
         width = int(self._widths[slots].max(initial=-1))
-        logprobs, top_ids, top_logprobs = _logprobs(rows.size, width)
+        logprobs, top_ids, top_logprobs = _logprobs(tokens.size, width)
         prompt = self._prompt_logprobs(plan) if plan.prompt_targets.size else []
         return StepResult(
-            plan.step, tokens, width, logprobs, top_ids, top_logprobs, prompt, time.perf_counter() - begin_s
+            plan.step,
+            tokens,
+            width,
+            logprobs,
+            top_ids,
+            top_logprobs,
+            prompt,
+            time.perf_counter() - begin_s,
+            num_tokens=num_tokens,
         )
 
     def _prompt_logprobs(self, plan: StepPlan) -> list[PromptLogprobs]:
         results = []
         begin = 0
-        for row in range(plan.num_decodes, plan.slots.size):
+        for row in range(plan.num_decodes + plan.num_verifies, plan.slots.size):
             slot, count = int(plan.slots[row]), int(plan.counts[row])
             width = int(self._prompt_widths[slot])
             if width < 0:

@@ -15,6 +15,7 @@ FACTS = DeviceFacts(
     sampling_backends=("pytorch",),
     graph_max_running=0,
     schemes=SCHEMES,
+    has_tree_attention=True,
     has_logits=False,
     offload_problem="it holds none",
 )

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.upload import upload, upload_int64
-from runtime.messages.steps import StepPlan
 
 TILE = 256  # queries of an extend row attended at once
 GROUP_TOKENS = 1 << 15  # most padded keys of a group of decode rows; a single row may have more
@@ -44,6 +44,8 @@ class ExtendRow:
     first: int
     count: int
     gather: Tensor  # int64 [length] locations of the keys, oldest first
+    # [count, length], 0 or -inf, of a row whose queries form a tree; None: a chain, which has a shared mask
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class AttentionPlan:
 
 
 def plan_attention(
-    plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype
+    plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype
 ) -> AttentionPlan:
     """The attention plan of a step. `page_tables`: int32 [pools, max_slots, pages]; `windows`: the layers'
     sliding windows, 0 for none; `dtype`: of the masks."""
@@ -67,7 +69,9 @@ def plan_attention(
     decodes = {
         window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()
     }
-    extends = {window: _plan_extends(plan, table, page_size, window) for window, table in tables.items()}
+    extends = {
+        window: _plan_extends(plan, table, page_size, window, dtype) for window, table in tables.items()
+    }
     masks = {
         window: _tile_mask(extends[window], window, dtype, page_tables.device)
         for window in windows
@@ -88,7 +92,7 @@ def _locations(page_table: Tensor, slots: Tensor, first: Tensor, num_pages: int,
 
 
 def _plan_decodes(
-    plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype
+    plan: AttentionRows, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype
 ) -> list[DecodeGroup]:
     if plan.num_decodes == 0:
         return []
@@ -140,7 +144,9 @@ def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
     return groups
 
 
-def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> list[ExtendRow]:
+def _plan_extends(
+    plan: AttentionRows, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype
+) -> list[ExtendRow]:
     rows, query = [], plan.num_decodes
     for row in range(plan.num_decodes, len(plan.slots)):
         start, count = int(plan.starts[row]), int(plan.counts[row])
@@ -148,9 +154,34 @@ def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: in
         first = begin // page_size
         slot, page = upload(np.array([[plan.slots[row]], [first]], np.int64), page_table.device)
         locations = _locations(page_table, slot, page, -(-end // page_size) - first, page_size)[0]
-        rows.append(ExtendRow(query, count, locations[begin - first * page_size : end - first * page_size]))
+        locations = locations[begin - first * page_size : end - first * page_size]
+        mask = None
+        if plan.parents is not None and row in plan.parents:
+            is_hidden = upload(~tree_mask(plan.parents[row], start - begin, window), page_table.device)
+            mask = torch.zeros(is_hidden.shape, dtype=dtype, device=page_table.device)
+            mask.masked_fill_(is_hidden, -torch.inf)
+        rows.append(ExtendRow(query, count, locations, mask))
         query += count
     return rows
+
+
+def tree_mask(parents: np.ndarray, num_before: int, window: int) -> np.ndarray:
+    """bool [count, num_before + count]: which of the keys before the row, and of the row's own, each query of
+    a tree sees. `parents`: which query each one follows, -1 for the first."""
+    count = len(parents)
+    assert count <= TILE, "a tree of more queries than a tile has"
+    is_own = np.zeros((count, count), bool)
+    depths = np.zeros(count, np.int64)
+    for node, parent in enumerate(parents.tolist()):
+        if node:
+            is_own[node] = is_own[parent]
+            depths[node] = depths[parent] + 1
+        is_own[node, node] = True
+    is_before = np.ones((count, num_before), bool)
+    if window:
+        is_before = num_before + depths[:, None] - np.arange(num_before) < window
+        is_own &= depths[:, None] - depths < window
+    return np.concatenate((is_before, is_own), axis=1)
 
 
 def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_device: torch.device) -> Tensor:
@@ -181,7 +212,8 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
     for row in rows:
         part = slice(row.first, row.first + row.count)
         keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
-        attend_extend(q[part], keys, values, plan.masks[scores.window], scores, out[part])
+        mask = plan.masks[scores.window] if row.mask is None else row.mask
+        attend_extend(q[part], keys, values, mask, scores, out[part])
     return out
 
 

@@ -10,6 +10,7 @@ it (`runs`) and computes it as known tokens, or not and samples one after the ot
 in flight sample meanwhile is what they must.
 """
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
+from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
@@ -94,6 +96,17 @@ class SlotGrammar:
             token, self.pending = self.pending, None
             self.advance(token, length)
 
+    def after(self, token: int, length: int) -> "SlotGrammar | None":
+        """Where a sequence is that goes on with the draft `token` to `length` tokens; this one stays where it
+        is. None: the grammar does not allow it."""
+        if length <= self.length:
+            return self  # within a run, whose tokens alone are allowed
+        further = copy.copy(self)
+        further.matcher = None if self.matcher is None else self.matcher.fork()
+        further.pending = None
+        further.advance(token, length)
+        return None if further.is_lost else further
+
     @property
     def is_masked(self) -> bool:
         return self.is_lost or (self.is_on and not self.is_ended)
@@ -106,6 +119,8 @@ class GrammarMasks:
         self.slots: dict[int, SlotGrammar] = {}
         # of the last `masks`, by place: all of a run that begins there, if it is worth telling
         self.runs: dict[int, list[int]] = {}
+        # of the last `masks` with drafts, by place: where the sequence is, as far as its grammar allows it
+        self._walked: dict[int, SlotGrammar | None] = {}
         self._jumps = setup is not None and setup.jumps
         self._setup = setup
         self._width = -(-vocab_size // 32)
@@ -140,22 +155,44 @@ class GrammarMasks:
         guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
-        """What a step sampled."""
+        """The token that a step sampled for each of `slots`."""
         for slot, token in zip(slots, tokens, strict=True):
             if (guided := self.slots.get(slot)) is not None:
                 guided.pending = token
 
-    def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
+    def accepted(self, slot: int, places: list[int], token: int) -> None:
+        """A step with drafts came to the last of `places` (as in `masks`) and sampled `token` there."""
+        if slot not in self.slots:
+            return
+        if places[-1] not in self._walked:  # its row has no drafts
+            self.slots[slot].pending = token
+            return
+        guided = self._walked[places[-1]]
+        if guided is None or any((walked := self._walked[at]) is None or walked.is_lost for at in places):
+            self.slots[slot].is_lost = True
+            return
+        self.slots[slot] = guided
+        guided.pending = token
+
+    def masks(
+        self, slots: list[int], lengths: list[int], drafts: DraftRows | None = None
+    ) -> tuple[list[int], np.ndarray]:
         """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and
-        int32 [places, ceil(V / 32)] with a bit for each token that they may take. Sets `runs`."""
+        int32 [places, ceil(V / 32)] with a bit for each token that they may take. Sets `runs`.
+
+        With `drafts` a slot stands at several places, one for each node of its row.
+        """
         places, rows, lefts = [], list[SlotGrammar](), list[int]()  # lefts: tokens of a run that are to come
+        walked = {} if drafts is None else self._walk(slots, lengths, drafts)
         for index, slot in enumerate(slots):
-            if (guided := self.slots.get(slot)) is not None:
+            if index in walked:
+                guided = walked[index]
+            elif (guided := self.slots.get(slot)) is not None:
                 guided.settle(lengths[index])
-                if guided.is_masked:
-                    places.append(index)
-                    rows.append(guided)
-                    lefts.append(guided.length - lengths[index])
+            if guided is not None and guided.is_masked:
+                places.append(index)
+                rows.append(guided)
+                lefts.append(guided.length - lengths[index])
         bits = np.empty((len(rows), self._width), np.int32)
         if rows:
             self._fill(rows, lefts, bits)
@@ -172,6 +209,21 @@ class GrammarMasks:
             else {}
         )
         return places, bits
+
+    def _walk(self, slots: list[int], lengths: list[int], drafts: DraftRows) -> dict[int, SlotGrammar | None]:
+        """By place, where the grammars of rows with drafts are at each node; None: at a node that its
+        grammar does not allow, which is not accepted."""
+        walked = self._walked = {}
+        for row, (first, count) in enumerate(zip(drafts.first.tolist(), drafts.counts.tolist(), strict=True)):
+            if (guided := self.slots.get(slots[first])) is None:
+                continue
+            guided.settle(lengths[first])
+            walked[first] = guided
+            tokens, parents = drafts.tokens[row].tolist(), drafts.parents[row].tolist()
+            for node in range(1, count):
+                parent = walked[first + parents[node]]
+                walked[first + node] = parent and parent.after(tokens[node], lengths[first + node])
+        return walked
 
     def _fill(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""

@@ -84,20 +84,37 @@ class Counts:
         self.penalties[0, 2] = 1
         self.free.extend(range(new - 1, max(old, 1) - 1, -1))
 
-    def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
-        """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
+    def apply(
+        self, logits: Tensor, places: list[int], slots: list[int], contexts: dict[int, list[int]]
+    ) -> None:
+        """Penalises, in place, the rows `places` of logits, which belong to `slots`; `contexts`: by row of
+        logits, drafts that count as generated."""
         at = int64_tensor([self.rows[slot] for slot in slots], self.torch_device)
-        self.penalises(
-            logits,
-            int64_tensor(places, self.torch_device),
-            Seen(self.generated, self.in_prompt, self.penalties),
-            at,
-        )
+        seen = Seen(self.generated, self.in_prompt, self.penalties)
+        if contexts:
+            seen = self._with_drafts(at, [contexts.get(place, []) for place in places])
+            at = torch.arange(len(places), device=self.torch_device)
+        self.penalises(logits, int64_tensor(places, self.torch_device), seen, at)
 
-    def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
-        """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
+    def add(self, places: list[int], slots: list[int], tokens: Tensor, accepted: Tensor | None) -> None:
+        """Counts the tokens just sampled; `places` are those of `slots` in `tokens`. `accepted`, bool [N]:
+        which of `tokens` belong to their sequences; None: all, one for each slot."""
         index = int64_tensor([self.rows[slot] for slot in slots], self.torch_device)
-        self.generated[index, tokens[int64_tensor(places, self.torch_device)]] += 1
+        at = int64_tensor(places, self.torch_device)
+        if accepted is None:
+            self.generated[index, tokens[at]] += 1
+        else:
+            self.generated.index_put_((index, tokens[at]), accepted[at].int(), accumulate=True)
+
+    def _with_drafts(self, at: Tensor, drafts: list[list[int]]) -> Seen:
+        """What the rows `at` have seen, [n, V] each, with these tokens on top."""
+        generated = self.generated[at]
+        rows = [row for row, tokens in enumerate(drafts) for _ in tokens]
+        if rows:
+            index = int64_tensor(rows, self.torch_device), int64_tensor(sum(drafts, []), self.torch_device)
+            ones = torch.ones(len(rows), dtype=generated.dtype, device=self.torch_device)
+            generated.index_put_(index, ones, accumulate=True)
+        return Seen(generated, self.in_prompt[at], self.penalties[at])
 
     def apply_there(self, logits: Tensor, slots: Tensor) -> None:
         """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device
@@ -136,9 +153,15 @@ class LogitsPenalties:
         if sampling.stop_ids and sampling.min_len > 0:
             self.bans[slot] = (sampling.min_len, int64_tensor(sampling.stop_ids, self.torch_device))
 
-    def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
-        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument
-        stays as it is."""
+    def apply(
+        self,
+        logits: Tensor,
+        slots: list[int],
+        lengths: list[int],
+        contexts: dict[int, list[int]] | None = None,
+    ) -> Tensor:
+        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to sample from; the
+        argument stays as it is. `contexts`: by row of logits, drafts that the sequence has at that place."""
         penalised = self._penalised(slots)
         biased = [index for index, slot in enumerate(slots) if slot in self.biases]
         banned = [
@@ -150,7 +173,7 @@ class LogitsPenalties:
             return logits
         logits = logits.clone()
         if penalised:
-            self.counts.apply(logits, penalised, [slots[index] for index in penalised])
+            self.counts.apply(logits, penalised, [slots[index] for index in penalised], contexts or {})
         for index in biased:
             ids, values = self.biases[slots[index]]
             logits[index].index_add_(0, ids, values)
@@ -159,11 +182,12 @@ class LogitsPenalties:
             logits[index].index_fill_(0, self.bans[slots[index]][1], -2 * FAR)
         return logits
 
-    def add(self, slots: list[int], tokens: Tensor) -> None:
-        """Counts the tokens drawn for `slots`, where penalties need them."""
+    def add(self, slots: list[int], tokens: Tensor, accepted: Tensor | None = None) -> None:
+        """Counts the tokens sampled for `slots`, where penalties need them; of several for one slot those
+        `accepted`, bool [N]."""
         penalised = self._penalised(slots)
         if penalised:
-            self.counts.add(penalised, [slots[index] for index in penalised], tokens)
+            self.counts.add(penalised, [slots[index] for index in penalised], tokens, accepted)
 
     def _penalised(self, slots: list[int]) -> list[int]:
         return [index for index, slot in enumerate(slots) if slot in self.counts.rows]

@@ -38,14 +38,15 @@ class Active:
         self.tokens: list[int] = admit.history.tolist()
         self.prompt_len = admit.prompt_len
 
-    def apply(self, row: Tensor) -> None:
-        """Changes a row of logits, in place. What the processor raises ends its request, and nobody
-        else's."""
+    def apply(self, row: Tensor, drafts: list[int]) -> None:
+        """Changes a row of logits, in place, behind `drafts` that follow the tokens so far. What the
+        processor raises ends its request, and no other."""
         if self.processor is None:
             return
         try:
             with torch.inference_mode():
-                row.copy_(self.processor(self.tokens, self.prompt_len, row.clone()))
+                tokens = [*self.tokens, *drafts] if drafts else self.tokens
+                row.copy_(self.processor(tokens, self.prompt_len, row.clone()))
         except Exception:
             log.get("processors").exception(
                 "a logit processor failed", processor=type(self.processor).__name__, exc_info=True
@@ -85,22 +86,26 @@ class Processors:
             processor = None
         self.slots[admit.slot] = Active(processor, admit)
 
-    def apply(self, logits: Tensor, slots: list[int], *, is_own: bool) -> Tensor:
-        """The logits with the rows of those slots changed; in a copy, unless they are ours to change."""
+    def apply(
+        self, logits: Tensor, slots: list[int], contexts: dict[int, list[int]], *, is_own: bool
+    ) -> Tensor:
+        """The logits with the rows of slots that have a processor changed; in a copy, unless `is_own`.
+        `contexts`: by row of logits, drafts that the sequence has at that place."""
         indices = [index for index, slot in enumerate(slots) if slot in self.slots]
         if not indices:
             return logits
         logits = logits if is_own else logits.clone()
         for index in indices:
-            self.slots[slots[index]].apply(logits[index])
+            self.slots[slots[index]].apply(logits[index], contexts.get(index, []))
         return clean(logits)
 
-    def took(self, slots: list[int], tokens: list[int]) -> list[int]:
-        """What a step sampled. -> places of tokens that mean nothing, because their processor failed"""
+    def took(self, slots: list[int], tokens: list[list[int]]) -> list[int]:
+        """The tokens that a step brings to each of `slots`. -> places of slots whose tokens mean nothing,
+        because their processor failed"""
         failed = []
-        for index, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+        for index, (slot, taken) in enumerate(zip(slots, tokens, strict=True)):
             if (active := self.slots.get(slot)) is not None:
-                active.tokens.append(token)
+                active.tokens.extend(taken)
                 if active.processor is None:
                     failed.append(index)
         return failed

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import (
     AttentionLaunch,
@@ -22,7 +23,6 @@ from runtime.devices.cuda.attention import (
     select_tile,
 )
 from runtime.devices.cuda.kernels.launch import Gpu
-from runtime.messages.steps import StepPlan
 from tests.devices.cuda.torch_device import DTYPES, GPU, TORCH_DEVICE, near
 
 NOTHING = np.empty(0, np.int32)
@@ -105,16 +105,7 @@ def check(
     """Compares attention with the formula."""
     cache = fill(rows, heads[1], dims, page_size, dtype, kv_dtype or dtype)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(
-        1,
-        num_decodes,
-        [],
-        np.arange(len(rows), dtype=np.int32),
-        starts,
-        counts,
-        np.ones(len(rows), np.uint8),
-        *[NOTHING] * 5,
-    )
+    plan = AttentionRows(num_decodes, np.arange(len(rows), dtype=np.int32), starts, counts)
     q = (
         torch.randn(int(counts.sum()), heads[0], dims[0], generator=torch.Generator().manual_seed(5))
         .to(dtype)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
 from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.ops import CudaOps
 from runtime.errors import StartError
-from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 from tests.devices.cuda import doubles
-from tests.devices.cuda.test_attention import MIXED, NOTHING, Rows, by_the_book, fill
+from tests.devices.cuda.test_attention import MIXED, Rows, by_the_book, fill
 from tests.devices.cuda.torch_device import HAS_GPU, TORCH_DEVICE, near
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -54,16 +54,7 @@ def check(
     for x in (cache.keys, cache.values):
         x.view(torch.uint8)[:page_size] = 0
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(
-        1,
-        num_decodes,
-        [],
-        np.arange(len(rows), dtype=np.int32),
-        starts,
-        counts,
-        np.ones(len(rows), np.uint8),
-        *[NOTHING] * 5,
-    )
+    plan = AttentionRows(num_decodes, np.arange(len(rows), dtype=np.int32), starts, counts)
     q = (
         torch.randn(int(counts.sum()), heads[0], dim, generator=torch.Generator().manual_seed(5))
         .to(ops.dtype)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.devices.executor import Executor
 from runtime.devices.null.device import DEFAULT_POOL_TOKENS
 from runtime.errors import StartError
-from runtime.messages.steps import Admit, StepPlan, StepResult
+from runtime.messages.steps import Admit, Samples, StepPlan, StepResult
 from runtime.ranks.open_executor import open_executor
 from tests.devices.drive import sampling, start_rank
 from tests.devices.plans import decodes, ints, start_null
@@ -35,37 +36,29 @@ def run(executor: Executor, plan: StepPlan) -> StepResult:
 def mixed(*admits: Admit, targets: tuple[int, ...] = ()) -> StepPlan:
     """A decode in slot 1 at position 9, a prompt of 4 ending in slot 0, and a part of a longer prompt in slot
     2."""
+    lengths = {1: 9, 2: 4}
     return StepPlan(
-        5,
-        1,
-        list(admits),
-        ints(1, 0, 2),
-        ints(9, 0, 4),
-        ints(1, 4, 3),
-        np.array([1, 1, 0], np.uint8),
-        ints(1, 2, 3, 4, 5, 6, 7),
-        ints(),
-        ints(),
-        ints(),
-        ints(*targets),
+        step=5,
+        num_decodes=1,
+        admits=[structs.replace(row, length=lengths.get(row.slot, 0)) for row in admits],
+        slots=ints(1, 0, 2),
+        counts=ints(1, 4, 3),
+        samples=np.array([1, 1, 0], np.uint8),
+        token_ids=ints(1, 2, 3, 4, 5, 6, 7),
+        prompt_targets=ints(*targets),
     )
 
 
 def prompt(row: Admit) -> StepPlan:
     """A whole prompt of 4 tokens in one slot."""
     return StepPlan(
-        0,
-        0,
-        [row],
-        ints(row.slot),
-        ints(0),
-        ints(4),
-        np.ones(1, np.uint8),
-        ints(1, 2, 3, 4),
-        ints(),
-        ints(),
-        ints(),
-        ints(),
+        step=0,
+        num_decodes=0,
+        admits=[row],
+        slots=ints(row.slot),
+        counts=ints(4),
+        samples=np.ones(1, np.uint8),
+        token_ids=ints(1, 2, 3, 4),
     )
 
 
@@ -78,17 +71,51 @@ def test_an_answer_depends_on_seed_and_position_only() -> None:
     assert run(alone, prompt(admit(5, 4, seed=3))).token_ids.tolist() == result.token_ids[1:].tolist()
 
 
+@pytest.mark.parametrize("parents", [None, ints(0, 0, 2, 2, 3)], ids=["chain", "tree"])
+def test_drafts_are_verified(parents: np.ndarray | None) -> None:
+    """Two of the drafts are what comes; with a third after them, which is wrong."""
+    executor = opened(first_token=100, num_tokens=10)
+    run(executor, prompt(admit(0, 4)))  # 104
+    drafts = ints(105, 106, 9, 9, 9) if parents is None else ints(9, 105, 7, 106, 9)
+    result = run(
+        executor,
+        StepPlan(
+            step=1,
+            num_decodes=0,
+            num_verifies=1,
+            slots=ints(0),
+            counts=ints(6),
+            samples=np.array([Samples.ALL], np.uint8),
+            token_ids=drafts,
+            draft_parents=parents,
+        ),
+    )
+    assert result.token_ids.tolist() == [105, 106, 107]
+    assert result.num_tokens is not None and result.num_tokens.tolist() == [3]
+    sure = StepPlan(
+        step=2,
+        num_decodes=0,
+        num_verifies=1,
+        slots=ints(0),
+        counts=ints(3),
+        samples=np.array([Samples.LAST], np.uint8),
+        token_ids=ints(108, 109),
+    )
+    assert run(executor, sure).token_ids.tolist() == [100]
+    assert run(executor, decodes(3)).token_ids.tolist() == [101]
+
+
 def test_a_script_begins_with_the_answer_and_repeats() -> None:
     executor = opened(script=[7, 8, 9])
     tokens = run(executor, prompt(admit(0, 4, seed=11))).token_ids.tolist()
-    tokens += [run(executor, decodes(step, position=3 + step)).token_ids.tolist()[0] for step in range(1, 5)]
+    tokens += [run(executor, decodes(step)).token_ids.tolist()[0] for step in range(1, 5)]
     assert tokens == [7, 8, 9, 7, 8]
 
 
 @pytest.mark.parametrize("vocab,first,num", [(100, 0, 26), (5, 0, 5), (123, 97, 26)])
 def test_tokens_stay_in_the_vocabulary(vocab: int, first: int, num: int) -> None:
     executor = opened(vocab_size=vocab)
-    tokens = {run(executor, decodes(n, position=n)).token_ids.tolist()[0] for n in range(60)}
+    tokens = {run(executor, decodes(n)).token_ids.tolist()[0] for n in range(60)}
     assert tokens == set(range(first, first + num))
 
 
@@ -160,9 +187,10 @@ def test_poison_works_in_a_prompt_and_as_the_last_token() -> None:
     with pytest.raises(RuntimeError, match="this token"):
         run(executor, prompt(admit(0, 4)))
     executor = opened(poison_token=99)  # c
-    run(executor, decodes(1, position=1))  # computes b, samples c
+    run(executor, decodes(0))  # computes a
+    run(executor, decodes(1))  # computes b, samples c
     with pytest.raises(RuntimeError, match="this token"):
-        run(executor, decodes(2, position=2))
+        run(executor, decodes(2))
 
 
 def test_torch_is_not_imported() -> None:

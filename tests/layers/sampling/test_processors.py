@@ -66,18 +66,18 @@ def test_a_slot_sees_its_own_tokens_and_others_nothing() -> None:
     processors.admit(admit(1, "Only", 8, 9, first=3))
     logits = torch.zeros(2, 10)
     logits[0, 7] = 2.0
-    changed = processors.apply(logits, [0, 1], is_own=False)
+    changed = processors.apply(logits, [0, 1], {}, is_own=False)
     assert changed.argmax(dim=1).tolist() == [7, 3] and not logits[1].any(), (
         "the model's own logits stay for log probabilities"
     )
     assert bool(changed.isfinite().all())
-    assert processors.took([0, 1], [7, 3]) == []
-    assert processors.apply(logits.flip(0), [1, 0], is_own=False).argmax(dim=1).tolist() == [4, 7]
+    assert processors.took([0, 1], [[7], [3]]) == []
+    assert processors.apply(logits.flip(0), [1, 0], {}, is_own=False).argmax(dim=1).tolist() == [4, 7]
     # it gave way, and came back with what it had generated
     processors.admit(admit(1, "Only", 8, 9, 3, 4, 5, first=3))
-    assert processors.apply(logits[:1], [1], is_own=False).argmax(dim=1).tolist() == [6]
+    assert processors.apply(logits[:1], [1], {}, is_own=False).argmax(dim=1).tolist() == [6]
     processors.admit(admit(1, None))
-    assert processors.apply(logits, [1], is_own=False) is logits
+    assert processors.apply(logits, [1], {}, is_own=False) is logits
 
 
 def test_what_raises_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,11 +86,11 @@ def test_what_raises_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
     processors.admit(admit(1, "Only", 8, 9, nothing=3))  # does not take these parameters
     processors.admit(admit(2, "Only", 8, 9, first=1))
     logits = torch.zeros(3, 10)
-    processors.apply(logits, [0, 1, 2], is_own=False)
-    assert processors.took([0, 1, 2], [0, 0, 1]) == [1]
-    changed = processors.apply(logits, [2, 0], is_own=True)
+    processors.apply(logits, [0, 1, 2], {}, is_own=False)
+    assert processors.took([0, 1, 2], [[0], [0], [1]]) == [1]
+    changed = processors.apply(logits, [2, 0], {}, is_own=True)
     assert changed is logits and changed[0].argmax() == 2
-    assert processors.took([2, 0], [2, 0]) == [1]
+    assert processors.took([2, 0], [[2], [0]]) == [1]
 
 
 @pytest.mark.parametrize("index", ["no.such.module:X", f"{HERE}:Nothing", "tests.layers", f"{HERE}:"])

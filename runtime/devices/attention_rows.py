@@ -1,0 +1,22 @@
+"""The rows of a step as attention sees them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """`R` rows of queries, the first `num_decodes` of them with one query each.
+
+    A row's queries stand at positions `starts[r]`, `starts[r] + 1`, ... and attend to everything before them
+    in their slot, and to themselves. With `parents` they may form trees instead of chains.
+    """
+
+    num_decodes: int
+    slots: np.ndarray  # int32 [R]
+    starts: np.ndarray  # int64 [R]: tokens of the slot before the row
+    counts: np.ndarray  # int32 [R]: queries of the row
+    # of rows that are trees, by row: which of the row's queries each one follows, -1 for the first; a query
+    # sees what is before the row, and the row's queries on its way from the first
+    parents: dict[int, np.ndarray] | None = None

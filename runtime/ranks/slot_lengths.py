@@ -1,0 +1,72 @@
+"""Lengths of the slots of a rank: the number of tokens whose keys and values are in the cache.
+
+The host knows each length as soon as it knows how many drafts were accepted, which on an asynchronous device
+is later than a next step can be launched. Captured steps read lengths from the device and need not wait; what
+plans attention on the host waits for the accepted counts (`starts`).
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.layers.upload import upload_int64
+from runtime.ranks.transfers import Fetched
+
+
+class SlotLengths:
+    """Lengths by slot, on the host and, where steps are captured, on the device."""
+
+    def __init__(self, num_slots: int, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        # as of the steps launched so far, but for accepted drafts that have not come yet
+        self._known = np.zeros(num_slots, np.int64)
+        self._coming: list[tuple[np.ndarray, Fetched]] = []  # slots, and how much each of them grows by
+        self.on_device: Tensor | None = None  # int64 [num_slots]; None: nothing reads it there
+
+    def reserve(self) -> Tensor:
+        """The lengths on the device, kept up to date from now on."""
+        if self.on_device is None:
+            self._settle()
+            self.on_device = upload_int64(self._known, self.torch_device)
+        return self.on_device
+
+    def admit(self, slots: list[int], lengths: list[int]) -> None:
+        """Slots are taken by other sequences, of which so many tokens are in the cache."""
+        self._settle()
+        self._known[slots] = lengths
+        if self.on_device is not None:
+            self.on_device[upload_int64(np.array(slots), self.torch_device)] = upload_int64(
+                np.array(lengths), self.torch_device
+            )
+
+    def starts(self, slots: np.ndarray) -> np.ndarray:
+        """int64: the positions of the next tokens of these slots. Waits for accepted counts on their way."""
+        if self._coming:
+            self._settle()
+        return self._known[slots]
+
+    def advance(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """A step adds `counts` tokens to slots whose lengths were `starts`."""
+        self._known[slots] = ends = starts + counts
+        if self.on_device is not None:
+            self.on_device[upload_int64(slots, self.torch_device)] = upload_int64(ends, self.torch_device)
+
+    def advanced_on_device(self, slots: np.ndarray) -> None:
+        """A captured step has added one token to each of these slots."""
+        self._known[slots] += 1
+
+    def accept(self, slots: np.ndarray, num_accepted: Tensor, fetched: Fetched) -> None:
+        """A step adds `num_accepted` tokens (int64 [V], on the device) to slots whose lengths are known;
+        `fetched` brings the same numbers."""
+        if self.on_device is not None:
+            index = upload_int64(slots, self.torch_device)
+            self.on_device[index] = self.on_device[index] + num_accepted
+        self._coming.append((slots, fetched))
+        if fetched.is_done():
+            self._settle()
+
+    def _settle(self) -> None:
+        for slots, fetched in self._coming:
+            (num_accepted,) = fetched.arrays()
+            self._known[slots] += num_accepted
+        self._coming.clear()

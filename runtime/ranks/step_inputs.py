@@ -1,0 +1,139 @@
+"""The inputs of a step's forward: its tokens, their positions and places in the cache, and attention's rows."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.attention_rows import AttentionRows
+from runtime.devices.base import Device, ForwardBatch, PageLoads
+from runtime.layers.attention.bidirectional import plan_bidirectional
+from runtime.layers.sampling.verify import Accepted
+from runtime.layers.upload import upload, upload_int64
+from runtime.messages.steps import StepPlan
+from runtime.ranks.sample_rows import tree_parents
+from runtime.ranks.slots import Slots
+
+
+class StepInputs:
+    """Makes the batch of a step that is launched kernel by kernel. Reads nothing from the device."""
+
+    def __init__(
+        self,
+        device: Device,
+        slots: Slots,
+        kv: list[tuple[Tensor, Tensor]],
+        page_size: int,
+        windows: tuple[int, ...],
+    ) -> None:
+        """`kv`: keys and values of each layer, empty for encoders; `windows`: the layers' sliding windows."""
+        self.device = device
+        self.slots = slots
+        self.kv = kv
+        self.page_size = page_size
+        self.windows = windows
+
+    def batch(self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None) -> ForwardBatch:
+        """`starts`, int64 [R]: the length of each row's slot before the step."""
+        torch_device = self.device.torch_device
+        counts = plan.counts.astype(np.int64)
+        begins = counts.cumsum() - counts
+        host_positions = np.repeat(starts - begins, counts)
+        host_positions += np.arange(len(host_positions))
+        positions = upload_int64(host_positions, torch_device)
+        token_ids = self.token_ids(plan, begins)
+        if not self.kv:  # an encoder
+            second_at = self.slots.second_at[plan.slots]
+            types = (second_at > 0).repeat(counts) & (host_positions >= second_at.repeat(counts))
+            return ForwardBatch(
+                token_ids,
+                positions,
+                (),
+                self.kv,
+                plan_bidirectional(counts, torch_device),
+                upload_int64(types, torch_device),
+                page_loads,
+            )
+        token_slots = upload_int64(np.repeat(plan.slots, counts), torch_device)
+        pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
+        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        trees = tree_parents(plan)
+        if trees:
+            assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
+            positions = upload_int64(_tree_positions(host_positions, begins, trees), torch_device)
+        rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
+        return ForwardBatch(
+            token_ids,
+            positions,
+            locations,
+            self.kv,
+            self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows),
+            page_loads=page_loads,
+            embeds=self.embeds(plan),
+            is_decode=plan.num_decodes == len(plan.slots),
+        )
+
+    def token_ids(self, plan: StepPlan, begins: np.ndarray) -> Tensor:
+        """int64 [T]: last tokens of slots, drafts and tokens of the plan; a row's first stands at
+        `begins`."""
+        torch_device = self.device.torch_device
+        num_from_slots = plan.num_decodes + plan.num_verifies
+        last = self.slots.last_token[upload_int64(plan.slots[:num_from_slots], torch_device)]
+        if not len(plan.token_ids):
+            return last
+        given = upload_int64(plan.token_ids, torch_device)
+        if not plan.num_verifies:
+            return torch.cat((last, given))
+        is_given = np.ones(len(last) + len(given), bool)
+        is_given[begins[:num_from_slots]] = False
+        token_ids = torch.empty(len(is_given), dtype=torch.int64, device=torch_device)
+        token_ids[upload_int64(begins[:num_from_slots], torch_device)] = last
+        token_ids[upload_int64(np.flatnonzero(is_given), torch_device)] = given
+        return token_ids
+
+    def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
+        """Places of tokens whose embeddings the plan gives, int64 [E], and these, float32 [E, hidden]."""
+        if plan.embed_places is None or plan.embeds is None:
+            return None
+        rows = upload(plan.embeds.copy(), self.device.torch_device)  # a ring's arrays may be read-only
+        return upload_int64(plan.embed_places, self.device.torch_device), rows.view(
+            len(plan.embed_places), -1
+        )
+
+    def keep_paths(self, pools: list[int], slots: np.ndarray, starts: np.ndarray, accepted: Accepted) -> None:
+        """Moves the keys and values of accepted paths of trees to consecutive positions from `starts` on.
+        `pools`: of each layer, which page table is its own."""
+        assert accepted.path is not None, "a chain's are consecutive"
+        torch_device = self.device.torch_device
+        nodes = torch.arange(accepted.path.shape[1], device=torch_device)
+        is_kept = (nodes > 0) & (nodes < accepted.num.unsqueeze(1))
+        begin, index = (
+            upload_int64(starts, torch_device).unsqueeze(1),
+            upload_int64(slots, torch_device).unsqueeze(1),
+        )
+        moves = []
+        for table in self.slots.page_tables:
+            source, target = (
+                table[index, at // self.page_size].long() * self.page_size + at % self.page_size
+                for at in (
+                    (begin + place).clamp_max(table.shape[1] * self.page_size - 1)
+                    for place in (accepted.path, nodes)
+                )
+            )
+            # what is not moved stands for the padding page
+            moves.append([torch.where(is_kept, at, 0).flatten() for at in (source, target)])
+        for pair, pool in zip(self.kv, pools, strict=True):
+            source, target = moves[pool]
+            for cache in pair:
+                raw = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+                raw.index_copy_(0, target, raw.index_select(0, source))
+
+
+def _tree_positions(positions: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]) -> np.ndarray:
+    """Positions of tokens in their sequences, where the nodes of a tree stand at their depths: int64 [T]."""
+    positions = positions.copy()
+    for row, parents in trees.items():
+        begin = begins[row]
+        for node, parent in enumerate(parents.tolist()):
+            if node:
+                positions[begin + node] = positions[begin + parent] + 1
+    return positions

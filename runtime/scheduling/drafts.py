@@ -1,0 +1,122 @@
+"""Drafts: guesses of a sequence's next tokens, computed together with its last token in one verify row.
+
+A drafter proposes them; what a grammar forces is drafted without one (jump-forward). While verify rows are in
+flight the scheduler knows the sequence's length between bounds: `Sequence.computed_len` counts one token for
+each of them, `Sequence.drafting` the tokens that their drafts may add. Pages are reserved for the sum.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+from runtime.messages.steps import StepResult
+from runtime.scheduling.sequence import Sequence
+
+MAX_VERIFIED = 255  # drafts of a row after which something is sampled: each takes a row of logits
+
+
+class Draft(Struct, frozen=True):
+    """Guesses of the tokens that follow a sequence's last token."""
+
+    tokens: list[int]
+    # of each guess: what it follows, 0 being the sequence's last token and i the i-th guess, which stands
+    # before it; None: a chain, in which each follows the one before it
+    parents: list[int] | None = None
+    # they are right: all are accepted, and only the last token is sampled after
+    is_sure: bool = False
+
+    def first(self, count: int) -> "Draft | None":
+        """The first `count` guesses; None where that is none."""
+        if count >= len(self.tokens):
+            return self
+        if count <= 0:
+            return None
+        return Draft(
+            self.tokens[:count], None if self.parents is None else self.parents[:count], self.is_sure
+        )
+
+
+class Drafter(Protocol):
+    """Proposes drafts. Wrong ones cost time and change no token."""
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        """At most `most` guesses of the tokens after one whose position is between `first` and `last`.
+
+        `sequence.tokens` are known; those between their end and that position are being sampled. The bounds
+        differ while other drafts of the sequence are in flight. None: nothing to propose.
+        """
+        ...
+
+
+class Verified(Struct, frozen=True):
+    """A verify row in flight: its place among the rows that sample, and its drafts."""
+
+    row: int
+    draft: Draft
+
+
+def forced_draft(sequence: Sequence, first: int) -> Draft | None:
+    """What a grammar forces after the token at position `first`, which is certain.
+
+    Where each token's log probability is reported, or logits depend on the tokens before, all are sampled.
+    """
+    offset = first + 1 - sequence.forced_at
+    if offset < 0 or offset >= len(sequence.forced):
+        sequence.forced = []
+        return None
+    params = sequence.request.params
+    is_sure = not (params.logprobs or params.has_penalties or params.processor is not None)
+    return Draft(sequence.forced[offset:], None, is_sure)
+
+
+def planned(sequence: Sequence, draft: Draft) -> None:
+    """A verify row of these drafts is planned."""
+    count = len(draft.tokens)
+    if draft.is_sure:
+        sequence.computed_len += count + 1
+        sequence.in_flight += count + 1
+    else:
+        sequence.computed_len += 1
+        sequence.in_flight += 1
+        sequence.drafting += count
+
+
+def landed(sequence: Sequence, draft: Draft, num_accepted: int) -> None:
+    """A verify row has brought `num_accepted` tokens, the one sampled last among them."""
+    count = len(draft.tokens)
+    if draft.is_sure:
+        sequence.in_flight -= count + 1
+        return
+    sequence.in_flight -= 1
+    sequence.drafting -= count
+    if sequence.slot >= 0:  # else it gave way, and computes all of its tokens again
+        sequence.computed_len += num_accepted - 1
+
+
+def split_rows(result: StepResult, verified: Iterable[Verified]) -> list[list[int]]:
+    """The tokens that each row has brought, in the order of the rows that sample."""
+    tokens = result.token_ids.tolist()
+    if result.num_tokens is None:
+        rows = [[token] for token in tokens]
+    else:
+        rows, end = [], 0
+        for count in result.num_tokens.tolist():
+            rows.append(tokens[end : end + count])
+            end += count
+    for row in verified:
+        if row.draft.is_sure:
+            rows[row.row] = [*row.draft.tokens, *rows[row.row]]
+    return rows
+
+
+def take(sequence: Sequence, tokens: list[int]) -> list[int]:
+    """Appends the tokens that come before the sequence's end, and returns them."""
+    room = sequence.max_len - len(sequence.tokens)
+    taken = tokens[:room]
+    for count, token in enumerate(taken, 1):
+        if token in sequence.stop_ids:
+            taken = taken[:count]
+            break
+    sequence.tokens.extend(taken)
+    return taken

@@ -1,0 +1,43 @@
+"""A drafter for tests: it knows what the oracle will sample, and is right, wrong or partly right."""
+
+from random import Random
+
+from runtime.scheduling.drafts import Draft
+from runtime.scheduling.sequence import Sequence
+from tests.scheduling.oracle import VOCAB, next_token
+
+
+class Guesser:
+    """Chains and trees of up to `longest` guesses, each right with probability `luck`."""
+
+    def __init__(self, longest: int, luck: float, *, has_trees: bool, seed: int = 0) -> None:
+        self.longest = longest
+        self.luck = luck
+        self.has_trees = has_trees
+        self.random = Random(seed)
+        self.proposed = 0  # tokens
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        """Guesses what follows a token at some position between the bounds."""
+        assert len(sequence.tokens) - 1 <= first <= last < sequence.max_len and most > 0
+        random = self.random
+        known = sequence.tokens.tolist()
+        at = random.randint(first, last)
+        while len(known) <= at:
+            known.append(next_token(known))
+        count = random.randint(0, min(most, self.longest))
+        if not count:
+            return None
+        self.proposed += count
+        tokens: list[int] = []
+        parents: list[int] = []
+        for i in range(count):
+            parent = random.randint(max(0, i - 2), i) if self.has_trees else i
+            way, node = [], parent
+            while node:
+                way.append(tokens[node - 1])
+                node = parents[node - 1]
+            is_right = random.random() < self.luck
+            tokens.append(next_token([*known, *reversed(way)]) if is_right else random.randrange(VOCAB))
+            parents.append(parent)
+        return Draft(tokens, parents if self.has_trees else None)
