@@ -1,7 +1,7 @@
 """A small scripted Service: what it says is decided by the prompt, when it says it by the test.
 
 echo      the answer to a text or chat is "<n>: " and words of the prompt, one token a word
-held      with `hold=True` nothing is said until `step()` or `run()` is called
+held      with `hold=True` nothing is generated until `step()` or `run()` is called
 """
 
 import json
@@ -66,49 +66,49 @@ class Running:
     request: GenerateRequest
     sink: Sink
     script: list[list[tuple[int, str]]]  # by sequence
-    said: int = 0
+    num_generated: int = 0
 
 
 @dataclass
 class FakeControls:
-    """Notes what it is told."""
+    """Controls that record their calls."""
 
-    told: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
     busy: RequestError | None = None  # raised by everything
 
     async def pause(self, mode: str) -> None:
-        self.tell(("pause", mode))
+        self.record(("pause", mode))
 
     async def resume(self) -> None:
-        self.tell("resume")
+        self.record("resume")
 
     async def flush(self) -> int:
-        self.tell("flush")
+        self.record("flush")
         return 7
 
     async def clear_storage(self) -> int:
-        self.tell("clear")
+        self.record("clear")
         return 9
 
     def abort(self, prefix: str) -> int:
-        self.tell(("abort", prefix))
+        self.record(("abort", prefix))
         return 2
 
-    def start_profile(self, wish: Profile) -> str:
-        self.tell(wish)
-        return wish.folder or "drawn"
+    def start_profile(self, profile: Profile) -> str:
+        self.record(profile)
+        return profile.folder or "drawn"
 
     def stop_profile(self) -> str:
-        self.tell("stop")
+        self.record("stop")
         return "drawn"
 
     @property
     def experts(self) -> "FakeControls":
         return self
 
-    async def count(self, wish: str, folder: str = "") -> ExpertCounts:
-        self.tell((wish, folder))
-        return ExpertCounts(1, (1, 3), np.arange(4), 7, "x/y.safetensors" if wish == "dump" else "")
+    async def count(self, command: str, folder: str = "") -> ExpertCounts:
+        self.record((command, folder))
+        return ExpertCounts(1, (1, 3), np.arange(4), 7, "x/y.safetensors" if command == "dump" else "")
 
     def open_session(
         self,
@@ -118,36 +118,36 @@ class FakeControls:
         *,
         is_line: bool = False,
     ) -> str:
-        self.tell(("open", capacity, session_id, idle_s, is_line))
+        self.record(("open", capacity, session_id, idle_s, is_line))
         return session_id or "drawn"
 
     def close_session(self, session_id: str) -> None:
-        self.tell(("close", session_id))
+        self.record(("close", session_id))
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        self.tell(prompt)
+        self.record(prompt)
         return ids(prompt)
 
-    def tell(self, what: Any) -> None:
+    def record(self, what: Any) -> None:
         if self.busy is not None:
             raise self.busy
-        self.told.append(what)
+        self.calls.append(what)
 
 
 @dataclass
 class FakeMemorySaver:
-    """Gives back and takes whatever it is told to."""
+    """A memory saver that only records what is released."""
 
     controls: FakeControls
     released: tuple[Part, ...] = ()
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        self.controls.tell(("release", parts))
+        self.controls.record(("release", parts))
         self.released = tuple(PARTS if parts is None else parts)
         return self.released
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        self.controls.tell(("take", parts))
+        self.controls.record(("take", parts))
         self.released = tuple(part for part in self.released if parts is not None and part not in parts)
         return self.released
 
@@ -159,12 +159,12 @@ class FakeMemorySaver:
         *,
         flushes: bool = True,
     ) -> None:
-        self.controls.tell(("update_weights", model_path, load_format, version, flushes))
+        self.controls.record(("update_weights", model_path, load_format, version, flushes))
 
 
 @dataclass
 class FakeAdapters:
-    """Loads whatever it is told to."""
+    """Adapters that are never read."""
 
     cards: dict[str, AdapterCard] = field(default_factory=dict)
 
@@ -252,19 +252,23 @@ class FakeService:
     def step(self) -> None:
         """One token for each sequence of each running request."""
         for running in list(self.running.values()):
-            if running.said == self.fail_after:
+            if running.num_generated == self.fail_after:
                 del self.running[running.request.id]
                 running.sink.fail(self.fail_with)
                 continue
-            running.said += 1
-            is_last = running.said == len(running.script[0])
+            running.num_generated += 1
+            is_last = running.num_generated == len(running.script[0])
             if is_last:
                 del self.running[running.request.id]
             for index in range(running.request.params.n):
                 running.sink.push(self._delta(running, index, is_last))
 
     def _delta(self, running: Running, index: int, is_last: bool) -> Delta:
-        params, prompt_ids, at = running.request.params, ids(running.request.prompt), running.said - 1
+        params, prompt_ids, at = (
+            running.request.params,
+            ids(running.request.prompt),
+            running.num_generated - 1,
+        )
         token_id, word = running.script[index][at]
         is_first = at == 0
         prompt = None
@@ -286,12 +290,14 @@ class FakeService:
                 cached_tokens=3,
                 loaded=self.loaded,
             )
-        told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
+        logprobs = (
+            [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
+        )
         return Delta(
             index,
             word,
             [token_id],
-            told,
+            logprobs,
             prompt,
             finish,
             len(prompt_ids) if is_first else 0,
@@ -337,11 +343,11 @@ class FakeService:
         return "".join(f"<{token_id}>" for token_id in token_ids)
 
 
-def hidden(wish: str | None, prompt_len: int, at: int, is_last: bool) -> list[np.ndarray] | None:
+def hidden(mode: str | None, prompt_len: int, at: int, is_last: bool) -> list[np.ndarray] | None:
     """What token number `at` brings: the states [i, -1] of the tokens i before it."""
-    if wish == "all":
+    if mode == "all":
         first, end = (0, prompt_len) if at == 0 else (prompt_len + at - 1, prompt_len + at)
-    elif wish == "last" and is_last:
+    elif mode == "last" and is_last:
         first, end = prompt_len + at - 1, prompt_len + at
     else:
         return None

@@ -50,7 +50,7 @@ async def stepping(service: FakeService) -> AsyncIterator[None]:
 
 
 class Raw:
-    """A client that says exactly these bytes, and reads only when it is told to."""
+    """A client that sends exactly these bytes, and reads only when `receive` is called."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -78,14 +78,14 @@ class Raw:
         head = f"POST {path} HTTP/{version}\r\nhost: test\r\ncontent-length: {length}\r\n{more}\r\n"
         await self.say(head.encode() + body)
 
-    async def hear(self) -> bytes:
+    async def receive(self) -> bytes:
         """Some bytes; none when the server has closed."""
         return await asyncio.get_running_loop().sock_recv(self.sock, 2**16)
 
     async def until(self, mark: bytes) -> bytes:
         """What comes up to and with `mark`."""
         while mark not in self.rest:
-            more = await self.hear()
+            more = await self.receive()
             assert more, self.rest[-200:]
             self.rest += more
         found, _, self.rest = self.rest.partition(mark)
@@ -94,7 +94,7 @@ class Raw:
     async def to_end(self) -> bytes:
         """All that comes until the server closes or resets."""
         try:
-            while more := await self.hear():
+            while more := await self.receive():
                 self.rest += more
         except ConnectionResetError:
             self.rest += b"<reset>"

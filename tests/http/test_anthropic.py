@@ -133,11 +133,12 @@ async def test_errors_arrive_as_the_clients_own() -> None:
             {"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]},
         ):
             wrongs.append(({"messages": [{"role": "user", "content": [block]}]}, "messages[0].content[0]"))
-        for wrong, said in wrongs:
+        for wrong, expected in wrongs:
             with pytest.raises(anthropic.BadRequestError) as error:
                 await api.messages.create(**ASK, extra_body=wrong)
             assert (
-                error.value.body["error"]["type"] == "invalid_request_error" and said in error.value.message
+                error.value.body["error"]["type"] == "invalid_request_error"
+                and expected in error.value.message
             ), wrong
         service.refuse = Overloaded("full")
         with pytest.raises(anthropic.RateLimitError) as busy:
@@ -182,7 +183,7 @@ async def test_tokens_are_counted_of_what_would_be_sent() -> None:
         }
         counted = await api.messages.count_tokens(model="org/fake", **ask)
         await api.messages.create(**ASK | ask)
-    assert service.controls.told == [service.requests[0].prompt] and counted.input_tokens > 0
+    assert service.controls.calls == [service.requests[0].prompt] and counted.input_tokens > 0
 
 
 def test_a_conversation_becomes_a_chat() -> None:
@@ -229,8 +230,8 @@ def test_a_conversation_becomes_a_chat() -> None:
         MessagesBody,
     )
     chat = chat_body(body)
-    said = [(m.role, m.content, m.tool_call_id) for m in chat.messages]
-    assert said == [
+    expected = [(m.role, m.content, m.tool_call_id) for m in chat.messages]
+    assert expected == [
         ("system", "be\nkind", None),
         ("user", "add", None),
         ("assistant", "So:", None),
@@ -330,7 +331,7 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "matched", "said"),
+    ("reason", "matched", "expected"),
     [
         (FinishReason.STOP, None, ("end_turn", None)),
         (FinishReason.STOP, 7, ("end_turn", None)),
@@ -339,11 +340,11 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
         (FinishReason.ABORT, None, ("end_turn", None)),
     ],
 )
-def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
+def test_why_it_stopped(reason: FinishReason, matched: Any, expected: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
     message = MessageAnswerFormat("msg_1", "m", 4).body([output])
-    assert (message["stop_reason"], message["stop_sequence"]) == said
+    assert (message["stop_reason"], message["stop_sequence"]) == expected
     assert message["usage"] == {
         "input_tokens": 4,
         "cache_creation_input_tokens": 0,
@@ -370,10 +371,10 @@ async def test_what_newer_clients_send_and_look_for() -> None:
             "thinking": {"type": "enabled", "budget_tokens": 9},
             "tools": [{"name": "add", "input_schema": {"type": "object"}, "strict": True}],
         }
-        told = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
-        assert told.headers["request-id"] == told.headers["x-request-id"] == "mine"
+        answer = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
+        assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
         assert isinstance(service.requests[-1].params.constraint, StructuralTag)  # strict
-        message = told.json()
+        message = answer.json()
         assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
         assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"
         assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
@@ -433,7 +434,7 @@ async def test_other_edits_are_refused() -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
     ) as http:
-        told = await http.post(
+        answer = await http.post(
             "/v1/messages", json=ASK | {"context_management": {"edits": [{"type": "compact_20260112"}]}}
         )
-    assert told.status_code == 400 and "compact_20260112" in told.json()["error"]["message"]
+    assert answer.status_code == 400 and "compact_20260112" in answer.json()["error"]["message"]

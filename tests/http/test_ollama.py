@@ -80,7 +80,7 @@ async def test_options_decide_how_tokens_are_chosen() -> None:
         "typical_p": 1.0,
     }
     async with serving(service) as address, client(address) as api:
-        told = await api.chat(
+        answer = await api.chat(
             "org/fake",
             MESSAGES,
             options=options,
@@ -117,7 +117,7 @@ async def test_options_decide_how_tokens_are_chosen() -> None:
         "reasoning_effort": "low",
     }
     assert second.prompt.template_args == {"enable_thinking": False, "thinking": False}
-    assert told.logprobs and len(told.logprobs) == 3 and len(told.logprobs[0].top_logprobs or ()) == 2
+    assert answer.logprobs and len(answer.logprobs) == 3 and len(answer.logprobs[0].top_logprobs or ()) == 2
 
 
 async def test_a_conversation_with_calls_becomes_a_chat() -> None:
@@ -136,10 +136,10 @@ async def test_a_conversation_with_calls_becomes_a_chat() -> None:
         )
     (request,) = service.requests
     assert isinstance(request.prompt, Chat) and request.prompt.tools
-    said, result = request.prompt.messages[1:]
+    expected, result = request.prompt.messages[1:]
     assert (
-        said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
-        and said["reasoning_content"] == "hm"
+        expected["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+        and expected["reasoning_content"] == "hm"
     )
     assert result == {"role": "tool", "content": "2", "name": "add"}
 
@@ -165,12 +165,12 @@ async def test_what_is_not_served_says_so() -> None:
             ({"nonsense": 1}, "nonsense"),
             ({"options": {"num_predict": 2**40}}, "options.num_predict"),
         ]
-        for wrong, said in wrongs:
+        for wrong, expected in wrongs:
             answer = await http.post("/api/generate", json={"model": "org/fake", "prompt": "hi"} | wrong)
             assert (
                 answer.status_code == 400
                 and list(answer.json()) == ["error"]
-                and said in answer.json()["error"]
+                and expected in answer.json()["error"]
             ), (wrong, answer.text)
         for path in ("/api/pull", "/api/push", "/api/create", "/api/copy"):
             answer = await http.post(path, json={"model": "x"})

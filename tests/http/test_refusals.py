@@ -222,9 +222,9 @@ async def test_wrong_fields_are_named(path: str, is_stream: bool) -> None:
     service = FakeService()
     async with client(service) as http:
         for _, fields, param in [case for case in CASES if case[0] == path]:
-            wish = BASE[path] | ({"stream": is_stream} if "stream_options" not in fields else {}) | fields
+            body = BASE[path] | ({"stream": is_stream} if "stream_options" not in fields else {}) | fields
             response = await http.post(
-                path, content=json.dumps({k: v for k, v in wish.items() if v is not None or k in fields})
+                path, content=json.dumps({k: v for k, v in body.items() if v is not None or k in fields})
             )
             error = error_of(response, 404 if fields.get("model") == "gpt-4" else 400)
             assert error["param"] == param, (fields, error)
@@ -267,8 +267,8 @@ async def test_wrong_routes(method: str, path: str, status: int) -> None:
 )
 async def test_what_the_service_raises(error: RequestError, status: int) -> None:
     async with client(FakeService(refuse=error)) as http:
-        for path, wish in BASE.items():
-            response = await http.post(path, json=wish | {"stream": True})
+        for path, body in BASE.items():
+            response = await http.post(path, json=body | {"stream": True})
             error_of(response, status)
             assert ("retry-after" in response.headers) == (status in (429, 503))
 

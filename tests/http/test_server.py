@@ -164,7 +164,7 @@ async def test_keep_alive_and_pipelined_requests_survive_streams() -> None:
         head = await client.until(b"\r\n\r\n")
         length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(client.rest) < length:
-            client.rest += await client.hear()
+            client.rest += await client.receive()
         whole = json.loads(client.rest[:length])
     assert all(stream.count(b"[DONE]") == 1 for stream in streams)
     assert [texts(stream) for stream in streams] == [whole["choices"][0]["text"]] * 3
@@ -209,7 +209,7 @@ async def test_a_slow_reader_gets_what_waited_in_one_piece() -> None:
                 service.step()
             for _ in range(3):
                 await anyio.lowlevel.checkpoint()
-            client.rest += await client.hear()
+            client.rest += await client.receive()
         stream = await client.until(b"0\r\n\r\n")
         async with Raw.connected(address) as other:
             service.hold = False
@@ -273,7 +273,7 @@ async def test_http_2_takes_the_ordinary_path() -> None:
         await client.say(wire.data_to_send())
         data, is_over = b"", False
         while not is_over:
-            for event in wire.receive_data(await client.hear()):
+            for event in wire.receive_data(await client.receive()):
                 data += event.data if isinstance(event, h2.events.DataReceived) else b""
                 is_over = is_over or isinstance(event, h2.events.StreamEnded)
             await client.say(wire.data_to_send())

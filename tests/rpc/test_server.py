@@ -183,7 +183,7 @@ async def test_health_and_abort_reach_the_service() -> None:
         health = await client.health(TYPES["HealthRequest"]())
         assert (health.state, health.model) == ("paused", "org/fake")
         assert (await client.abort(TYPES["AbortRequest"](rid="x-"))).aborted == 2
-    assert service.controls.told == [("abort", "x-")]
+    assert service.controls.calls == [("abort", "x-")]
 
 
 async def test_keys_are_those_of_http() -> None:

@@ -159,7 +159,7 @@ class AllTurns(Struct, tag_field="type", tag="all"):
 
 
 class ClearThinking(Struct, tag_field="type", tag="clear_thinking_20251015"):
-    """Thoughts of the last answers that had any are kept, and of those before left out."""
+    """The reasoning of the last answers stays, that of earlier answers is left out."""
 
     keep: Turns | AllTurns | Literal["all"] = Turns(1)
 

@@ -18,7 +18,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.operation import HELLO, Operation
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.sse import encode
+from runtime.http.streaming.sse import typed_events
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
@@ -96,7 +96,7 @@ class MessageAnswerFormat:
     def events(self, choice: int, delta: Delta) -> bytes:
         """The events for one delta; empty when it adds nothing."""
         head = b"" if self.has_begun else self._begin(delta)
-        return head + _sse(self.writer.add(self._read(delta)))
+        return head + typed_events(self.writer.add(self._read(delta)))
 
     def tail(self) -> bytes:
         """The last events of a stream that succeeded."""
@@ -105,7 +105,7 @@ class MessageAnswerFormat:
         stop_fields = {
             name: self.message[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")
         }
-        return _sse(
+        return typed_events(
             [
                 *payloads,
                 {"type": "message_delta", "delta": stop_fields, "usage": self.message["usage"]},
@@ -115,23 +115,12 @@ class MessageAnswerFormat:
 
     def failure(self, error: RequestError) -> bytes:
         """The last events of a stream that failed."""
-        return _sse([to_builtins(anthropic_error(error))])
+        return typed_events([to_builtins(anthropic_error(error))])
 
     def body(self, outputs: list[Output]) -> Payload:
         """The answer in one piece."""
         (output,) = outputs
-        self.writer.add(
-            self._read(
-                Delta(
-                    0,
-                    output.text,
-                    output.token_ids,
-                    finish=output.finish,
-                    events=output.events,
-                    reasoning_tokens=output.reasoning_tokens,
-                )
-            )
-        )
+        self.writer.add(self._read(output.as_delta()))
         self.writer.close()
         self._end()
         return self.message
@@ -139,7 +128,7 @@ class MessageAnswerFormat:
     def _begin(self, delta: Delta) -> bytes:
         self.has_begun = True
         self.message["usage"] = usage(delta.prompt_tokens, delta.cached_tokens, len(delta.token_ids), 0)
-        return _sse([{"type": "message_start", "message": self.message | {"content": []}}])
+        return typed_events([{"type": "message_start", "message": self.message | {"content": []}}])
 
     def _read(self, delta: Delta) -> list[Event]:
         self.finish = delta.finish or self.finish
@@ -182,12 +171,6 @@ def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_
         "output_tokens_details": {"thinking_tokens": reasoning_tokens},
         "service_tier": "standard",
     }
-
-
-def _sse(payloads: list[Payload]) -> bytes:
-    return b"".join(
-        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
-    )
 
 
 OPERATIONS = (

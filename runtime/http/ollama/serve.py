@@ -312,9 +312,7 @@ class LinesAnswerFormat:
         """The answer in one piece."""
         (output,) = outputs
         self.writer.first = output.first_ns
-        content, thinking, calls = self._read(
-            Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events)
-        )
+        content, thinking, calls = self._read(output.as_delta())
         assert self.finish is not None
         return self.writer.line(
             content,

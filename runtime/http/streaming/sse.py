@@ -21,3 +21,10 @@ def event(payload: Any) -> bytes:
 def chunked(data: bytes) -> bytes:
     """`data`, which is not empty, as one chunk of a chunked body (RFC 9112, 7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def typed_events(payloads: list[dict[str, Any]]) -> bytes:
+    """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's API."""
+    return b"".join(
+        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
+    )

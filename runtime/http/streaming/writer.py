@@ -65,6 +65,19 @@ class Output:
             self.vector = delta.vector
         self.hidden += delta.hidden or ()
 
+    def as_delta(self) -> Delta:
+        """The whole output as the only delta of sequence 0, for formats that write answers and streams alike."""
+        return Delta(
+            0,
+            self.text,
+            self.token_ids,
+            self.logprobs or None,
+            finish=self.finish,
+            prompt_tokens=self.prompt_tokens,
+            events=self.events,
+            reasoning_tokens=self.reasoning_tokens,
+        )
+
     def silence(self) -> None:
         """As if nothing had been generated, but for log probabilities."""
         self.text, self.token_ids = "", []

@@ -1,4 +1,4 @@
-"""How requests name an adapter, in every dialect, and the routes by which adapters come and go."""
+"""How requests name an adapter, in every API, and the routes that load and unload adapters."""
 
 from typing import Any
 

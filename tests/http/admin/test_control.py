@@ -21,7 +21,7 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "expected"),
     [
         ("/pause_generation", {}, ("pause", "abort")),
         ("/pause_generation", {"mode": "in_place"}, ("pause", "in_place")),
@@ -43,15 +43,15 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
         ("/close_session", {"session_id": "s"}, ("close", "s")),
     ],
 )
-async def test_orders_reach_the_service(path: str, body: dict[str, Any], told: Any) -> None:
+async def test_orders_reach_the_service(path: str, body: dict[str, Any], expected: Any) -> None:
     service = FakeService()
     response = await call(service, path, **body)
-    assert response.status_code == 200 and service.controls.told == [told]
+    assert response.status_code == 200 and service.controls.calls == [expected]
 
 
 async def test_the_cache_is_flushed_by_get_as_well() -> None:
     service = FakeService()
-    assert "7 pages" in (await call(service, "/flush_cache", "GET")).text and service.controls.told == [
+    assert "7 pages" in (await call(service, "/flush_cache", "GET")).text and service.controls.calls == [
         "flush"
     ]
 
@@ -70,7 +70,7 @@ async def test_wrong_orders_are_refused(path: str, body: dict[str, Any], param: 
     assert (
         response.status_code == 400
         and response.json()["error"]["param"] == param
-        and not service.controls.told
+        and not service.controls.calls
     )
 
 

@@ -29,7 +29,7 @@ async def test_release_and_resume() -> None:
         assert some.json() == {"success": True, "message": "given back: kv_cache", "released": ["kv_cache"]}
         rest = await http.post("/resume_memory_occupation")
         assert rest.json() == {"success": True, "message": "given back: nothing", "released": []}
-        assert service.controls.told == [
+        assert service.controls.calls == [
             ("release", None),
             ("take", ["weights", "cuda_graph"]),
             ("take", None),
@@ -53,7 +53,7 @@ async def test_what_is_not_understood_is_refused(path: str, body: dict[str, Any]
     assert (
         answer.status_code == 400
         and answer.json()["error"]["param"].startswith(param.rstrip("[0]"))
-        and not service.controls.told
+        and not service.controls.calls
     )
 
 
@@ -83,7 +83,7 @@ async def test_other_weights() -> None:
         and answer.json()["success"] is True
         and answer.json()["num_paused_requests"] == 0
     )
-    assert service.controls.told == [("abort", ""), ("update_weights", "/models/x", None, "7", False)]
+    assert service.controls.calls == [("abort", ""), ("update_weights", "/models/x", None, "7", False)]
 
 
 async def test_probes_know() -> None:

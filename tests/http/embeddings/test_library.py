@@ -31,9 +31,9 @@ def test_a_model_that_embeds() -> None:
             384,
         )
         assert llm.embed("word " * 1000, truncate=-1).shape == (384,)
-        told = llm.encode(TEXTS)
-        np.testing.assert_allclose([answer["embedding"] for answer in told], expected, atol=1e-5)
-        assert llm.encode(TEXTS[0])["meta_info"]["prompt_tokens"] == told[0]["meta_info"]["prompt_tokens"]
+        encoded = llm.encode(TEXTS)
+        np.testing.assert_allclose([answer["embedding"] for answer in encoded], expected, atol=1e-5)
+        assert llm.encode(TEXTS[0])["meta_info"]["prompt_tokens"] == encoded[0]["meta_info"]["prompt_tokens"]
         cosines = expected[1:] @ expected[0]
         np.testing.assert_allclose(llm.score(TEXTS[0], TEXTS[1:]), cosines, atol=1e-5)
         assert abs(llm.score(TEXTS[0], TEXTS[1]) - cosines[0]) < 1e-5

@@ -33,7 +33,7 @@ async def test_tokenize(path: str) -> None:
         "count": [1, 2],
         "max_model_len": 100_000,
     }
-    assert service.controls.told == [Text("ab"), Text("a", False), Text("bc", False)]
+    assert service.controls.calls == [Text("ab"), Text("a", False), Text("bc", False)]
 
 
 async def test_tokenize_a_chat() -> None:
@@ -42,7 +42,7 @@ async def test_tokenize_a_chat() -> None:
     assert (await call(service, "/tokenize", messages=messages, add_generation_prompt=False)).json()[
         "count"
     ] > 0
-    assert service.controls.told == [Chat(messages, None, {"add_generation_prompt": False})]
+    assert service.controls.calls == [Chat(messages, None, {"add_generation_prompt": False})]
 
 
 @pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])

@@ -47,7 +47,7 @@ async def test_calls(text: str, parser: str | None, normal: str, parameters: str
 
 
 @pytest.mark.parametrize(
-    ("text", "parser", "said"),
+    ("text", "parser", "expected"),
     [
         ("<think>so</think>Yes.", None, ("so", "Yes.")),
         ("so</think>Yes.", "deepseek-r1", ("so", "Yes.")),
@@ -59,13 +59,13 @@ async def test_calls(text: str, parser: str | None, normal: str, parameters: str
         ),
     ],
 )
-async def test_thoughts(text: str, parser: str | None, said: tuple[str, str]) -> None:
+async def test_reasoning(text: str, parser: str | None, expected: tuple[str, str]) -> None:
     answer = (
         await post(
             "/separate_reasoning", AnswerFormats(reasoning="qwen3"), text=text, reasoning_parser=parser
         )
     ).json()
-    assert (answer["reasoning_text"], answer["text"]) == said
+    assert (answer["reasoning_text"], answer["text"]) == expected
 
 
 @pytest.mark.parametrize(

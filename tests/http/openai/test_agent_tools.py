@@ -82,13 +82,13 @@ async def test_calls_are_told_as_the_client_knows_them() -> None:
             {"type": "custom_tool_call_output", "call_id": two.call_id, "output": "done"},
         ]
         await client.responses.create(**ASK | {"input": turns})
-    told = service.requests[-1].prompt
-    calls = [call["function"] for call in told.messages[1]["tool_calls"]]  # type: ignore[union-attr]
+    prompt = service.requests[-1].prompt
+    calls = [call["function"] for call in prompt.messages[1]["tool_calls"]]  # type: ignore[union-attr]
     assert calls == [
         {"name": "files__list", "arguments": {"in": "a"}},
         {"name": "patch", "arguments": {"input": '+ "x"\n'}},
     ]
-    assert [message["role"] for message in told.messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[union-attr]
+    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-MAX_BYTES, TRAIL_BYTES = 60_000, 25_000
+MAX_BYTES, STREAM_BYTES = 60_000, 25_000
 ROUNDS = 30
 
 
@@ -43,7 +43,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
     service = FakeService()
     stored_objects = StoredObjects(service, tmp_path, 2**20) if is_on_disk else StoredObjects(service)
     store, resumable_streams = stored_objects.responses.store, stored_objects.responses.resumable_streams
-    store.max_bytes, resumable_streams.max_bytes = MAX_BYTES, TRAIL_BYTES
+    store.max_bytes, resumable_streams.max_bytes = MAX_BYTES, STREAM_BYTES
 
     def size() -> int:
         """Of the database, with what is free in it."""
@@ -67,12 +67,12 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()
-            stored, told = (
+            stored, streamed = (
                 sum(one for (one,) in store._db.execute("SELECT size FROM responses")),
                 resumable_streams.size,
             )
         tasks.cancel_scope.cancel()
-    assert MAX_BYTES / 2 < stored <= MAX_BYTES and TRAIL_BYTES / 2 < told <= TRAIL_BYTES, (
+    assert MAX_BYTES / 2 < stored <= MAX_BYTES and STREAM_BYTES / 2 < streamed <= STREAM_BYTES, (
         "the bounds were met"
     )
     assert max(bytes for bytes, _ in seen) < 2 * MAX_BYTES

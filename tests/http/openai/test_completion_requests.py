@@ -66,11 +66,11 @@ async def test_the_best_of_several() -> None:
         assert [choice.text for choice in answer.choices] == [every.choices[1].text, every.choices[3].text]
         assert [choice.index for choice in answer.choices] == [0, 1] and answer.choices[0].logprobs is None
         assert answer.usage.completion_tokens == 20
-        told = await client.completions.create(
+        completion = await client.completions.create(
             model="org/fake", prompt=["hi", "ho"], max_tokens=5, best_of=4, logprobs=0, echo=True
         )
-        assert [choice.text[:2] for choice in told.choices] == ["hi", "ho"]
-        assert all(set(choice.logprobs.token_logprobs[2:]) == {-1.0} for choice in told.choices)
+        assert [choice.text[:2] for choice in completion.choices] == ["hi", "ho"]
+        assert all(set(choice.logprobs.token_logprobs[2:]) == {-1.0} for choice in completion.choices)
         with pytest.raises(openai.BadRequestError, match="streamed"):
             await client.completions.create(model="org/fake", prompt="hi", best_of=2, stream=True)
         assert await client.completions.create(model="org/fake", prompt="hi", n=2, best_of=2, stream=True)
@@ -253,7 +253,7 @@ def joined(path: str, events: list[Any]) -> tuple[list[Any], Any]:
     return [found[index] for index in sorted(found)], usage
 
 
-def told(path: str, answer: Any) -> tuple[list[Any], Any]:
+def content_of(path: str, answer: Any) -> tuple[list[Any], Any]:
     return [
         {
             "text": choice["text"] if path == TEXT else choice["message"]["content"],
@@ -320,7 +320,7 @@ def test_a_stream_says_what_the_whole_says(path: str, data: st.DataObject) -> No
         fields["echo"] = True
 
     answer = ROUTES[path](FakeService(), json.dumps(BASE[path] | fields).encode())
-    whole, usage = told(path, msgspec.to_builtins(anyio.run(answer.complete)))
+    whole, usage = content_of(path, msgspec.to_builtins(anyio.run(answer.complete)))
     assert joined(path, stream(path, **fields, **pace)) == (
         whole,
         usage if "stream_options" in pace else None,

@@ -1,4 +1,4 @@
-"""Tool calls and thoughts of /v1/chat/completions: a stream says what the whole says, whatever else is asked
+"""Tool calls and reasoning of /v1/chat/completions: a stream says what the whole says, whatever else is asked
 for."""
 
 import json

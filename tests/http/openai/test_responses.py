@@ -221,14 +221,14 @@ async def test_tools_of_openais_servers_are_left_out() -> None:
     service = FakeService()
     own = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     async with client_of(service) as client:
-        for hosted in (
+        for kind in (
             "web_search",
             "web_search_preview_2025_03_11",
             "image_generation",
             "code_interpreter",
             "mcp",
         ):
-            some: Any = [own, {"type": hosted, "external_web_access": False}]
+            some: Any = [own, {"type": kind, "external_web_access": False}]
             response = await client.responses.create(
                 **ASK, tools=some, extra_body={"client_metadata": {"a": "b"}}
             )

@@ -95,9 +95,9 @@ async def test_usage_tells_what_was_cached(has_report: bool) -> None:
         final = (await read(await client.responses.create(**ASK, stream=True)))[-1].response
     details = {"device": 3, "host": 0, "storage": 0, "storage_backend": "file"}
     for response in (whole, final):
-        told = response.usage.input_tokens_details
-        assert told.cached_tokens == 3
-        assert getattr(told, "cached_tokens_details", None) == (details if has_report else None)
+        details_of = response.usage.input_tokens_details
+        assert details_of.cached_tokens == 3
+        assert getattr(details_of, "cached_tokens_details", None) == (details if has_report else None)
 
 
 async def test_what_is_kept_is_bounded() -> None:

@@ -162,10 +162,10 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         direct = await client.chat.completions.create(
             model="org/fake", messages=[{"role": "user", "content": "say 7"}], max_tokens=5
         )
-        said = answers["l7"]["response"]
+        response = answers["l7"]["response"]
         assert (
-            said["status_code"] == 200
-            and said["body"]["choices"][0]["message"]["content"] == direct.choices[0].message.content
+            response["status_code"] == 200
+            and response["body"]["choices"][0]["message"]["content"] == direct.choices[0].message.content
         )
         assert {
             name: (e["response"]["status_code"], e["response"]["body"]["error"]["param"])

@@ -1,4 +1,4 @@
-"""Tool calls and thoughts with the openai client, streaming and not, and what is refused."""
+"""Tool calls and reasoning with the openai client, streaming and not, and what is refused."""
 
 import json
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ def calls(message: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_calls_and_thoughts(n: int) -> None:
+async def test_calls_and_reasoning(n: int) -> None:
     async with client_of(FakeService(formats=HERMES, says=SAYS)) as client:
         # older clients join streams only where all tools are strict
         ask = ASK | {
@@ -100,7 +100,7 @@ async def test_calls_and_thoughts(n: int) -> None:
     assert streamed.usage == whole.usage
 
 
-async def test_chunks_of_calls_and_thoughts() -> None:
+async def test_chunks_of_calls_and_reasoning() -> None:
     service = FakeService(formats=HERMES, says=SAYS, hold=True)
     async with client_of(service) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(_run, service)
@@ -141,7 +141,7 @@ async def _run(service: FakeService) -> None:
         ({"max_tokens": 2}, "", "I", []),
     ],
 )
-async def test_what_is_told(
+async def test_reasoning_and_content(
     fields: dict[str, Any], content: str, reasoning: str | None, names: list[str]
 ) -> None:
     async with client_of(FakeService(formats=HERMES, says=SAYS)) as client:
@@ -188,22 +188,22 @@ async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
             jsonschema.validate(wrong, named)
 
 
-async def test_rules_hold_behind_thoughts() -> None:
+async def test_constraints_apply_after_reasoning() -> None:
     service = FakeService(formats=AnswerFormats(reasoning="deepseek-v3"))
-    told = FakeService(formats=AnswerFormats(reasoning="qwen3", is_explicit=True))
+    explicit = FakeService(formats=AnswerFormats(reasoning="qwen3", is_explicit=True))
     special = FakeService(formats=AnswerFormats(tool_calls="mistral"))
     rule: dict[str, Any] = {
         "response_format": {"type": "json_object"},
         "extra_body": {"separate_reasoning": False},
     }
-    for one, fields in ((service, rule), (told, {"tool_choice": "required"}), (special, {})):
+    for one, fields in ((service, rule), (explicit, {"tool_choice": "required"}), (special, {})):
         async with client_of(one) as client:
             await client.chat.completions.create(**ASK, **fields)
-    params = [one.requests[0].params for one in (service, told, special)]
+    params = [one.requests[0].params for one in (service, explicit, special)]
     begun, any_time = Free("</think>", "<think>"), Free("</think>")
     assert [p.constraint_after for p in params] == [(begun,), (begun, any_time), ""]
     assert all(p.skip_special_tokens for p in params)
-    assert ["[TOOL_CALLS]" in one.requests[0].marks for one in (service, told, special)] == [
+    assert ["[TOOL_CALLS]" in one.requests[0].marks for one in (service, explicit, special)] == [
         False,
         False,
         True,

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.anyio
 
 ROWS = [operation for operations in OPERATIONS.values() for operation in operations]
 BODIES = [operation for operation in ROWS if operation.body is not None]
-TOLD: dict[str, Any] = msgspec.json.decode(document())
+DOCUMENT: dict[str, Any] = msgspec.json.decode(document())
 
 
-def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_every_route_is_documented_and_nothing_else(tmp_path: Path) -> None:
     stored_objects = StoredObjects(FakeService(), tmp_path, 1000)
     assert stored_objects.storage is not None
     there = set()
@@ -38,10 +38,12 @@ def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
             }
     stored_objects.responses.store.close()
     stored_objects.storage._lock.close()
-    told = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
-    assert len(set(told)) == len(told)
-    assert set(told) == there, "each route is made from a row of runtime/http/schema/operations.py"
-    assert {(method.upper(), path) for path, methods in TOLD["paths"].items() for method in methods} == there
+    documented = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
+    assert len(set(documented)) == len(documented)
+    assert set(documented) == there, "each route is made from a row of runtime/http/schema/operations.py"
+    assert {
+        (method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods
+    } == there
 
 
 @pytest.mark.parametrize("operation", BODIES, ids=lambda operation: operation.path)
@@ -50,8 +52,8 @@ def test_examples_are_examples(operation: Operation) -> None:
     assert operation.body is not None
     msgspec.convert(operation.example, operation.body)
     for method in operation.methods.lower().split():
-        body = TOLD["paths"][operation.path][method]["requestBody"]["content"]["application/json"]
-        validator = jsonschema.Draft202012Validator(body["schema"] | {"components": TOLD["components"]})
+        body = DOCUMENT["paths"][operation.path][method]["requestBody"]["content"]["application/json"]
+        validator = jsonschema.Draft202012Validator(body["schema"] | {"components": DOCUMENT["components"]})
         assert body["examples"]["short"]["value"] == operation.example
         validator.validate(operation.example)
         wrongs = [{**operation.example, name: {"wrong": 1}} for name in operation.example]
@@ -60,32 +62,32 @@ def test_examples_are_examples(operation: Operation) -> None:
 
 def test_every_reference_is_there_and_names_are_short() -> None:
     text = document().decode()
-    names = TOLD["components"]["schemas"]
+    names = DOCUMENT["components"]["schemas"]
     found = set(re.findall(r'"#/components/schemas/([^"]*)"', text))
     assert found and found <= set(names) and "runtime.http" not in text
     assert {"openai.ChatBody", "ollama.ChatBody", "MessagesBody"} <= found
     for name, schema in names.items():
         assert re.fullmatch(r"[\w.-]+", name)
         jsonschema.Draft202012Validator.check_schema(schema)
-    ids = [one["operationId"] for methods in TOLD["paths"].values() for one in methods.values()]
+    ids = [one["operationId"] for methods in DOCUMENT["paths"].values() for one in methods.values()]
     assert len(set(ids)) == len(ids)
 
 
 async def test_both_are_served_without_a_key_and_under_a_prefix() -> None:
     app = http_app(FakeService(), HttpSettings(keys=Keys(("k",))))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        told, page = await http.get("/openapi.json"), await http.get("/docs")
+        answer, page = await http.get("/openapi.json"), await http.get("/docs")
     assert (
-        told.json() == TOLD
+        answer.json() == DOCUMENT
         and page.status_code == 200
         and page.headers["content-type"].startswith("text/html")
     )
-    assert TOLD["openapi"].startswith("3.1") and TOLD["servers"] == [{"url": "."}]
+    assert DOCUMENT["openapi"].startswith("3.1") and DOCUMENT["servers"] == [{"url": "."}]
     links = re.findall(r"""(?:src|href|fetch\()=?["'(]*([^"')>]+)""", page.text)
     assert "openapi.json" in links and not any(link.startswith(("http", "//", "/")) for link in links), links
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
-def test_levels_are_told() -> None:
-    levels = {path: next(iter(methods.values()))["x-level"] for path, methods in TOLD["paths"].items()}
+def test_levels_are_documented() -> None:
+    levels = {path: next(iter(methods.values()))["x-level"] for path, methods in DOCUMENT["paths"].items()}
     assert (levels["/health"], levels["/v1/messages"], levels["/flush_cache"]) == ("open", "user", "admin")

@@ -23,7 +23,7 @@ from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.sse import encode
+from runtime.http.streaming.sse import typed_events
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
@@ -210,37 +210,26 @@ class ResponseAnswerFormat:
         """The events for one delta; empty when it adds nothing."""
         payloads = [] if self.has_begun else self.writer.begin()
         self.has_begun = True
-        return _sse(payloads + self._add(delta))
+        return typed_events(payloads + self._add(delta))
 
     def queued(self) -> bytes:
         """The first events of a background response."""
-        return _sse(self.writer.queue())
+        return typed_events(self.writer.queue())
 
     def tail(self) -> bytes:
         """The last events of a stream that succeeded."""
-        return _sse(self._end())
+        return typed_events(self._end())
 
     def failure(self, error: RequestError) -> bytes:
         """The last events of a stream that failed."""
         payloads = self.writer.fail("server_error", error.message)
         self._store()
-        return _sse(payloads)
+        return typed_events(payloads)
 
     def body(self, outputs: list[Output]) -> Payload:
         """The answer in one piece."""
         (output,) = outputs
-        self._add(
-            Delta(
-                0,
-                output.text,
-                output.token_ids,
-                output.logprobs or None,
-                finish=output.finish,
-                prompt_tokens=output.prompt_tokens,
-                events=output.events,
-                reasoning_tokens=output.reasoning_tokens,
-            )
-        )
+        self._add(output.as_delta())
         self._end()
         return self.prepared.response
 
@@ -271,9 +260,3 @@ class ResponseAnswerFormat:
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
         return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"]
-
-
-def _sse(payloads: list[Payload]) -> bytes:
-    return b"".join(
-        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
-    )
