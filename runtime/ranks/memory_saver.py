@@ -22,7 +22,14 @@ from runtime.devices.host_memory import HostPages
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
-from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, chosen, in_order
+from runtime.messages.memory import (
+    ChangeMemory,
+    MemoryReport,
+    Part,
+    UpdateWeights,
+    in_order,
+    offloaded_layers,
+)
 from runtime.messages.ranks import StartRank
 from runtime.models.base import Model
 from runtime.models.config import ModelConfig, read_config
@@ -84,8 +91,7 @@ class Weights:
         if start.offload_setup.offload is not None:
             sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
             self.device = replace(
-                device,
-                layer_devices=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu")),
+                device, layer_devices=dict.fromkeys(offloaded_layers(start.offload_setup.offload, sizes), torch.device("cpu"))
             )
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Model:
@@ -109,7 +115,7 @@ class Weights:
                 bytes=offload.host_bytes,
                 buffer_bytes=offload.buffer_bytes,
             )
-        if self.start.compiled.is_wanted:
+        if self.start.compiled.is_enabled:
             progress("compile", 0.0)
             compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
         return model

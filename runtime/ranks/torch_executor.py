@@ -139,7 +139,7 @@ class TorchExecutor:
             num_host_pages=host.num_pages if host else 0,
             host_page_bytes=host.page_bytes if host else 0,
             host_part_bytes=host.part_bytes if host else (),
-            taken_bytes=device.memory.used_bytes(),
+            used_bytes=device.memory.used_bytes(),
         )
 
     def room_beside_steps(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import runtime
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.models.make import make_checkpoint
@@ -85,7 +85,7 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         graph_sizes=[2],
         piecewise_sizes=[16],
         **SMALL,
-        compiled=Compiled(max_rows=2, is_piecewise=True),
+        compiled=CompileConfig(max_rows=2, is_piecewise=True),
     )
     assert (executor.capture(2).error, executor.capture(16, "tokens").error) == ("", "")
     planner = Planner(executor, ready, 16)
