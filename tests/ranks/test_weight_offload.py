@@ -85,7 +85,7 @@ def test_tokens_are_the_same(
     executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(wish))
     assert tokens(executor, ready) == expected
     assert executor.memory_saver is not None and ready.weights_bytes < plain_ready.weights_bytes
-    kept = executor.memory_saver.weights.device.layer_devices
+    kept = executor.memory_saver.loader.device.layer_devices
     held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(executor.loaded.model.layers[i])}  # type: ignore[union-attr]
     assert len(held) == wish.ahead + 1, "layers share the buffers"
 
