@@ -53,9 +53,9 @@ def test_greedy_equals_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v2", "qwen3_moe"])
-def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
-    """Chunks beside rows that decode, with and without padding, and one step that is too large for its
-    pieces."""
+def test_piecewise_graphs(case: str, tmp_path: Path) -> None:
+    """Chunks in steps with decode rows, with and without padding, and one step that is too large for the
+    graphs."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
     executor, ready = start(folder, page_size=16, piecewise_sizes=[8, 16], **SMALL)
@@ -76,7 +76,7 @@ def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
 
 
 def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through inductor, without trying products: decodes and pieces."""
+    """Through inductor, without tuning products: decode steps and piecewise graphs."""
     monkeypatch.setattr(compiling, "HOW", {"backend": "inductor"})
     folder = make_checkpoint("qwen3", tmp_path)
     executor, ready = start(
