@@ -37,7 +37,7 @@ def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
             else None
         )
         order = (
-            torch.randperm(ins, generator=generator).div(group, rounding_mode="floor").int()
+            (torch.randperm(ins, generator=generator) // group).int()
             if scheme.has_g_idx
             else None
         )

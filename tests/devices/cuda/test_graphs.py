@@ -277,11 +277,11 @@ def test_backends_get_lengths_before_a_replay(monkeypatch: pytest.MonkeyPatch) -
     """To the kernels whose attention is in the graph, and in no other."""
     recording = Recording(monkeypatch)
 
-    class Told(TritonBackend):
+    class RecordingBackend(TritonBackend):
         def replan(self, metadata: Any, lengths: Any) -> None:
             recording.calls.append(lengths)
 
-    backend = Told(torch.float32, INTERPRETER)
+    backend = RecordingBackend(torch.float32, INTERPRETER)
     graphs, tables = (
         CudaGraphs(TORCH_DEVICE, attention_backend=HybridAttentionBackend(backend, backend)),
         torch.zeros(1, 2, 3, dtype=torch.int32),
