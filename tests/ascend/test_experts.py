@@ -11,7 +11,7 @@ from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.models.moe_config import Routing
 from runtime.models.quantization_schemes import Int8
-from tests.devices.test_conformance import Bench
+from tests.devices.conformance import Bench
 from tests.devices.test_schemes import random_weight
 
 pytestmark = pytest.mark.ascend

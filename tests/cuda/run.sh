@@ -31,7 +31,7 @@ for part in $parts; do
     case $part in
     tests)
         run ranks 120 bash -c 'pytest tests/cuda -m cuda --durations=5'
-        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py tests/devices/test_schemes.py -m 'not ascend' \
+        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py tests/devices/test_attention_conformance.py tests/devices/test_schemes.py -m 'not ascend' \
             -k 'not cpu and not npu and not interpreter' $spread" ;;
     bench) run bench 300 "$PYTHON" -m bench.gpu ;;
     gemm) run gemm 200 "$PYTHON" -m bench.gpu_gemm ;;
