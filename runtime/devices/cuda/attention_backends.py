@@ -28,7 +28,9 @@ Metadata = TypeVar("Metadata")
 class AttentionBackend(Protocol[Metadata]):
     """Attention kernels of one phase. `Metadata`: what a step's layers share."""
 
-    def plan(self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Metadata:
+    def plan(
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Metadata:
         """Called once a step, with the rows of this phase alone; arguments as in Ops.plan_attention."""
         ...
 
