@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import thread_time
 
 from bench.record import record
-from runtime.http.streaming.answer_reader import Reader, Reading
+from runtime.http.streaming.answer_reader import AnswerReader, ReaderSettings
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.channel_parser import CHANNEL_FORMATS
 from runtime.parsing.detect import AnswerFormats
@@ -68,10 +68,10 @@ def answers(name: str) -> dict[str, str]:
 def cost(formats: AnswerFormats, text: str) -> float:
     """Microseconds a token, the best of some runs."""
     chunks = [text[i : i + SIZE] for i in range(0, len(text), SIZE)]
-    reading = Reading(service=FakeService(), formats=formats, tools=TOOLS)
+    reading = ReaderSettings(service=FakeService(), formats=formats, tools=TOOLS)
 
     def run() -> float:
-        reader, deltas = Reader(reading), [Delta(0, chunk, [1]) for chunk in chunks]
+        reader, deltas = AnswerReader(reading), [Delta(0, chunk, [1]) for chunk in chunks]
         deltas[-1].finish = END
         begin = thread_time()
         for delta in deltas:

@@ -1,5 +1,5 @@
-"""A line for each HTTP request: who asked for what, what came of it, how long it took. Not its query and
-headers: they may hold keys."""
+"""The access log: one line for each HTTP request, with client, path, status and time. Query and headers are
+left out, because they may hold keys."""
 
 from time import monotonic
 
@@ -7,19 +7,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime import log
 
-LEFT = 499  # the client went before there was an answer; nginx's number for it
+CLIENT_CLOSED = 499  # the client left before there was an answer; nginx's number for it
 
 
 def level_of(status: int) -> str:
-    return "error" if status >= 500 else "warning" if status >= 400 and status != LEFT else "info"
+    """The log level of an answer with this status."""
+    return "error" if status >= 500 else "warning" if status >= 400 and status != CLIENT_CLOSED else "info"
 
 
 class AccessLog:
-    """Tells requests whose line is at least of this level: info all, warning those that were refused, error
-    those that failed."""
+    """Logs requests from a level on: info logs all, warning those that were refused, error those that
+    failed."""
 
     def __init__(self, level: str, excluded: tuple[str, ...] = ()) -> None:
-        """`excluded`: beginnings of paths."""
+        """`excluded`: prefixes of paths that are not logged."""
         self._least = log.LEVELS[level]
         self._excluded = excluded
         self._log = log.get("http")
@@ -27,16 +28,17 @@ class AccessLog:
     async def serve(
         self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, request_id: bytes
     ) -> None:
-        begin_s, status = monotonic(), LEFT
+        """Serves a request with `app` and logs it."""
+        begin_s, status = monotonic(), CLIENT_CLOSED
 
-        async def noting(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await app(scope, receive, noting)
+            await app(scope, receive, send_noting_status)
         finally:
             level = level_of(status)
             if log.LEVELS[level] >= self._least and not scope["path"].startswith(self._excluded):

@@ -1,4 +1,4 @@
-"""The HTTP face as an ASGI application: routes, and what every route does with errors.
+"""The HTTP API as an ASGI application: its routes, and what every route does with errors.
 
 It can be mounted under any prefix of another application: it has no lifespan and no state of its own beyond
 the service.
@@ -20,9 +20,9 @@ from runtime.http import errors
 from runtime.http import websocket as socket
 from runtime.http.access_log import AccessLog
 from runtime.http.admin import memory_saver as memory_saver
-from runtime.http.auth import guarded
+from runtime.http.auth import with_key_checks
 from runtime.http.exact_routes import ExactRoutes
-from runtime.http.fields.request_id import request_id, telling_id
+from runtime.http.fields.request_id import request_id, with_request_id
 from runtime.http.native.generate import generate
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.operation import Serve
@@ -36,12 +36,12 @@ from runtime.service import Service
 def http_app(
     service: Service, settings: HttpSettings = DEFAULT, stored_objects: StoredObjects | None = None
 ) -> ASGIApp:
-    """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the
+    """The application for one service. The caller runs `stored_objects`; without them, answers in the
     background are refused."""
     stored = stored_objects or StoredObjects(service)
     routes = [*_routes(service, settings), *stored.routes(settings)]
     app: ASGIApp = Starlette(
-        routes=guarded(routes, settings.keys),
+        routes=with_key_checks(routes, settings.keys),
         exception_handlers={
             RequestError: errors.on_request_error,
             HTTPException: errors.on_http_error,
@@ -72,10 +72,10 @@ def http_app(
         # going past `receive` and `send` is right only where nothing stands between us and the server
         if cycle is not None and cycle.own_send is send and cycle.own_receive is receive:
             scope[EXTENSION] = cycle
-        # where Anthropic's clients look for it
+        # the header in which Anthropic's clients look for the id
         also = b"request-id" if errors.ANTHROPIC in scope["path"] else None
         name = request_id(scope["headers"])
-        send = telling_id(send, name, also=also)
+        send = with_request_id(send, name, also=also)
         if access is None:
             await app(scope, receive, send)
         else:
@@ -109,5 +109,5 @@ def served(settings: HttpSettings) -> dict[str, Serve]:
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
-    """The client left while it sent its body: nobody reads this."""
+    """An answer for the log only: the client left while it sent its body."""
     return Response(status_code=499)

@@ -1,14 +1,15 @@
-"""Who may come in: keys, and what each route asks for.
+"""Authentication: API keys, and which key each route needs.
 
-    open      health, metrics and the API's description: probes, scrapers and browsers carry no secrets
-    user      everything else: one of --api-key, if there are any
-    admin     what changes the server for everybody: --admin-api-key. Without one, as a user, but only on a server that listens on
-              this machine alone; else nobody. Where no key is asked for, pages of other sites are kept out: a browser on this machine
-              would send their forms here
+    open      no key: health, metrics and the API's description, for probes, scrapers and browsers
+    user      one of --api-key, if there are any: everything else
+    admin     --admin-api-key: what changes the server for all its clients. Without that option, as a user, but
+              only on a server that listens on this machine alone; on others, such routes are refused. Where
+              no key is needed, pages of other sites are refused: a browser on this machine would send
+              their forms here
 
 A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a
-route is decided by its own declaration when the routes are put together, not by comparing paths when a
-request comes.
+route is decided by its declared path when the routes are put together, not by comparing paths when a request
+comes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import Forbidden, RequestError, Unauthorized
-from runtime.http.body import refusing
+from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 
 Level = Literal["open", "user", "admin"]
@@ -64,7 +65,7 @@ ALL_INTERFACES = ("", "*")
 
 
 class Keys:
-    """The secrets, never printed, and what they open."""
+    """The keys, which are never printed, and which level of routes each of them opens."""
 
     __slots__ = ("_user", "_admin", "_is_local")
 
@@ -75,7 +76,8 @@ class Keys:
         self._is_local = is_local
 
     def check(self, level: Level, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raises Unauthorized or Forbidden."""
+        """Returns if a request with these headers may use a route of this level. Raises Unauthorized or
+        Forbidden."""
         if level == "open":
             return
         wanted = self._user
@@ -84,35 +86,37 @@ class Keys:
                 wanted = self._admin
             elif not self._is_local:
                 raise Forbidden(
-                    "this route changes the server for everybody; it needs a server with --admin-api-key, or one that listens "
-                    "on this machine alone"
+                    "this route changes the server for everybody; it needs a server with --admin-api-key, or one "
+                    "that listens on this machine alone"
                 )
             if not wanted and (b"sec-fetch-site", b"cross-site") in headers:
                 raise Forbidden(
-                    "this route changes the server for everybody, and the request comes from a web page of another site"
+                    "this route changes the server for everybody, and the request comes from a web page of "
+                    "another site"
                 )
         if wanted and not _has_one(wanted, headers):
             whose = "the admin key" if wanted is self._admin else "an API key"
             raise Unauthorized(
-                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not known here"
+                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not "
+                "known here"
             )
 
 
 def level_of(path: str) -> Level:
-    """`path` as it is declared."""
+    """The level of a route, by its declared path."""
     return "open" if path in OPEN else "admin" if path in ADMIN else "user"
 
 
-def guarded(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRoute]:
-    """The same routes, each behind its door."""
+def with_key_checks(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRoute]:
+    """The same routes, each of which checks the key of a request first."""
     for route in routes:
-        assert isinstance(route, Route | WebSocketRoute | Mount), f"no door fits {route}"
-        route.app = _Door(route.app, keys, route.path)
+        assert isinstance(route, Route | WebSocketRoute | Mount), f"{route} cannot check keys"
+        route.app = _KeyCheck(route.app, keys, route.path)
     return routes
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reachable from this machine alone."""
+    """Whether a server that listens on `host` is reachable from this machine only."""
     if host in ALL_INTERFACES:
         return False
     try:
@@ -121,7 +125,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _Door:
+class _KeyCheck:
+    """An application that requests reach only with a valid key."""
+
     def __init__(self, app: ASGIApp, keys: Keys, path: str) -> None:
         self.app = app
         self.keys = keys
@@ -136,19 +142,20 @@ class _Door:
                 # before it was accepted: an answer 403
                 await send({"type": "websocket.close", "code": 1008, "reason": ""})
             else:
-                await refusing(error_response(error, self.path))(scope, receive, send)
+                await respond_early(error_response(error, self.path))(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
 
 def _has_one(wanted: tuple[bytes, ...], headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """How long it takes tells only how long the keys are, and how many."""
-    found = False
+    """Whether the headers have one of the keys. The time it takes depends only on the keys' lengths and
+    number."""
+    has_one = False
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             value = value[7:].strip()
         elif name != b"x-api-key":
             continue
         for key in wanted:
-            found |= compare_digest(value, key)
-    return found
+            has_one |= compare_digest(value, key)
+    return has_one

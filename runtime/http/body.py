@@ -1,4 +1,4 @@
-"""Reads request bodies: within a size, and from clients that keep sending."""
+"""Reads request bodies up to a size, from clients that keep sending."""
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -9,14 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.errors import TooLarge
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
-MAX_PAUSE_S = 30.0  # between two pieces of a body
+MAX_PAUSE_S = 30.0  # between two parts of a body
 # spent on throwing the rest of a refused body away, so that the client gets to read the answer
 MAX_DISCARD_S = 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Raises TooLarge (before reading, when content-length says so), HTTPException 408, or
-    ClientDisconnect."""
+    """The whole body. Raises TooLarge (before reading it, if content-length is too large), HTTPException 408
+    for a body that stops coming, and ClientDisconnect."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
@@ -26,7 +26,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         if len(whole) > max_bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
         return whole
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     size, more = 0, True
     while more:
         with anyio.move_on_after(MAX_PAUSE_S) as pause:
@@ -35,26 +35,27 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             raise HTTPException(408, f"the body stopped after {size} bytes")
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        piece = message.get("body", b"")
-        size += len(piece)
+        part = message.get("body", b"")
+        size += len(part)
         if size > max_bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
-        pieces.append(piece)
+        parts.append(part)
         more = message.get("more_body", False)
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 async def discard_body(receive: Receive) -> None:
-    """Reads on, for a moment and keeping nothing: a connection closed on unread data would lose the answer
-    sent before."""
+    """Reads and drops the rest of a body, for MAX_DISCARD_S at most: a connection that is closed on unread
+    data would lose the answer sent before."""
     with anyio.move_on_after(MAX_DISCARD_S):
         message = await receive()
         while message["type"] == "http.request" and message.get("more_body", False):
             message = await receive()
 
 
-def refusing(response: Response) -> ASGIApp:
-    """Sends the refusal of a body at once, and ends the response when the rest of the body is through."""
+def respond_early(response: Response) -> ASGIApp:
+    """An application that sends `response` before the request's body has been read, and ends it when the body
+    has come."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_open(message: Message) -> None:

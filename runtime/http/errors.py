@@ -1,5 +1,5 @@
-"""From errors to answers: every refusal leaves as {"error": {message, type, param, code}} with its status,
-and in the words of Anthropic and Ollama on their routes."""
+"""Answers to failed requests: {"error": {message, type, param, code}} with the error's status, and the forms
+of Anthropic and Ollama on their routes."""
 
 import re
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ ANTHROPIC_TYPES = {
 }
 _DEPTH = "the JSON is nested too deeply"
 
-# msgspec ends its messages with the place: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+# msgspec ends its messages with the path: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"(?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -43,7 +43,7 @@ class ModelNotFound(NotFound):
 
 
 class Problem(Struct, forbid_unknown_fields=True):
-    """What is wrong, and with which field."""
+    """The error in OpenAI's form; `param` is the wrong field."""
 
     message: str
     type: str
@@ -52,26 +52,26 @@ class Problem(Struct, forbid_unknown_fields=True):
 
 
 class OpenAIError(Struct, forbid_unknown_fields=True):
-    """A refusal, and the event at the end of a stream that failed."""
+    """The body of an error answer, and the last event of a stream that failed."""
 
     error: Problem
 
 
 class AnthropicProblem(Struct, forbid_unknown_fields=True):
-    """What is wrong."""
+    """The error in Anthropic's form."""
 
     type: str
     message: str
 
 
 class AnthropicError(Struct, tag_field="type", tag="error", forbid_unknown_fields=True):
-    """The same on Anthropic's routes."""
+    """The body of an error answer on Anthropic's routes."""
 
     error: AnthropicProblem
 
 
 class OllamaError(Struct, forbid_unknown_fields=True):
-    """And on Ollama's."""
+    """The body of an error answer on Ollama's routes."""
 
     error: str
 
@@ -85,24 +85,25 @@ def error_object(error: RequestError) -> OpenAIError:
 
 
 def anthropic_error(error: RequestError) -> AnthropicError:
-    """The same on Anthropic's routes."""
+    """The body of an error answer on Anthropic's routes, and the payload of an error event."""
     return _anthropic(error.message, error.status)
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """In the form of the dialect that `path` belongs to."""
+    """The answer to a failed request, in the form of the API that `path` belongs to."""
     return _response(
         path, error.status, error.message, error.type, error.param, error.code, HEADERS.get(error.status)
     )
 
 
 def on_request_error(request: Request, error: Exception) -> Response:
+    """The answer to a RequestError."""
     assert isinstance(error, RequestError)
     return error_response(error, path_of(request))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such route, wrong method, a body that came too slowly."""
+    """The answer to an HTTPException: no such route, wrong method, a body that came too slowly."""
     assert isinstance(error, HTTPException)
     path = path_of(request)
     if error.status_code in (404, 405) and request.method != "GET":
@@ -117,19 +118,19 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def on_bug(request: Request, __: Exception) -> Response:
-    """What nobody expected. The server under us logs the stack; the client gets an apology."""
+    """The answer to an unexpected error, without details; the server logs the stack."""
     return error_response(
         InternalFault("something went wrong in the server; its log has the details"), path_of(request)
     )
 
 
 def path_of(request: Request) -> str:
-    """As the routes have it, without what the application is mounted under."""
+    """The request's path without the prefix under which the application is mounted."""
     return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
 
 
 def error_body(error: RequestError, path: str) -> Body:
-    """In the form of the dialect that `path` belongs to."""
+    """The body of an error answer, in the form of the API that `path` belongs to."""
     return _body(path, error.status, error.message, error.type, error.param, error.code)
 
 
@@ -168,8 +169,8 @@ def _anthropic(message: str, status: int) -> AnthropicError:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest for anything but the JSON that `decoder` wants; `param` is the path of the wrong
-    field."""
+    """The decoded body. Raises InvalidRequest for anything but the JSON that `decoder` takes; `param` is the
+    path of the wrong field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -183,7 +184,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def convert(value: Any, kind: type[T], names: Mapping[str, str]) -> T:
-    """`value` as a `kind`. Raises InvalidRequest; `names` maps the fields of `kind` to what the client calls
+    """`value` as a `kind`. Raises InvalidRequest; `names` maps fields of `kind` to the client's names for
     them."""
     try:
         return msgspec.convert(value, kind)
@@ -192,7 +193,7 @@ def convert(value: Any, kind: type[T], names: Mapping[str, str]) -> T:
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The same error, told in the client's names: `max_new_tokens` is `max_tokens` in some dialects."""
+    """The same error with the client's names of fields: `max_new_tokens` is `max_tokens` in some APIs."""
     if error.param is None:
         return error
     root = re.split(r"[.\[]", error.param, maxsplit=1)[0]
@@ -207,8 +208,9 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 
 def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> InvalidRequest:
-    """A msgspec error with its place as `param`. `known` are the top-level fields, to suggest the nearest."""
-    match = _PLACE.match(str(error))
+    """A msgspec error as InvalidRequest, with the path of the wrong field as `param`. `known` are the
+    top-level fields, of which the nearest is suggested."""
+    match = _PATH.match(str(error))
     assert match is not None
     what, path = match["what"].replace("`", ""), (match["path"] or "").removesuffix("[...]")
     field = _FIELD.search(match["what"])

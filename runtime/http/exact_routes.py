@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.errors import RequestError
 from runtime.http import errors
 from runtime.http.auth import Keys, level_of
-from runtime.http.body import refusing
+from runtime.http.body import respond_early
 from runtime.http.request_cycle import EXTENSION
 
 
@@ -47,7 +47,7 @@ class ExactRoutes:
             try:
                 self._keys.check(level, scope["headers"])
             except RequestError as error:
-                await refusing(errors.error_response(error, scope["path"]))(scope, receive, send)
+                await respond_early(errors.error_response(error, scope["path"]))(scope, receive, send)
                 return
             answer = await endpoint(request)
             await answer(scope, receive, send)

@@ -130,7 +130,7 @@ class Http1:
             self._continue()
 
     def _continue(self) -> None:
-        """Tells a client that asks before it sends its body to go on."""
+        """Sends 100 Continue to a client that waits for it before it sends its body."""
         if self.requests.expecting is self.current and self.current is not None:
             self.requests.expecting = None
             self.connection.write(INTERIM)

@@ -22,8 +22,8 @@ CLOSE_S = 30.0  # that the last bytes may take
 
 
 class HypercornConnection(TCPServer):
-    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes
-    nothing.
+    """A connection of hypercorn that does not wait for a client that has left, and not for long for one that
+    takes nothing.
 
     Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the
     connection.
@@ -32,7 +32,7 @@ class HypercornConnection(TCPServer):
     close_s = CLOSE_S
     has_left = False
     handling: anyio.CancelScope | None = None
-    over: asyncio.Event  # the client has left, or an answer is out
+    over: asyncio.Event  # the client has left, or an answer is complete
 
     def waits_for_head(self) -> bool | None:
         """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or
@@ -50,13 +50,14 @@ class HypercornConnection(TCPServer):
         return h1.our_state is h11.SEND_RESPONSE
 
     def leave(self) -> None:
-        """The client has closed: what was sent before is still handled, but nothing waits any more."""
+        """The client has closed its side: what it sent before is still handled, without waiting."""
         self.has_left = True
         self.over.set()
         if self.handling is not None:
             self.handling.cancel()
 
     async def protocol_send(self, event: Event) -> None:
+        """Sends an event of the protocol. Called by hypercorn."""
         await super().protocol_send(event)
         if isinstance(event, Updated) and event.idle:
             self.over.set()
@@ -75,7 +76,7 @@ class HypercornConnection(TCPServer):
         protocol = self.protocol.protocol
         while isinstance(protocol, H11Protocol) and protocol.stream is not None and not self.has_left:
             self.over.clear()
-            await self.over.wait()  # it has said all, and listens
+            await self.over.wait()  # the client sends no more, and waits for its answer
         await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
 
@@ -92,13 +93,13 @@ class HypercornConnection(TCPServer):
 
 
 class _Streams(dict[int, Any]):
-    """HTTP/2 streams by number. What comes for one that has ended is thrown away."""
+    """HTTP/2 streams by number. Events of a stream that has ended are dropped."""
 
     def __missing__(self, _: int) -> "_Streams":
         return self
 
     async def handle(self, _: Any) -> None:
-        """As streams have it."""
+        """Drops an event."""
 
 
 def hypercorn_config(root_path: str) -> Config:
@@ -109,6 +110,6 @@ def hypercorn_config(root_path: str) -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
-    config.h11_max_incomplete_size = MAX_HEAD_BYTES  # in pieces; in one, it may be twice as long
+    config.h11_max_incomplete_size = MAX_HEAD_BYTES  # incomplete ones; a whole one may be longer
     config.root_path = root_path
     return config

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 
 from runtime.errors import TooLarge
 from runtime.http import errors
-from runtime.http.body import discard_body, read_body, refusing
-from runtime.http.fields.headers import origin
+from runtime.http.body import discard_body, read_body, respond_early
+from runtime.http.fields.headers import read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.service import Service
@@ -132,10 +132,10 @@ def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoi
         try:
             body = await read_body(request.scope, request.receive, settings.max_body_bytes)
         except TooLarge as error:
-            return refusing(errors.error_response(error, errors.path_of(request)))
+            return respond_early(errors.error_response(error, errors.path_of(request)))
         answer = serve(service, body)
         if isinstance(answer, Answer):
-            answer.exchange.come_from(origin(request.headers, settings.tenant_is))
+            answer.exchange.apply_headers(read_headers(request.headers, settings.tenant_source))
             answer.interval = max(settings.stream_interval, answer.interval)
         return answer
 

@@ -62,7 +62,7 @@ class RequestCycle:
         self.is_ended = False
         self.has_client_left = False
         self.on_disconnect: Callable[[], None] | None = None
-        self.own_receive = self.receive  # bound once, so that wrappers around them can be told
+        self.own_receive = self.receive  # bound once, so that a wrapper can be recognised by identity
         self.own_send = self.send
         self._on_end = on_end
         self._pieces: list[bytes] = []

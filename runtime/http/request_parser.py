@@ -25,7 +25,7 @@ class BadRequest(Exception):
 
 
 class Peer(Struct, frozen=True):
-    """The two ends of a connection, as ASGI scopes tell them."""
+    """The two ends of a connection, as ASGI scopes have them."""
 
     scheme: str
     client: tuple[str, int] | None
@@ -41,7 +41,8 @@ class RequestParser:
         self.peer = peer
         self.take = take
         self.incoming: RequestCycle | None = None  # its body is being read
-        self.expecting: RequestCycle | None = None  # its client sends the body when it is told to go on
+        # its client waits for 100 Continue before it sends the body
+        self.expecting: RequestCycle | None = None
         self.is_in_head = False
         self.upgrade_head: bytes | None = (
             None  # of a request for another protocol, which nothing follows here
@@ -91,7 +92,7 @@ class RequestParser:
             self._headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        """Called by the parser at the end of a head. Raises BadRequest, which the parser tells as an
+        """Called by the parser at the end of a head. Raises BadRequest, which the parser reports as an
         error."""
         self.is_in_head, self._has_advanced = False, True
         target, headers, parser = self._target, self._headers, self._parser

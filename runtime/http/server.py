@@ -1,9 +1,9 @@
-"""Our own server: accepts connections and speaks HTTP/1.1 on them (http1.py); hypercorn speaks HTTP/2 and
+"""The HTTP server: accepts connections and speaks HTTP/1.1 on them (http1.py); hypercorn speaks HTTP/2 and
 WebSocket.
 
 What it adds to hypercorn's own: a client that leaves is noticed even while requests are pipelined, one that
 closes its own side only is answered, request targets may be absolute, heads are bounded whatever their
-pieces, and the application has no lifespan: whoever calls `serve` starts and stops it.
+pieces, and the application has no lifespan: the caller of `serve` starts and stops it.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import HeadTooLarge, StartError
-from runtime.http.body import refusing
+from runtime.http.body import respond_early
 from runtime.http.errors import error_response
-from runtime.http.fields.request_id import request_id, telling_id
+from runtime.http.fields.request_id import request_id, with_request_id
 from runtime.http.http1 import Http1, Http1Server
 from runtime.http.hypercorn_connection import HypercornConnection, hypercorn_config
 from runtime.http.request_cycle import RequestCycle
@@ -33,16 +33,16 @@ from runtime.http.websocket import TERMINATED
 LOG = logging.getLogger("runtime.http")
 
 BACKLOG = 2048
-GRACE_S = 30.0  # for running answers, after shutdown was asked for
-STUCK_S = 30.0  # that a client may take nothing of what waits for it
+GRACE_S = 30.0  # for running answers, after a request to shut down
+STUCK_S = 30.0  # for which a client may take nothing of what waits for it
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """Listening sockets for all addresses of `host`; port 0 takes a free one. Raises StartError."""
     sockets: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
             if sockets and port == 0:  # the other addresses of the name get the same port
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
@@ -72,8 +72,8 @@ def tls_context(
     except (OSError, ValueError) as error:  # SSLError is an OSError
         files = " or ".join(file for file in (certfile, keyfile, ca_certs) if file is not None)
         raise StartError(
-            f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check --ssl-certfile, "
-            "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs"
+            f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check "
+            "--ssl-certfile, --ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs"
         ) from None
     return context
 
@@ -91,22 +91,22 @@ async def serve(
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
     end."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
-        shell = _Shell(app, tasks, stuck_s, root_path)
-        servers = [
-            await asyncio.get_running_loop().create_server(shell.accept, sock=sock, ssl=tls, backlog=BACKLOG)
+        server = _Server(app, tasks, stuck_s, root_path)
+        listeners = [
+            await asyncio.get_running_loop().create_server(server.accept, sock=sock, ssl=tls, backlog=BACKLOG)
             for sock in sockets
         ]
         try:
             await shutdown.wait()
         finally:
-            for server in servers:
-                server.close()
+            for listener in listeners:
+                listener.close()
         with anyio.move_on_after(grace_s):
-            await shell.drain()
-        shell.cut()
+            await server.drain()
+        server.cut()
 
 
-class _Shell:
+class _Server:
     """The connections that are open, the tasks that serve them, and what they share."""
 
     def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str) -> None:
@@ -226,7 +226,8 @@ class _Shell:
 
 
 class _Entry:
-    """The application as hypercorn calls it; tells WebSockets of the end of the server."""
+    """The application as hypercorn calls it; gives WebSockets a function that waits for the end of the
+    server."""
 
     def __init__(self, app: ASGIApp, context: WorkerContext) -> None:
         self.app = app
@@ -246,16 +247,16 @@ async def _serve(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
         error = HeadTooLarge(
             f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes"
         )
-        await refusing(error_response(error, scope["path"]))(
-            scope, receive, telling_id(send, request_id(scope["headers"]))
+        await respond_early(error_response(error, scope["path"]))(
+            scope, receive, with_request_id(send, request_id(scope["headers"]))
         )
         return
     await app(scope, receive, send)
 
 
 def _make_relative(scope: Any) -> None:
-    """A target with scheme and host, as proxies are sent: what counts is its path, and its host is the
-    request's (RFC 9112, 3.2.2)."""
+    """Turns a target with scheme and host, as proxies are sent, into a path; its host becomes the request's
+    (RFC 9112, 3.2.2)."""
     target = scope["raw_path"].partition(b"//")
     if target[0].lower() not in (b"http:", b"https:"):
         return
@@ -266,7 +267,7 @@ def _make_relative(scope: Any) -> None:
 
 
 def _head_bytes(scope: Any) -> int:
-    """About as many as came."""
+    """The size of a request's head, about as it was sent."""
     size = len(scope["raw_path"]) + len(scope["query_string"])
     for name, value in scope["headers"]:
         size += len(name) + len(value) + 4

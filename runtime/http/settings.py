@@ -1,4 +1,4 @@
-"""What the options say about the HTTP face."""
+"""Settings of the HTTP API, made from the options."""
 
 from msgspec import Struct
 
@@ -7,30 +7,31 @@ from runtime.options.plan import Plan
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True):
-    """How requests are taken and answers given."""
+    """Settings of the HTTP API."""
 
     max_body_bytes: int = 16 * 2**20  # larger bodies are refused with 413
-    tenant_is: str = "off"  # what makes a tenant: see origin.py
-    stream_interval: int = 1  # tokens between two events of a sequence
-    stream_output: bool = False  # native streams carry new text only
+    tenant_source: str = "off"  # what names the tenant, as in --fair-share
+    stream_interval: int = 1  # tokens in each event of a sequence
+    stream_output: bool = False  # events of /generate carry new text only
     keys: Keys = Keys()
-    cors_origins: tuple[str, ...] = ()  # of pages whose scripts may read answers
-    access_level: str | None = None  # least severe line of the access log; None: there is none
-    unlogged_paths: tuple[str, ...] = ()  # beginnings of paths that it leaves out
+    cors_origins: tuple[str, ...] = ()  # pages of these origins may read answers
+    access_level: str | None = None  # lowest level that the access log writes; None: no access log
+    unlogged_paths: tuple[str, ...] = ()  # path prefixes that the access log leaves out
 
 
 DEFAULT = HttpSettings()
 
 
 def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
-    """`is_local`: only programs on this machine can connect; unless told, --host says it."""
+    """The settings that the options make. `is_local`: only programs on this machine can connect; None: as
+    --host says."""
     user = (plan.api.api_key,) if isinstance(plan.api.api_key, str) else plan.api.api_key or ()
     keys = Keys(
         user, plan.api.admin_api_key, is_local=is_loopback(plan.http.host) if is_local is None else is_local
     )
     return HttpSettings(
         max_body_bytes=plan.http.max_body_bytes,
-        tenant_is=plan.schedule.fair_share,
+        tenant_source=plan.schedule.fair_share,
         stream_interval=plan.http.stream_interval,
         stream_output=plan.http.stream_output,
         keys=keys,

@@ -1,7 +1,8 @@
-"""/v1/ws: many requests at once over one WebSocket. What goes over it is what the HTTP routes take and give,
-with an id around it.
+"""/v1/ws: many requests at once over one WebSocket. Bodies and answers are those of the HTTP routes, each in
+a message with an id.
 
-    in     {"id", "path", "body"}      a request to one of the routes that generate; "id" is the client's, unique among its open ones
+    in     {"id", "path", "body"}      a request to one of the routes that generate; "id" is the client's,
+                                       unique among its open requests
            {"id", "abort": true}       ends it
     out    {"id", "event"}             one event of its stream
            {"id", "answer"}            its answer in one piece, where the body asks for no stream
@@ -27,23 +28,23 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError, TooLarge
 from runtime.http.errors import decode, error_body
-from runtime.http.fields.headers import Origin, origin
+from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import MAX_SEND_S, Answer
 from runtime.http.streaming.sse import encode
 from runtime.service import Service
 
 PATH = "/v1/ws"
-# ASGI extension of our own server: a function that returns when the server is told to stop
+# ASGI extension of our own server: a function that returns when the server begins to stop
 TERMINATED = "runtime.terminated"
-MAX_OPEN = 1024  # requests of one socket
+MAX_OPEN = 1024  # open requests of one socket
 POLICY, GOING_AWAY = 1008, 1001  # why a socket is closed
 
 Serve = Callable[[Service, bytes], Answer | Response]
 
 
-class Said(Struct, forbid_unknown_fields=True):
-    """A message of the client."""
+class ClientMessage(Struct, forbid_unknown_fields=True):
+    """A message from the client: a request, or the abort of one."""
 
     id: A[str, Meta(min_length=1, max_length=256)]
     path: str | None = None
@@ -51,34 +52,37 @@ class Said(Struct, forbid_unknown_fields=True):
     abort: bool = False
 
 
-class Named(Struct):
-    """As much of a message as must be right to answer it."""
+class MessageId(Struct):
+    """The part of a message that is needed to refuse it."""
 
     id: str = ""
 
 
-_said = msgspec.json.Decoder(Said)
-_named = msgspec.json.Decoder(Named)
+_message_decoder = msgspec.json.Decoder(ClientMessage)
+_id_decoder = msgspec.json.Decoder(MessageId)
 
 
 def route(service: Service, settings: HttpSettings, served: Mapping[str, Serve]) -> WebSocketRoute:
+    """The WebSocket's route; `served` has the functions of the routes that generate, by path."""
+
     async def endpoint(websocket: WebSocket) -> None:
-        if not is_welcome(websocket, settings.cors_origins):
+        if not is_allowed_origin(websocket, settings.cors_origins):
             await websocket.close(POLICY)  # before it was accepted: an answer 403
             return
         try:
-            who = origin(websocket.headers, settings.tenant_is)
+            headers = read_headers(websocket.headers, settings.tenant_source)
         except RequestError:
             await websocket.close(POLICY)
             return
         await websocket.accept()
-        await Socket(service, settings, served, websocket, who).run()
+        await Socket(service, settings, served, websocket, headers).run()
 
     return WebSocketRoute(PATH, endpoint)
 
 
-def is_welcome(websocket: WebSocket, cors_origins: tuple[str, ...]) -> bool:
-    """Browsers let a page of any site open a socket and tell whose it is; other programs tell nothing."""
+def is_allowed_origin(websocket: WebSocket, cors_origins: tuple[str, ...]) -> bool:
+    """Whether the `Origin` header, which browsers send and other programs don't, is of a page that may
+    connect: one of this server, or of `cors_origins`."""
     page = websocket.headers.get("origin")
     return (
         page is None
@@ -97,20 +101,21 @@ class Socket:
         settings: HttpSettings,
         served: Mapping[str, Serve],
         websocket: WebSocket,
-        who: Origin,
+        headers: RequestHeaders,
     ) -> None:
         self.service = service
         self.settings = settings
         self.served = served
         self.websocket = websocket
-        self.who = who
+        self.headers = headers
         self.open: dict[str, anyio.CancelScope] = {}
-        self.num_serving = 0  # those that are open, and those whose last message is on its way
-        self.emptied = anyio.Event()  # there are none
+        self.num_serving = 0  # requests that are open, or whose last message is being sent
+        self.emptied = anyio.Event()  # no request is being served
         self.lock = anyio.Lock()  # one message goes out at a time
 
     async def run(self) -> None:
-        """Until the client leaves, or the server stops and what is open has ended."""
+        """Serves requests until the client leaves, or until the server stops and the open requests have
+        ended."""
         terminated = self.websocket.scope.get("extensions", {}).get(TERMINATED)
         try:
             async with anyio.create_task_group() as tasks:
@@ -120,39 +125,39 @@ class Socket:
                     message = await self.websocket.receive()
                     if message["type"] == "websocket.disconnect":
                         break
-                    await self._hear(
+                    await self._handle(
                         message.get("bytes") or (message.get("text") or "").encode("utf-8", "surrogatepass"),
                         tasks,
                     )
                 tasks.cancel_scope.cancel()
         except* (WebSocketDisconnect, TimeoutError):
-            pass  # whoever was sending saw it first
+            pass  # the task that was sending met it first
 
-    async def _hear(self, data: bytes, tasks: TaskGroup) -> None:
+    async def _handle(self, data: bytes, tasks: TaskGroup) -> None:
         try:
             if len(data) > self.settings.max_body_bytes:
                 raise TooLarge(
                     f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}"
                 )
-            said = decode(data, _said)
-            if said.abort:
-                if (scope := self.open.get(said.id)) is not None:
+            message = decode(data, _message_decoder)
+            if message.abort:
+                if (scope := self.open.get(message.id)) is not None:
                     scope.cancel()
                 return
-            if said.path is None or said.path not in self.served:
+            if message.path is None or message.path not in self.served:
                 raise InvalidRequest(f"path must be one of {', '.join(self.served)}", param="path")
-            if said.id in self.open:
+            if message.id in self.open:
                 raise InvalidRequest("a request with this id is open; choose another id", param="id")
             if self.num_serving >= MAX_OPEN:
                 raise InvalidRequest(
                     f"{MAX_OPEN} requests are open on this socket, which is the most", param="id"
                 )
         except RequestError as error:
-            await self._say(_refusal(_id_of(data), error, ""))
+            await self._send(_refusal(_id_of(data), error, ""))
             return
-        self.open[said.id] = scope = anyio.CancelScope()
+        self.open[message.id] = scope = anyio.CancelScope()
         self.num_serving += 1
-        tasks.start_soon(self._serve, said.id, said.path, bytes(said.body) or b"{}", scope)
+        tasks.start_soon(self._serve, message.id, message.path, bytes(message.body) or b"{}", scope)
 
     async def _serve(self, id: str, path: str, body: bytes, scope: anyio.CancelScope) -> None:
         last: Any = {"id": id, "done": True}
@@ -169,33 +174,33 @@ class Socket:
                 id, InternalFault("something went wrong in the server; its log has the details"), path
             )
         finally:
-            del self.open[id]  # before its end is told: the client may use the id at once
-        await self._say(last)
+            del self.open[id]  # before the last message: the client may use the id again at once
+        await self._send(last)
         self.num_serving -= 1
         if not self.num_serving:
             self.emptied.set()
 
     async def _answer(self, id: str, path: str, body: bytes) -> Any:
-        """-> the last message on it"""
+        """Answers a request. -> the last message about it"""
         answer = self.served[path](self.service, body)
         if not isinstance(answer, Answer):
             return {"id": id, "answer": msgspec.Raw(bytes(answer.body))}
-        answer.exchange.come_from(self.who)
+        answer.exchange.apply_headers(self.headers)
         answer.interval = max(self.settings.stream_interval, answer.interval)
         if not answer.is_stream:
             return {"id": id, "answer": await answer.complete()}
 
-        async def say(events: bytes) -> None:
+        async def send(events: bytes) -> None:
             for payload in payloads(events):
-                await self._say({"id": id, "event": msgspec.Raw(payload)})
+                await self._send({"id": id, "event": msgspec.Raw(payload)})
 
-        await answer.tell(say)
+        await answer.stream_to(send)
         return {"id": id, "done": True}
 
-    async def _say(self, message: Any) -> None:
-        """Raises TimeoutError, WebSocketDisconnect: then the socket is done for."""
+    async def _send(self, message: Any) -> None:
+        """Sends a message. Raises TimeoutError and WebSocketDisconnect; the socket is of no use then."""
         async with self.lock:
-            # half a message would be the end of all
+            # half a message would make the rest unreadable
             with anyio.CancelScope(shield=True), anyio.fail_after(MAX_SEND_S):
                 await self.websocket.send_text(encode(message).decode())
 
@@ -213,8 +218,8 @@ def _refusal(id: str, error: RequestError, path: str) -> dict[str, Any]:
 
 
 def payloads(events: bytes) -> list[bytes]:
-    """The JSON of events and lines; it has no line breaks of its own."""
-    found = []
+    """The JSON objects of a stream's events or lines."""
+    found: list[bytes] = []
     for line in events.split(b"\n"):
         if line.startswith(b"data: {"):
             found.append(line[6:])
@@ -224,8 +229,8 @@ def payloads(events: bytes) -> list[bytes]:
 
 
 def _id_of(data: bytes) -> str:
-    """Of a message that is wrong in some other way."""
+    """The id of a message that is wrong in some other way; empty without one."""
     try:
-        return _named.decode(data).id
+        return _id_decoder.decode(data).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""

@@ -1,11 +1,11 @@
-"""Benchmark of a device's operators: `runtime check doctor --bench`, which starts one process for each rank
-and shows what rank 0 prints.
+"""What a device reaches of its limits: `runtime check doctor --bench`, which starts one process a rank and
+shows what rank 0 prints.
 
     python -m runtime.ranks.benchmark --device npu --ranks 2 --rank 0 --rendezvous FILE
 
-Every figure measures the device's own operators (devices/base.py), as a model's step uses them. Inputs are
-random; sizes are those of an 8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few
-runs, which excludes the influence of other processes as far as possible.
+Every figure goes through the device's own operators (devices/base.py), as a model's step does. Inputs are
+random, sizes those of an 8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few runs:
+what the device can do, not what it does beside others.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 
 def seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Seconds of one call among many in a row; the best of a few runs."""
+    """Of one call, when many follow one another; the best of a few runs."""
     call()
     wait()
     count, best = 1, math.inf
@@ -53,27 +53,24 @@ def seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
 
 
 class Bench:
-    """A device, and inputs of sizes that suit it."""
+    """A device, and random inputs of sizes that fit it."""
 
     def __init__(self, device: Device, dtype: torch.dtype, shrink: int | None) -> None:
-        """`shrink` divides the sizes of dimensions; None: the device decides."""
+        """`shrink` divides sizes of one dimension; None: as the device wants."""
         self.device = device
         self.dtype = dtype
         self.shrink = shrink or (4 if device.torch_device.type == "cpu" else 1)
         self.hidden, self.inner = 4096 // self.shrink, 14336 // self.shrink
 
     def random(self, *shape: int) -> Tensor:
-        """A random tensor on the device."""
         return torch.randn(*shape, dtype=torch.float32).to(self.dtype).to(self.device.torch_device)
 
     def wait(self) -> None:
-        """Waits until the device has done its work."""
         if self.device.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
     def speed(self, name: str, size: float, unit: str, call: Callable[[], object]) -> Figure:
-        """A measurement of `call`, which moves or computes `size` bytes or operations (not used with unit
-        us)."""
+        """`size`: bytes or operations of a call; not used for us."""
         took = seconds(call, self.wait)
         return Figure(
             name,
@@ -82,7 +79,7 @@ class Bench:
         )
 
     def figures(self) -> Iterator[Figure]:
-        """All measurements. With several ranks all of them call it together, and collectives are included."""
+        """All of one rank, and those of collectives where there are several, who must call it together."""
         yield self.copy()
         yield from self.linears()
         yield from self.attention()
@@ -90,13 +87,11 @@ class Bench:
             yield from self.exchange()
 
     def copy(self) -> Figure:
-        """Bandwidth of device memory."""
         source = self.random(32 * self.hidden * self.hidden // self.shrink)
         target = torch.empty_like(source)
         return self.speed("copy", 2 * source.nbytes, "GB/s", lambda: target.copy_(source))
 
     def linears(self) -> Iterator[Figure]:
-        """Norm and GEMMs."""
         ops, hidden, inner = self.device.ops, self.hidden, self.inner
         few, many, norm = self.random(SEQUENCES, hidden), self.random(hidden, hidden), self.random(hidden)
         packed = ops.pack_linear(self.random(inner, hidden))
@@ -115,7 +110,6 @@ class Bench:
         )
 
     def attention(self) -> Iterator[Figure]:
-        """Attention of decodes and of a prompt."""
         ops, context = self.device.ops, CONTEXT // self.shrink
         heads, kv_heads, pages = HEADS // self.shrink, max(1, KV_HEADS // self.shrink), -(-context // PAGE)
         keys = self.random(SEQUENCES * pages * PAGE, kv_heads, HEAD_DIM)
@@ -131,7 +125,7 @@ class Bench:
             "GB/s",
             lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, scores),
         )
-        prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the operations
+        prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the products
         yield self.speed(
             "attention of a prompt",
             2 * context * context * heads * HEAD_DIM,
@@ -140,7 +134,7 @@ class Bench:
         )
 
     def exchange(self) -> Iterator[Figure]:
-        """All-reduce. The number of calls is fixed, since ranks must agree on it."""
+        """Ranks must agree on the number of calls, so it is fixed."""
         ranks = self.device.collectives
         for name, tokens, calls in (
             ("all_reduce of one token", 1, 200),
@@ -165,7 +159,7 @@ def rows(count: int, start: int, tokens: int) -> AttentionRows:
 
 
 def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[Device, torch.dtype]:
-    """The device, opened as for a rank of a model. Raises StartError."""
+    """The device as a rank of a model opens it. Raises StartError."""
     start = StartRank(
         device=name,
         model_path="",
@@ -187,7 +181,6 @@ def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[De
 
 
 def main() -> int:
-    """Measures one rank's device; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="runtime.ranks.benchmark", description="Started by runtime check doctor --bench."
     )
@@ -196,25 +189,25 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--shrink", type=int, help="divides sizes, to try it out")
     parser.add_argument("--rendezvous", type=Path, default=Path())
-    args = parser.parse_args()
-    torch.manual_seed(args.rank)
+    given = parser.parse_args()
+    torch.manual_seed(given.rank)
     try:
-        device, dtype = open_measured(args.device, args.rank, args.ranks, str(args.rendezvous))
+        device, dtype = open_measured(given.device, given.rank, given.ranks, str(given.rendezvous))
     except StartError as error:
         print(error, file=sys.stderr)
         return 2
     with torch.inference_mode():
-        figures = list(Bench(device, dtype, args.shrink).figures())
+        figures = list(Bench(device, dtype, given.shrink).figures())
     device.collectives.close()
-    if args.rank == 0:
-        measured = Measured(
-            device=args.device,
+    if given.rank == 0:
+        found = Measured(
+            device=given.device,
             dtype=str(dtype).removeprefix("torch."),
-            ranks=args.ranks,
+            ranks=given.ranks,
             torch=str(torch.__version__),
             figures=figures,
         )
-        print(msgspec.json.encode(measured).decode())
+        print(msgspec.json.encode(found).decode())
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Counts of the tokens that each expert computes, kept on the device.
+"""How tokens spread over experts, counted on the device.
 
-    layers  ── add, within the step ──►  step [layers, experts]  ── after the step ──►  total, and a row of the record
+    layers  ── add, in the step ──►  step [layers, experts]  ── behind the step ──►  total, and a row of the record while it records
 
-The host waits for none of it. A captured step adds to the same tensor as any other; what follows a step is
-launched without a graph.
+The host waits for none of it. A captured step adds to the same tensor as any other, and what is done behind a
+step is launched one by one.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ from runtime.messages.steps import StepPlan
 from runtime.ranks.transfers import Fetched, Transfers
 
 
-class PendingCounts:
-    """Counts on their way to the host. See Pending."""
+class Counted:
+    """Counts on their way to the host."""
 
     def __init__(self, fetched: Fetched, finish: Callable[[np.ndarray], ExpertCounts]) -> None:
         self._fetched = fetched
@@ -33,65 +33,59 @@ class PendingCounts:
         self._result: ExpertCounts | None = None
 
     def is_done(self) -> bool:
-        """Whether `result` returns at once."""
         return self._result is not None or self._fetched.is_done()
 
     def result(self) -> ExpertCounts:
-        """The counts, when they have arrived."""
         if self._result is None:
             self._result = self._finish(self._fetched.arrays()[0])
         return self._result
 
 
-class UnreportedCounts:
-    """Counts of a rank that does not report. See Pending."""
+class Untold:
+    """Of a rank that says nothing."""
 
     def is_done(self) -> bool:
-        """Always."""
         return True
 
     def result(self) -> None:
-        """Nothing: rank 0 reports."""
         return None
 
 
 class ExpertLoad:
-    """The expert counts of one rank. If all ranks have all tokens, rank 0 counts for all."""
+    """The counts of one rank. Where all ranks have all tokens the first one counts for all."""
 
     def __init__(
         self, device: Device, layers: dict[int, SparseFeedForward], num_layers: int, num_steps: int
     ) -> None:
-        """`layers`: those with experts, at least one, by their index in the model; `num_steps`: steps that
-        the record holds."""
+        """`layers` by their place in the model, at least one; `num_steps` that the record holds."""
         self.ranks = device.collectives
-        self.layer_indices = tuple(layers)
+        self.places = tuple(layers)
         self.num_layers = num_layers
         self.is_summed = device.all_to_all is not None
         num_experts = next(iter(layers.values())).local.full
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
         self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.torch_device)
-        # for each row of the record its step, the step's tokens, and its decodes
+        # of the record: number, tokens, and how many of them were decodes
         self.steps = deque[tuple[int, int, int]](maxlen=num_steps)
-        self.next = 0  # the next row of the record
+        self.next = 0  # row of it
         self.is_recording = False
         self.ended_step = -1
         self.attach(list(layers.values()))
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of the counts."""
         return self.step.nbytes + self.total.nbytes + self.record.nbytes
 
     def attach(self, layers: list[SparseFeedForward]) -> None:
-        """Makes these layers count, which have the shapes of those before them."""
+        """These count, which are built like those before."""
         if self.is_summed or self.ranks.rank == 0:
             for layer, row in zip(layers, self.step, strict=True):
                 layer.counts = row
 
     def ended(self, plan: StepPlan) -> None:
-        """Adds the counts of a step to total and record; called after its forward pass was launched."""
-        # the step was launched again, because sampling after its first forward pass found no memory
+        """Behind the forward pass of a step."""
+        # it is launched again, as there was no memory for what comes behind the forward pass
         if plan.step == self.ended_step:
             self.step.zero_()
             return
@@ -104,10 +98,9 @@ class ExpertLoad:
         self.step.zero_()
 
     def serve(self, command: CountExperts, transfers: Transfers) -> Pending:
-        """Executes a CountExperts; the result is its ExpertCounts on rank 0."""
         match command.action:
             case "start":
-                self.clear_record()
+                self.forget()
                 self.is_recording = True
             case "stop":
                 self.is_recording = False
@@ -115,36 +108,32 @@ class ExpertLoad:
         file, error = self.dump(Path(command.folder)) if command.action == "dump" else ("", "")
         total = self.summed(self.total.clone())
         if self.ranks.rank != 0:
-            return UnreportedCounts()
-        return PendingCounts(
+            return Untold()
+        return Counted(
             transfers.fetch([total]),
-            lambda counts: ExpertCounts(
-                command.id, self.layer_indices, counts.ravel(), num_steps, file, error
-            ),
+            lambda counts: ExpertCounts(command.id, self.places, counts.ravel(), num_steps, file, error),
         )
 
-    def clear_record(self) -> None:
-        """Empties the record."""
+    def forget(self) -> None:
         self.steps.clear()
         self.next = 0
 
     def summed(self, counts: Tensor) -> Tensor:
-        """The counts of all ranks; may overwrite `counts`."""
         return self.ranks.all_reduce(counts) if self.is_summed else counts
 
     def dump(self, folder: Path) -> tuple[str, str]:
-        """Writes the record to a file, the oldest step first, and clears it; the host waits for the device.
-        Returns the file's path, "" if there is none, and an error, "" if there is none."""
+        """Writes the record, the oldest step first, and forgets it; the host waits for it. -> the file, or
+        why there is none"""
         if not (count := len(self.steps)):
             return "", "nothing was recorded"
         order = [(self.next - count + i) % len(self.record) for i in range(count)]
         record = self.summed(self.record).cpu().numpy()[order]
         steps = np.array(self.steps, np.int64).reshape(count, 3)
-        self.clear_record()
+        self.forget()
         if self.ranks.rank != 0:
             return "", ""
         whole = np.zeros((count, self.num_layers, record.shape[2]), np.int32)
-        whole[:, self.layer_indices] = record
+        whole[:, self.places] = record
         file = folder / f"expert_distribution_{time_ns()}.safetensors"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +153,6 @@ class ExpertLoad:
 
 
 def open_load(device: Device, mlps: list[object], num_steps: int | None) -> ExpertLoad | None:
-    """Counts for a model with these feed-forward layers, in order; None: there are no experts, or counting is
-    off (`num_steps` is None)."""
+    """Of a model's feed-forwards in order; None: nobody wants to know, or there are no experts."""
     layers = {i: mlp for i, mlp in enumerate(mlps) if isinstance(mlp, SparseFeedForward)}
     return None if num_steps is None or not layers else ExpertLoad(device, layers, len(mlps), num_steps)

@@ -12,9 +12,8 @@ from starlette.datastructures import Headers
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
-from runtime.http.fields.headers import origin
-from runtime.http.native.generate import generate
-from runtime.http.native.generate_answer import GenerateAnswerFormat
+from runtime.http.fields.headers import read_headers
+from runtime.http.native.generate import GenerateAnswerFormat, generate
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Exchange
 from runtime.http.streaming.pace import merged
@@ -47,7 +46,7 @@ class Calls:
         """-> EmbedResponse"""
         body = body_of(request)
         answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
-        answer.exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
+        answer.exchange.apply_headers(read_headers(Headers(raw=headers), self.settings.tenant_source))
         result = await answer.complete()
         vectors = [self.types["Embedding"](values=one.embedding) for one in result.data]
         return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=result.usage.prompt_tokens)
@@ -63,7 +62,7 @@ class Calls:
         answer = generate(self.service, encode(body_of(request)))
         exchange = answer.exchange
         assert isinstance(answer.answer_format, GenerateAnswerFormat)
-        exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
+        exchange.apply_headers(read_headers(Headers(raw=headers), self.settings.tenant_source))
         waiting = Waiting(exchange)
         try:
             exchange.submit(waiting.take)

@@ -11,7 +11,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from runtime.http.app import _routes, http_app
-from runtime.http.auth import ADMIN, OPEN, Keys, guarded, is_loopback, level_of
+from runtime.http.auth import ADMIN, OPEN, Keys, is_loopback, level_of, with_key_checks
 from runtime.http.openai.stored_objects import no_storage
 from runtime.http.settings import DEFAULT, HttpSettings
 from tests.http.fake import FakeService
@@ -194,7 +194,7 @@ async def test_websockets_have_doors_too() -> None:
     async def talk(websocket: WebSocket) -> None:
         await websocket.accept()
 
-    (route,) = guarded([WebSocketRoute("/v1/realtime", talk)], Keys(("k",)))
+    (route,) = with_key_checks([WebSocketRoute("/v1/realtime", talk)], Keys(("k",)))
     for key, kinds in ((b"wrong", ["websocket.close"]), (b"k", ["websocket.accept"])):
         sent: list[Any] = []
 

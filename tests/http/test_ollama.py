@@ -11,7 +11,7 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.http.ollama.serve import LinesAnswerFormat, Writer
-from runtime.http.streaming.writer import Output
+from runtime.http.streaming.answer_format import Output
 from runtime.messages.requests import Chat, Delta, Finish, FinishReason, Infill, Text
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from tests.http.fake import FakeService

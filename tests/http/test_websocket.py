@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
-from runtime.http.fields.headers import Origin
+from runtime.http.fields.headers import RequestHeaders
 from runtime.http.openai.completions import completions
 from runtime.http.server import listen, serve
 from runtime.http.settings import HttpSettings
@@ -226,10 +226,10 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
 
     slow = Slow()
     served = {"/v1/completions": completions, "/tokenize": lambda service, body: Response(b"[1]")}
-    carrier = Socket(FakeService(), HttpSettings(), served, slow, Origin())  # type: ignore[arg-type]
+    carrier = Socket(FakeService(), HttpSettings(), served, slow, RequestHeaders())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": 1.5}):
-            await carrier._hear(json.dumps({"id": "a", "path": path, "body": body}).encode(), tasks)
+            await carrier._handle(json.dumps({"id": "a", "path": path, "body": body}).encode(), tasks)
             await anyio.wait_all_tasks_blocked()
     ends = [open_then for message, open_then in slow.said if "event" not in message]
     assert len(ends) == 3 and ends == [{}] * 3 and carrier.num_serving == 0

@@ -188,7 +188,7 @@ async def test_health_and_abort_reach_the_service() -> None:
 
 async def test_keys_are_those_of_http() -> None:
     service = FakeService()
-    async with talking(service, HttpSettings(keys=Keys(("k",), "a"), tenant_is="key")) as client:
+    async with talking(service, HttpSettings(keys=Keys(("k",), "a"), tenant_source="key")) as client:
         await client.health(TYPES["HealthRequest"]())
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError, Unavailable
 from runtime.http.operation import Operation, json_response
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, GenerateRequest, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.service import Health, Service

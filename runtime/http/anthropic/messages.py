@@ -16,10 +16,10 @@ from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.operation import HELLO, Operation
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
 from runtime.service import Service

@@ -26,8 +26,8 @@ from runtime.http.errors import decode
 from runtime.http.native.generate_request import Rid
 from runtime.http.native.native_response import Encoded, FinishReason, MetaInfo
 from runtime.http.operation import Operation
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Text, Tokens
 from runtime.service import Service
 

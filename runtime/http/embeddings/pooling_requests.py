@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest
 from runtime.http.fields.model import check_model
 from runtime.http.openai.completion_response import CachedTokens, Usage
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
 from runtime.models.pooling import Pooling

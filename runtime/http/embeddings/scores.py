@@ -43,8 +43,8 @@ from runtime.http.embeddings.pooling_requests import (
 from runtime.http.errors import decode
 from runtime.http.native.native_response import Encoded
 from runtime.http.operation import Operation
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Pair, Text, Tokens
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenId
 from runtime.service import Service

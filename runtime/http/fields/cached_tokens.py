@@ -1,4 +1,4 @@
-"""Where cached tokens came from, as answers tell it."""
+"""Where cached tokens came from, as answers report it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,8 @@ from runtime.messages.requests import CacheSources
 
 
 def tiers(cached_tokens: int, loaded: Iterable[CacheSources], storage: str | None) -> dict[str, Any]:
-    """In SGLang's words. `storage`: the backend, where there is one."""
+    """The fields of SGLang's `cached_tokens_details`. `storage` is the name of the storage backend, if there
+    is one."""
     loaded = list(loaded)
     host, fetched = sum(one.host for one in loaded), sum(one.storage for one in loaded)
     details: dict[str, Any] = {"device": cached_tokens - host - fetched, "host": host}

@@ -1,5 +1,4 @@
-"""The fields by which clients demand a form of the answer, in all dialects that we know: exactly one of them
-makes a rule."""
+"""The fields of all APIs that constrain the form of an answer. At most one of them may be given."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ Raw = dict[str, Any]  # a Rule with its tag, before its limits are checked
 
 
 class JsonSchemaFormat(Struct):
-    """`response_format.json_schema`. Whether `strict` or not, the schema is kept."""
+    """`response_format.json_schema`. Answers follow the schema whether `strict` is set or not."""
 
     schema: Json
     name: str | None = None
@@ -25,8 +24,8 @@ class JsonSchemaFormat(Struct):
 
 
 def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, str]]:
-    """The rule that a request's fields make, and where it stands: `{"constraint": field}`, to tell refusals
-    in the client's words.
+    """The rule that a request's fields make, and `{"constraint": field}`: the client's name of it, for
+    refusals.
 
     `prefix` stands before the fields' names there. Raises InvalidRequest, also for two rules at once.
     """
@@ -117,11 +116,11 @@ def _response_format(where: str, value: Any) -> list[tuple[str, Raw]]:
                 raise InvalidRequest(f"{where}.json_schema is missing", param=f"{where}.json_schema")
             where = f"{where}.json_schema"
             try:
-                wish = convert(value["json_schema"], JsonSchemaFormat, {})
+                given = convert(value["json_schema"], JsonSchemaFormat, {})
             except InvalidRequest as error:
-                place = f"{where}.{error.param}" if error.param else where
-                raise InvalidRequest(f"{where}: {error.message}", param=place) from None
-            return _schema(f"{where}.schema", wish.schema)
+                param = f"{where}.{error.param}" if error.param else where
+                raise InvalidRequest(f"{where}: {error.message}", param=param) from None
+            return _schema(f"{where}.schema", given.schema)
         case "structural_tag":
             return _tag(where, value)
     raise InvalidRequest(

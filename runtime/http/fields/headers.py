@@ -1,4 +1,4 @@
-"""What a request's headers say about who sends it and how long it may take."""
+"""Request headers with a meaning here: tenant, routing key and time limits."""
 
 from hashlib import blake2b
 from math import isfinite
@@ -15,11 +15,11 @@ TIMEOUT = "x-request-timeout"  # seconds, from arrival to the end
 QUEUE_TIMEOUT = "x-queue-timeout"  # seconds, from arrival to the first step
 MAX_CHARS = 256
 
-TenantIs = Literal["off", "key", "header"]  # as in --fair-share
+TenantSource = Literal["off", "key", "header"]  # as in --fair-share
 
 
-class Origin(Struct, frozen=True):
-    """Fields of GenerateRequest that come from headers."""
+class RequestHeaders(Struct, frozen=True):
+    """Fields of a GenerateRequest that come from headers."""
 
     tenant: str = ""
     routing_key: str = ""
@@ -27,18 +27,19 @@ class Origin(Struct, frozen=True):
     queue_timeout_s: float | None = None
 
 
-def origin(headers: Headers, tenant_is: str) -> Origin:
-    """Raises InvalidRequest, naming the header."""
-    if tenant_is == "key":
+def read_headers(headers: Headers, tenant_source: str) -> RequestHeaders:
+    """The fields that `headers` set; `tenant_source` says what names the tenant. Raises InvalidRequest,
+    naming the header."""
+    if tenant_source == "key":
         tenant = _key_name(headers.get("authorization") or headers.get("x-api-key") or "")
     else:
-        tenant = _name(headers, TENANT) if tenant_is == "header" else ""
+        tenant = _name(headers, TENANT) if tenant_source == "header" else ""
     routing_key = next((name for header in ROUTING_KEYS if (name := _name(headers, header))), "")
-    return Origin(tenant, routing_key, _seconds(headers, TIMEOUT), _seconds(headers, QUEUE_TIMEOUT))
+    return RequestHeaders(tenant, routing_key, _seconds(headers, TIMEOUT), _seconds(headers, QUEUE_TIMEOUT))
 
 
 def _key_name(key: str) -> str:
-    """Tells keys apart in metrics without telling the keys."""
+    """A tenant's name made of its key: metrics show the name, and never the key."""
     return f"key-{blake2b(key.encode(), digest_size=6).hexdigest()}" if key else ""
 
 

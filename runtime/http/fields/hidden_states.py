@@ -1,5 +1,4 @@
-"""Hidden states as JSON. Written row by row, so that a thread that writes many leaves the others room in
-between."""
+"""Hidden states as JSON, encoded row by row: a thread that encodes many lets other threads run in between."""
 
 import msgspec
 import numpy as np
@@ -9,17 +8,18 @@ from runtime.http.streaming import sse
 Row = msgspec.Raw  # a list of numbers
 
 
-def written(row: np.ndarray) -> Row:
+def row_json(row: np.ndarray) -> Row:
+    """One row, [hidden size], as JSON."""
     return Row(sse.encode(row.tolist()))
 
 
-def told(parts: list[np.ndarray], *, begins: bool = True) -> list[Row | list[Row]]:
-    """In SGLang's form: the prompt's rows as a list of them, then the rows of generated tokens; the prompt's
-    are those of the first part where the answer `begins` with it."""
-    prompt: list[Row | list[Row]] = [[written(row) for row in part] for part in parts[:begins]]
-    return prompt + [written(row) for part in parts[begins:] for row in part]
+def as_json(parts: list[np.ndarray], *, begins: bool = True) -> list[Row | list[Row]]:
+    """SGLang's form: the prompt's rows as one list, then each generated token's row. With `begins`, the first
+    of `parts`, each [tokens, hidden size], is the prompt's."""
+    prompt: list[Row | list[Row]] = [[row_json(row) for row in part] for part in parts[:begins]]
+    return prompt + [row_json(row) for part in parts[begins:] for row in part]
 
 
 def last(parts: list[np.ndarray] | None) -> Row | None:
-    """What the last token was sampled from; None where there is none."""
-    return written(parts[-1][-1]) if parts else None
+    """The row that the last token was sampled from; None without hidden states."""
+    return row_json(parts[-1][-1]) if parts else None

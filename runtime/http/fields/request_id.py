@@ -1,5 +1,5 @@
-"""Names of requests: the x-request-id that every answer carries, and the ids that clients give to abort them
-by."""
+"""Ids of requests: the x-request-id header of every answer, and the ids that clients choose to abort
+requests."""
 
 import os
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ def request_ids(rid: str | list[str], count: int) -> list[str]:
 
 
 def request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The x-request-id: the client's, where it is short and printable."""
+    """The x-request-id of the answer: the client's if it is short and printable, else a new one."""
     for name, value in headers:
         if name == HEADER and 0 < len(value) <= MAX_CHARS and all(0x21 <= char <= 0x7E for char in value):
             return value
     return os.urandom(16).hex().encode()
 
 
-def telling_id(send: Send, id: bytes, *, also: bytes | None = None) -> Send:
-    """`send` that puts the id at the head of the answer, under a second name `also`."""
-    told = [(HEADER, id)] if also is None else [(HEADER, id), (also, id)]
+def with_request_id(send: Send, id: bytes, *, also: bytes | None = None) -> Send:
+    """A `send` that adds the id to the headers of the answer, also under the name `also`."""
+    added = [(HEADER, id)] if also is None else [(HEADER, id), (also, id)]
 
     async def with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = message | {"headers": [*message.get("headers", ()), *told]}
+            message = message | {"headers": [*message.get("headers", ()), *added]}
         await send(message)
 
     return with_id

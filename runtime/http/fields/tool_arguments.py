@@ -1,4 +1,4 @@
-"""The arguments of a call as an object, for dialects that do not write them as text."""
+"""The arguments of a tool call as an object, for APIs that do not write them as text."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Of a call that was cut off, or went wrong, there are none: half an object means nothing."""
+    """The arguments, parsed. Empty for a call that was cut off or is not valid JSON."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

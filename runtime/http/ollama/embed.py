@@ -14,8 +14,8 @@ from runtime.http.ollama.ollama_request import Options
 from runtime.http.ollama.ollama_response import Embedding, Embeddings
 from runtime.http.ollama.serve import check_name
 from runtime.http.operation import Operation
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.service import Service
 
 

@@ -20,10 +20,10 @@ from runtime.http.openai import completion_request as types
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.operation import HELLO, Operation, json_response
-from runtime.http.streaming.answer_reader import Reading, events_of
+from runtime.http.streaming.answer_format import Output
+from runtime.http.streaming.answer_reader import ReaderSettings, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, Infill, Text, TokenLogprob
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from runtime.service import ModelCard, Service
@@ -121,7 +121,7 @@ def _prepare(
     messages: list[types.Message],
     names: dict[str, str],
     tools: list[dict[str, Any]] | None = None,
-) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
+) -> tuple[GenerateRequest, ReaderSettings | None, dict[str, str]]:
     args: dict[str, Any] = {}
     if body.think is not None:
         args = {"enable_thinking": bool(body.think), "thinking": bool(body.think)}
@@ -148,7 +148,7 @@ def _answer(
     writer: "Writer",
     names: dict[str, str],
     request: GenerateRequest,
-    reading: Reading | None,
+    reading: ReaderSettings | None,
     more: dict[str, str],
 ) -> Answer:
     is_stream = body.stream is not False

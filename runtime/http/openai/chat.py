@@ -30,9 +30,9 @@ from runtime.http.openai.tools import (
 )
 from runtime.http.operation import HELLO, Operation
 from runtime.http.streaming import sse
-from runtime.http.streaming.answer_reader import Reading, events_of
+from runtime.http.streaming.answer_format import Output
+from runtime.http.streaming.answer_reader import ReaderSettings, events_of
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output
 from runtime.messages.constraint import Rule
 from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogprob, Tokens
 from runtime.messages.sampling import Free
@@ -79,7 +79,7 @@ def chat(service: Service, content: bytes) -> Answer:
 
 def prepare(
     service: Service, body: ChatBody, id: str
-) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
+) -> tuple[GenerateRequest, ReaderSettings | None, dict[str, str]]:
     """The generation request of a chat, how its answer is parsed (None: as plain text), and the client's
     names of our fields, for error texts. Raises RequestError."""
     arrival_s = time.monotonic()
@@ -133,13 +133,13 @@ def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
     return calls, {"constraint": "tool_choice"}
 
 
-def _reading(service: Service, body: ChatBody, tools: Tools) -> Reading | None:
+def _reading(service: Service, body: ChatBody, tools: Tools) -> ReaderSettings | None:
     formats = service.card.formats
     if body.separate_reasoning is False:
         formats = structs.replace(formats, reasoning=None)
     if formats.reasoning is None and not requires_call(body) and not (tools and formats.tool_calls):
         return None
-    return Reading(
+    return ReaderSettings(
         service=service,
         formats=formats,
         tools=tools,

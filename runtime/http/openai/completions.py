@@ -22,8 +22,8 @@ from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.operation import Operation
 from runtime.http.streaming import sse
+from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.exchange import Answer
-from runtime.http.streaming.writer import Output, silenced
 from runtime.messages.requests import Delta, GenerateRequest, Infill, Text, TokenLogprob, Tokens
 from runtime.service import Service
 

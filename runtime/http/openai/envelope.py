@@ -8,7 +8,7 @@ from uuid import uuid4
 from runtime.http.fields.cached_tokens import tiers
 from runtime.http.openai.completion_request import StreamOptions
 from runtime.http.streaming import sse
-from runtime.http.streaming.writer import Output
+from runtime.http.streaming.answer_format import Output
 from runtime.messages.requests import CacheSources, Delta, Finish
 from runtime.service import CacheReport
 

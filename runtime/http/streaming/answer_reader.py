@@ -1,7 +1,7 @@
-"""Reads answers as they come: which part of a text is thought, which is said, and which calls a tool.
+"""Parses answers as they come: which part of a text is reasoning, which is content, and which calls a tool.
 
-What a delta says is written into it when it arrives, before deltas are held back or merged: an answer means
-the same in a stream and in one piece, and the tokens of its thoughts are counted exactly.
+Events are written into a delta when it arrives, before deltas are kept back or merged: an answer means the
+same in a stream and in one piece, and its reasoning tokens are counted exactly.
 """
 
 from typing import Protocol
@@ -17,50 +17,50 @@ from runtime.parsing.events import CallBegin, Content, Event, Reasoning
 from runtime.parsing.schema_types import Tools
 from runtime.service import Service
 
-TAIL_TOKENS = 32  # of the prompt, which tell whether the answer begins inside of thoughts
+TAIL_TOKENS = 32  # of the prompt's end, which show whether the answer begins with reasoning
 
 
-class Said(Protocol):
-    """A delta, or an output."""
+class Readable(Protocol):
+    """A delta, or a whole output."""
 
     text: str
     events: list[Event] | None
 
 
-def events_of(said: Said) -> list[Event]:
-    """What it says; text as it stands where nobody looks for more."""
-    if said.events is not None:
-        return said.events
-    return [Content(said.text)] if said.text else []
+def events_of(answer: Readable) -> list[Event]:
+    """The events of an answer or a part of it; where answers are not parsed, all text is content."""
+    if answer.events is not None:
+        return answer.events
+    return [Content(answer.text)] if answer.text else []
 
 
-class Reading(Struct, frozen=True, kw_only=True):
-    """How the answers to one request are read."""
+class ReaderSettings(Struct, frozen=True, kw_only=True):
+    """How the answers to one request are parsed."""
 
     service: Service
     formats: AnswerFormats
-    tools: Tools  # schemas of the parameters; none: nothing is a call
-    one_call: bool = False  # calls after the first are not told
+    tools: Tools  # schemas of the parameters; empty: no text is a call
+    one_call: bool = False  # calls after the first are left out
     is_continued: bool = False
     is_required: bool = False  # the answer is a list of calls
     shows_reasoning: bool = True
-    streams_reasoning: bool = True  # else they are told at once, when they are complete
+    streams_reasoning: bool = True  # false: reasoning is one event, when it is complete
 
 
-class Reader:
-    """Reads one answer."""
+class AnswerReader:
+    """Parses one answer."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReaderSettings) -> None:
         self.reading = reading
         self.parser: Parser | ChannelParser | None = None
-        self.silent = 0  # tokens that have said nothing so far
+        self.num_uncounted = 0  # tokens since the last event
         self.is_thinking = False
-        self.thought = ""  # held back until it is complete
+        self.reasoning = ""  # kept back until it is complete
         calls = reading.formats.tool_call_format
         self.call_id_length = 0 if calls is None else calls.call_id_length
 
     def read(self, delta: Delta) -> None:
-        """Writes into the delta what it says."""
+        """Parses the delta's text; sets its `events` and `reasoning_tokens`."""
         reading = self.reading
         if self.parser is None:
             tail = (
@@ -83,17 +83,17 @@ class Reader:
         delta.events = self._shown(events, delta.finish is not None)
 
     def _count(self, events: list[Event], count: int, is_end: bool) -> int:
-        """How many tokens of thoughts are known now. Tokens that say nothing, like markers, belong to what
-        comes after them."""
-        self.silent += count
+        """How many more reasoning tokens are known now. Tokens without an event, like markers, count with the
+        event after them."""
+        self.num_uncounted += count
         if not events:
             if not (is_end and self.is_thinking):
                 return 0
         elif not any([isinstance(event, Reasoning) for event in events]):
-            self.silent, self.is_thinking = 0, False
+            self.num_uncounted, self.is_thinking = 0, False
             return 0
         self.is_thinking = not events or isinstance(events[-1], Reasoning)
-        count, self.silent = self.silent, 0
+        count, self.num_uncounted = self.num_uncounted, 0
         return count
 
     def _shown(self, events: list[Event], is_end: bool) -> list[Event]:
@@ -107,22 +107,23 @@ class Reader:
         shown: list[Event] = []
         for event in events:
             if isinstance(event, Reasoning):
-                self.thought += event.text
+                self.reasoning += event.text
                 continue
-            self._tell(shown)
+            self._append_reasoning(shown)
             shown.append(event)
         if is_end:
-            self._tell(shown)
+            self._append_reasoning(shown)
         return shown
 
-    def _tell(self, shown: list[Event]) -> None:
-        if self.thought and self.reading.shows_reasoning:
-            shown.append(Reasoning(self.thought))
-        self.thought = ""
+    def _append_reasoning(self, shown: list[Event]) -> None:
+        if self.reasoning and self.reading.shows_reasoning:
+            shown.append(Reasoning(self.reasoning))
+        self.reasoning = ""
 
 
 def _with_id(event: Event, chars: int) -> Event:
-    """Templates that take ids of one length only would refuse the conversation when it comes back."""
+    """The event of a call with an id of `chars` characters: templates that take ids of one length only would
+    refuse the conversation when it comes back."""
     return (
         structs.replace(event, id=uuid4().hex[:chars])
         if isinstance(event, CallBegin) and event.id is None

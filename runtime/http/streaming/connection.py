@@ -6,7 +6,7 @@ connection, however many steps the round has seen. A connection that takes nothi
 cut, whatever it was being sent.
 
 The end of what a client sends may mean that it has left, or that it only closed its sending side and waits
-for its answer. Which of the two it is, only writing tells: a client that has left answers with a reset. So a
+for its answer. Which of the two it is, only writing shows: a client that has left answers with a reset. So a
 client that closes its sending side before the head of its answer is out is sent an interim response, which
 HTTP/1.1 allows at any time, and is checked until the answer is out. Later, in the middle of an answer,
 closing means leaving.
@@ -63,12 +63,12 @@ class WriteBatch:
 
 
 class Connection(asyncio.StreamReaderProtocol):
-    """Protocol of an accepted connection: feeds its `input`, or without one a stream reader, and tells the
+    """Protocol of an accepted connection: feeds its `input`, or without one a stream reader, and informs the
     stream in progress about the transport.
 
     `is_full` is true while nothing should be written: the write buffer is above its mark or the connection is
     lost. `on_drain` is called when there is room again. `on_leave` is called once, when the client leaves or
-    is cut off. `waits_for_head` tells whether an interim response may be sent now; None: the connection
+    is cut off. `waits_for_head` returns whether an interim response may be sent now; None: the connection
     can't be half closed.
     """
 

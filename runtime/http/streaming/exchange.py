@@ -1,5 +1,5 @@
-"""One HTTP request's business with the runtime: its requests go in, its deltas come out, and every request ends
-exactly once.
+"""The exchange of one HTTP request with the runtime: its requests go in, deltas come out, and each request
+ends exactly once.
 
     endpoint ─ requests, answer format ─► Answer ─ submit ─► Service
     client ◄── JSON, events ─── Answer ◄─ push ─── Service       (`take`, within the step's fan-out)
@@ -21,20 +21,20 @@ from starlette.types import Receive, Scope, Send
 from runtime.actors.channels import Signal
 from runtime.errors import Overloaded, RequestError
 from runtime.http.errors import renamed
-from runtime.http.fields.headers import Origin
+from runtime.http.fields.headers import RequestHeaders
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 from runtime.http.streaming import sse
-from runtime.http.streaming.answer_reader import Reader, Reading
+from runtime.http.streaming.answer_format import AnswerFormat, Output
+from runtime.http.streaming.answer_reader import AnswerReader, ReaderSettings
 from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.stream import Stream
-from runtime.http.streaming.writer import AnswerFormat, Output
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
 T = TypeVar("T")
 
-NOBODY = Origin()
+NO_HEADERS = RequestHeaders()
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
 
@@ -54,16 +54,19 @@ class Exchange:
         """Whether nothing more will come, or nothing more is wanted."""
         return self.failure is not None or not self.running or self.has_client_left
 
-    def come_from(self, origin: Origin) -> None:
-        """Before `submit`: what the headers of the HTTP request say of its requests."""
-        said = {
-            name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)
+    def apply_headers(self, headers: RequestHeaders) -> None:
+        """Sets the fields that HTTP headers gave in all requests. To be called before `submit`."""
+        fields = {
+            name: value
+            for name, value in structs.asdict(headers).items()
+            if value != getattr(NO_HEADERS, name)
         }
-        if said:
-            self.requests = [structs.replace(request, **said) for request in self.requests]
+        if fields:
+            self.requests = [structs.replace(request, **fields) for request in self.requests]
 
     def submit(self, take: Take) -> None:
-        """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""
+        """Submits the requests; `take` gets each delta. Raises what the service raises; none of the requests
+        runs then."""
         choice = 0
         for request in self.requests:
             self.running.add(request.id)
@@ -76,17 +79,19 @@ class Exchange:
             choice += request.params.n
 
     def finish(self, request_id: str) -> None:
+        """One request has ended well."""
         self.running.discard(request_id)
         if not self.running:
             self.ready.set()
 
     def fail(self, request_id: str, error: RequestError) -> None:
+        """One request has ended with an error; the first error becomes that of the exchange."""
         self.running.discard(request_id)
         self.failure = self.failure or error
         self.ready.set()
 
     def abort(self) -> None:
-        """Ends what still runs; nothing else calls `service.abort`."""
+        """Aborts the requests that still run. The only caller of `service.abort`."""
         while self.running:
             self.service.abort(self.running.pop())
 
@@ -109,6 +114,7 @@ class RequestSink:
         self.num_open = n
 
     def push(self, delta: Delta) -> None:
+        """Passes a delta on, with the number of its choice."""
         self.take(self.first_choice + delta.index, delta)
         if delta.finish is not None:
             self.num_open -= 1
@@ -116,6 +122,7 @@ class RequestSink:
                 self.exchange.finish(self.request_id)
 
     def fail(self, error: RequestError) -> None:
+        """Ends the request with an error."""
         self.exchange.fail(self.request_id, error)
 
 
@@ -131,7 +138,7 @@ class Answer:
         is_stream: bool,
         names: Mapping[str, str],
         headers: list[tuple[bytes, bytes]] = sse.HEADERS,
-        reading: Reading | None = None,
+        reading: ReaderSettings | None = None,
     ) -> None:
         """`names` maps the service's field names to those of the client, for refusals. `headers` are those of
         a stream. `reading` is how the answers are read, where they are more than text."""
@@ -140,12 +147,12 @@ class Answer:
         self.is_stream = is_stream
         self.names = names
         num_choices = sum(request.params.n for request in requests)
-        self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
+        self.readers = [] if reading is None else [AnswerReader(reading) for _ in range(num_choices)]
         self.exchange = Exchange(service, requests)
         self.stream = Stream(answer_format, num_choices, self.exchange.ready.set)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
-        # written beside the event loop
+        # computed in a thread, not on the event loop
         self.is_large = any([request.params.hidden_states is not None for request in requests])
 
     def _submit(self, take: Take) -> None:
@@ -187,7 +194,7 @@ class Answer:
     async def _answer_cycle(
         self, cycle: RequestCycle, scope: Scope, receive: Receive, send: Send
     ) -> RequestError | None:
-        """Answers on a connection of our own, which tells when the client leaves. Returns what went wrong
+        """Answers on a connection of our own, which reports when the client leaves. Returns what went wrong
         before anything was sent."""
         cycle.on_disconnect = self.exchange.leave
         if cycle.has_client_left:
@@ -209,7 +216,8 @@ class Answer:
         return unsent
 
     async def complete(self) -> Any:
-        """The whole answer, for somebody other than an HTTP client. Raises RequestError."""
+        """The whole answer as a value of the type `answer_format.gives`, for callers other than HTTP clients.
+        Raises RequestError."""
         self._submit(self._collect)
         try:
             await self.exchange.ready.wait()
@@ -217,22 +225,24 @@ class Answer:
             self.exchange.abort()
         if self.exchange.failure is not None:
             raise renamed(self.exchange.failure, self.names)
-        return await self._aside(self._body)
+        return await self._compute(self._body)
 
-    async def _aside(self, write: Callable[..., T], *args: Any) -> T:
+    async def _compute(self, write: Callable[..., T], *args: Any) -> T:
+        """Calls `write`, in a thread where answers are large."""
         return await run_sync(write, *args, abandon_on_cancel=True) if self.is_large else write(*args)
 
     async def _events(self) -> bytes:
-        """Of all that waits."""
+        """The events of all deltas that wait."""
         waiting = self.stream.taken()
-        return await self._aside(self.stream.written, waiting) if waiting else b""
+        return await self._compute(self.stream.written, waiting) if waiting else b""
 
     def _body(self) -> Any:
         return convert(self.answer_format.body(self.outputs), self.answer_format.gives)
 
-    async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
-        """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError
-        for one that failed before its first event, or was not taken."""
+    async def stream_to(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Passes the events of the stream to `write`, for callers other than HTTP clients. While `write`
+        waits, deltas are coalesced. Raises RequestError when the request fails before its first event or too
+        much waits."""
         exchange, stream = self.exchange, self.stream
         self._submit(self._take())
         try:
@@ -243,10 +253,10 @@ class Answer:
                 if stream.is_overrun:
                     raise Overloaded("the client takes nothing of its stream")
                 if data := await self._events():
-                    await say(data)
+                    await write(data)
                 else:
                     await exchange.ready.wait()
-            await say(await self._last())
+            await write(await self._last())
         finally:
             exchange.abort()
 
@@ -264,7 +274,7 @@ class Answer:
             return self.exchange.failure
         if not self.exchange.has_client_left:
             response = Response(
-                await self._aside(lambda: sse.encode(self._body())), media_type="application/json"
+                await self._compute(lambda: sse.encode(self._body())), media_type="application/json"
             )
             await response(scope, receive, send)
         return None
@@ -293,7 +303,7 @@ class Answer:
         return None
 
     async def _last(self) -> bytes:
-        """What waits, and only then the end: dialects count while they write."""
+        """The events of what waits, then the end of the stream: formats count tokens while they write."""
         waiting = await self._events()
         return waiting + (
             self.answer_format.failure(self.exchange.failure)

@@ -1,4 +1,4 @@
-"""Deltas put together, where they come faster than they are wanted or can be sent."""
+"""Merges deltas that come faster than the client wants them or can take them."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,22 +29,24 @@ def merged(first: Delta, second: Delta) -> Delta:
 
 
 def joined(first: list[T] | None, second: list[T] | None) -> list[T] | None:
+    """Both lists as one; None is an empty list."""
     return first + second if first and second else first or second
 
 
 class Pace:
-    """Passes a choice's first and last delta on at once, and in between only every so many tokens."""
+    """Passes on a choice's first and last delta at once, and the others merged, `interval` tokens at a
+    time."""
 
     def __init__(self, take: Take, interval: int) -> None:
         self.take = take
         self.interval = interval
-        self.held: dict[int, Delta] = {}  # by choice, from the first delta on
+        self.merged: dict[int, Delta] = {}  # deltas not passed on yet, by choice
 
     def __call__(self, choice: int, delta: Delta) -> None:
-        held = self.held.get(choice)
-        if held is not None:
-            delta = merged(held, delta)
-        if held is None or delta.finish is not None or len(delta.token_ids) >= self.interval:
+        before = self.merged.get(choice)
+        if before is not None:
+            delta = merged(before, delta)
+        if before is None or delta.finish is not None or len(delta.token_ids) >= self.interval:
             self.take(choice, delta)
             delta = Delta(delta.index, "", [])
-        self.held[choice] = delta
+        self.merged[choice] = delta

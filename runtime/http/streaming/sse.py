@@ -15,11 +15,12 @@ HEADERS = [
 
 
 def event(payload: Any) -> bytes:
+    """One event with `payload` as JSON."""
     return b"data: " + encode(payload) + b"\n\n"
 
 
 def chunked(data: bytes) -> bytes:
-    """`data`, which is not empty, as one chunk of a chunked body (RFC 9112, 7.1)."""
+    """Non-empty `data` as one chunk of a chunked body (RFC 9112, 7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

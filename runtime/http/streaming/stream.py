@@ -1,14 +1,14 @@
-"""Deltas of one answer on their way to its client."""
+"""Deltas of one answer on their way to the client."""
 
 from collections.abc import Callable
 
 from runtime.http.streaming import sse
+from runtime.http.streaming.answer_format import AnswerFormat
 from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import merged
-from runtime.http.streaming.writer import AnswerFormat
 from runtime.messages.requests import Delta
 
-MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
+MAX_WAITING_TOKENS = 16_384  # kept back of one choice for a slow reader; above, the client is cut off
 
 
 class Stream:
@@ -27,9 +27,11 @@ class Stream:
 
     @property
     def is_overrun(self) -> bool:
+        """Whether too much waits for the client."""
         return self.num_waiting > self.max_waiting
 
     def take(self, choice: int, delta: Delta) -> None:
+        """Writes a delta, or keeps it until there is room."""
         connection = self.connection
         if connection is None:
             self._keep(choice, delta)
@@ -42,24 +44,26 @@ class Stream:
             connection.write(sse.chunked(data))
 
     def open(self, connection: Connection) -> None:
-        """From now on deltas go straight to `connection`, whose response head has been sent."""
+        """Writes deltas directly to `connection` from now on; the head of the response must have been
+        written."""
         self.connection = connection
         connection.on_drain = self._drain
         if not connection.is_full:
             self._drain()
 
     def close(self) -> None:
+        """Writes nothing more to the connection."""
         if self.connection is not None:
             self.connection.on_drain = None
             self.connection = None
 
     def taken(self) -> dict[int, Delta]:
-        """All that waits, by choice; nothing waits afterwards."""
+        """Takes all deltas that wait, by choice."""
         waiting, self.waiting, self.num_waiting = self.waiting, {}, 0
         return waiting
 
     def written(self, deltas: dict[int, Delta]) -> bytes:
-        """Their events."""
+        """The events of deltas."""
         return b"".join([self.answer_format.events(choice, delta) for choice, delta in deltas.items()])
 
     def _drain(self) -> None:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
-from runtime.http.fields.headers import Origin, origin
+from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.http.streaming.pace import Pace
 from runtime.messages.requests import Delta, Finish, FinishReason
@@ -30,28 +30,28 @@ def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.Asyn
 
 
 @pytest.mark.parametrize(
-    ("headers", "tenant_is", "expected"),
+    ("headers", "tenant_source", "expected"),
     [
-        ({}, "header", Origin()),
-        ({"x-tenant-id": "a"}, "header", Origin(tenant="a")),
-        ({"x-tenant-id": "a"}, "off", Origin()),
-        ({"x-tenant-id": "a"}, "key", Origin()),
-        ({"x-routing-key": "r"}, "off", Origin(routing_key="r")),
-        ({"x-smg-routing-key": "r"}, "off", Origin(routing_key="r")),
+        ({}, "header", RequestHeaders()),
+        ({"x-tenant-id": "a"}, "header", RequestHeaders(tenant="a")),
+        ({"x-tenant-id": "a"}, "off", RequestHeaders()),
+        ({"x-tenant-id": "a"}, "key", RequestHeaders()),
+        ({"x-routing-key": "r"}, "off", RequestHeaders(routing_key="r")),
+        ({"x-smg-routing-key": "r"}, "off", RequestHeaders(routing_key="r")),
         (
             {"x-request-timeout": "2.5", "x-queue-timeout": "1"},
             "off",
-            Origin(timeout_s=2.5, queue_timeout_s=1.0),
+            RequestHeaders(timeout_s=2.5, queue_timeout_s=1.0),
         ),
     ],
 )
-def test_headers(headers: dict[str, str], tenant_is: str, expected: Origin) -> None:
-    assert origin(Headers(headers), tenant_is) == expected
+def test_headers(headers: dict[str, str], tenant_source: str, expected: RequestHeaders) -> None:
+    assert read_headers(Headers(headers), tenant_source) == expected
 
 
 def test_keys_are_told_apart_and_not_told() -> None:
     one, same, other = (
-        origin(Headers({"authorization": f"Bearer {key}"}), "key").tenant
+        read_headers(Headers({"authorization": f"Bearer {key}"}), "key").tenant
         for key in ("secret", "secret", "else")
     )
     assert one == same != other and "secret" not in one
@@ -61,7 +61,7 @@ def test_keys_are_told_apart_and_not_told() -> None:
 @pytest.mark.parametrize("header", ["x-request-timeout", "x-queue-timeout"])
 def test_timeouts_are_positive(header: str, value: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        origin(Headers({header: value}), "off")
+        read_headers(Headers({header: value}), "off")
     assert caught.value.param == header
 
 
@@ -71,7 +71,7 @@ async def test_what_reaches_the_service(path: str) -> None:
     requests = []
     submit = service.submit
     service.submit = lambda ask, sink: (requests.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
-    async with client(service, HttpSettings(tenant_is="header")) as http:
+    async with client(service, HttpSettings(tenant_source="header")) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
         assert (
             await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)

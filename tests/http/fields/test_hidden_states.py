@@ -1,4 +1,4 @@
-"""Hidden states in answers: the same in a stream and in one piece, and written beside the event loop, which
+"""Hidden states in answers: the same in a stream and in one piece, and computed outside of the event loop, which
 many would hold up."""
 
 import json
@@ -34,15 +34,15 @@ ROWS = [[2.0, -1.0], [3.0, -1.0], [4.0, -1.0]]
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Those that have written hidden states."""
+    """The threads that have encoded hidden states."""
     seen: set[int] = set()
-    write = hidden.written
+    write = hidden.row_json
 
-    def written(row: np.ndarray) -> hidden.Row:
+    def encoded(row: np.ndarray) -> hidden.Row:
         seen.add(threading.get_ident())
         return write(row)
 
-    monkeypatch.setattr(hidden, "written", written)
+    monkeypatch.setattr(hidden, "row_json", encoded)
     return seen
 
 
@@ -51,7 +51,7 @@ def events(text: str) -> list[Any]:
     return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
 
 
-async def said(path: str, body: dict[str, Any], *, is_disjoint: bool = False) -> str:
+async def answer_text(path: str, body: dict[str, Any], *, is_disjoint: bool = False) -> str:
     settings = HttpSettings(stream_output=is_disjoint)
     async with (
         serving(http_app(FakeService(), settings)) as (host, port),
@@ -63,23 +63,23 @@ async def said(path: str, body: dict[str, Any], *, is_disjoint: bool = False) ->
 
 
 async def test_native_streams_tell_them_at_the_end_or_as_they_come(threads: set[int]) -> None:
-    whole = json.loads(await said("/generate", GENERATE))
+    whole = json.loads(await answer_text("/generate", GENERATE))
     assert whole["meta_info"]["hidden_states"] == [PROMPT, *ROWS]
-    stream = events(await said("/generate", GENERATE | {"stream": True}))
+    stream = events(await answer_text("/generate", GENERATE | {"stream": True}))
     assert stream[-1]["meta_info"]["hidden_states"] == [PROMPT, *ROWS] and stream[-1]["text"] == whole["text"]
-    pieces = events(await said("/generate", GENERATE | {"stream": True}, is_disjoint=True))
-    told = [states for piece in pieces for states in piece["meta_info"].get("hidden_states", ())]
-    assert told == [PROMPT, *ROWS] and "".join(piece["text"] for piece in pieces) == whole["text"]
+    pieces = events(await answer_text("/generate", GENERATE | {"stream": True}, is_disjoint=True))
+    states_of = [states for piece in pieces for states in piece["meta_info"].get("hidden_states", ())]
+    assert states_of == [PROMPT, *ROWS] and "".join(piece["text"] for piece in pieces) == whole["text"]
     assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_chats_tell_the_last(threads: set[int], is_stream: bool) -> None:
-    text = await said("/v1/chat/completions", CHAT | {"stream": is_stream})
+    text = await answer_text("/v1/chat/completions", CHAT | {"stream": is_stream})
     if is_stream:
         choices = [choice for event in events(text) for choice in event["choices"]]
-        told = [choice["delta"]["hidden_states"] for choice in choices if "hidden_states" in choice["delta"]]
+        states_of = [choice["delta"]["hidden_states"] for choice in choices if "hidden_states" in choice["delta"]]
     else:
-        told = [choice["hidden_states"] for choice in json.loads(text)["choices"]]
-    assert len(told) == 2 and all(states[1] == -1.0 and states[0] > 1.0 for states in told)
+        states_of = [choice["hidden_states"] for choice in json.loads(text)["choices"]]
+    assert len(states_of) == 2 and all(states[1] == -1.0 and states[0] > 1.0 for states in states_of)
     assert threads and threading.get_ident() not in threads

@@ -88,8 +88,7 @@ async def test_calls_are_told_as_the_client_knows_them() -> None:
         {"name": "files__list", "arguments": {"in": "a"}},
         {"name": "patch", "arguments": {"input": '+ "x"\n'}},
     ]
-    roles = [message["role"] for message in prompt.messages]  # type: ignore[union-attr]
-    assert roles == ["user", "assistant", "tool", "tool"]
+    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

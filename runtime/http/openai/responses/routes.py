@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import read_body
-from runtime.http.fields.headers import origin
+from runtime.http.fields.headers import read_headers
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
 from runtime.http.openai.files import page_of
@@ -26,9 +26,9 @@ from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswer
 from runtime.http.openai.responses.store import OPEN, ResponseStore, StoredResponse
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
+from runtime.http.streaming.answer_format import AnswerFormat
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
-from runtime.http.streaming.writer import AnswerFormat
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
@@ -112,7 +112,7 @@ class Responses:
                 await read_body(request.scope, request.receive, settings.max_body_bytes),
             )
             serving = answer(self.service, prepared, self.store.put)
-            serving.exchange.come_from(origin(request.headers, settings.tenant_is))
+            serving.exchange.apply_headers(read_headers(request.headers, settings.tenant_source))
             serving.interval = settings.stream_interval
             if not prepared.body.background:
                 return serving
@@ -156,7 +156,7 @@ class Responses:
         try:
             with anyio.CancelScope() as scope:
                 self._scopes[record.id] = scope
-                await (serving.complete() if stream is None else serving.tell(self._appending(stream)))
+                await (serving.complete() if stream is None else serving.stream_to(self._appending(stream)))
             if scope.cancelled_caught and record.id in self._scopes:
                 response["status"] = "cancelled"
                 self.store.put(record)

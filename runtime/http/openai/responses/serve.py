@@ -21,10 +21,10 @@ from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
 from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
-from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 

@@ -1,4 +1,4 @@
-"""How a route writes its answers, and what it writes them from."""
+"""How an API writes its answers, and the outputs of sequences from which it writes them."""
 
 import time
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from runtime.parsing.events import Event
 
 
 class Output:
-    """One sequence's whole output, or as much of it as there is."""
+    """The output of one sequence, as far as it has come."""
 
     __slots__ = (
         "text",
@@ -33,7 +33,7 @@ class Output:
     )
 
     def __init__(self) -> None:
-        self.first_ns = 0  # when its first part came, on the monotonic clock
+        self.first_ns = 0  # arrival of the first delta, on the monotonic clock
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -46,9 +46,11 @@ class Output:
         self.reasoning_tokens = 0
         self.finish: Finish | None = None
         self.vector: np.ndarray | None = None
-        self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
+        # hidden states: the prompt's, then a row for each token but the last
+        self.hidden: list[np.ndarray] = []
 
     def add(self, delta: Delta) -> None:
+        """Appends a delta of the sequence."""
         self.first_ns = self.first_ns or time.monotonic_ns()
         self.text += delta.text
         self.token_ids += delta.token_ids
@@ -79,13 +81,13 @@ class Output:
         )
 
     def silence(self) -> None:
-        """As if nothing had been generated, but for log probabilities."""
+        """Takes the generated text and tokens out; log probabilities stay."""
         self.text, self.token_ids = "", []
         self.finish = None if self.finish is None else _nothing(self.finish)
 
 
 def silenced(delta: Delta) -> Delta:
-    """The same of a part of it."""
+    """A delta without its text and tokens; log probabilities stay."""
     return structs.replace(
         delta, text="", token_ids=[], finish=None if delta.finish is None else _nothing(delta.finish)
     )
@@ -97,12 +99,12 @@ def _nothing(finish: Finish) -> Finish:
 
 
 class AnswerFormat(Protocol):
-    """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
+    """How an API writes the answer to one request. Choices are numbered over all prompts of the request."""
 
-    gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it
+    gives: Any  # the type of the answer in one piece, as in the OpenAPI document
 
     def events(self, choice: int, delta: Delta) -> bytes:
-        """The events that `delta` is worth, none for a delta without news."""
+        """The stream events of a delta; empty for a delta without news."""
         ...
 
     def tail(self) -> bytes:
@@ -114,5 +116,5 @@ class AnswerFormat(Protocol):
         ...
 
     def body(self, outputs: list[Output]) -> Any:
-        """The answer in one piece: of the type `gives`, or what becomes it."""
+        """The answer in one piece: a value of the type `gives`, or one that converts to it."""
         ...
