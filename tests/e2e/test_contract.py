@@ -65,10 +65,10 @@ def test_bodies_made_from_the_document(
     if mode == GenerationMode.NEGATIVE and operation.body is None:
         return  # there is nothing to break
     for method in operation.methods.split():
-        told = schema[operation.path][method]
+        documented = schema[operation.path][method]
 
         @QUICK
-        @given(case=told.as_strategy(generation_mode=mode))
+        @given(case=documented.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:
             answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
             check(
@@ -134,7 +134,7 @@ def test_bodies_with_something_wrong_in_them(server: Server, operation: Operatio
     with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http:
         for count in range(25):
             example = dict(operation.example) | (
-                {"stream": True} if operation.answer in ("sse", "ndjson") and count % 2 else {}
+                {"stream": True} if operation.media in ("sse", "ndjson") and count % 2 else {}
             )
             headers = {
                 "content-type": random.choice(
@@ -215,6 +215,6 @@ def test_messages_over_a_socket_with_something_wrong_in_them(server: Server) -> 
                 }
             )
         )
-        while "last" != (told := json.loads(socket.recv(timeout=TIMEOUT_S))).get("id"):
-            assert told.get("status", 0) < 500, told
-        assert "answer" in told
+        while "last" != (documented := json.loads(socket.recv(timeout=TIMEOUT_S))).get("id"):
+            assert documented.get("status", 0) < 500, documented
+        assert "answer" in documented
