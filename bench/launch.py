@@ -21,13 +21,14 @@ from bench.record import record
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
-from runtime.messages.ranks import StartRank
+from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.torch_executor import TorchExecutor
 
-CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16,
-"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
+"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+"num_attention_heads": 1, "num_key_value_heads": 1,
 "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"""
 GREEDY = SlotSampling(
@@ -130,7 +131,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
         loaded.device.collectives,
         Nothing(),
     )  # type: ignore[arg-type]
-    loaded.open_graphs([rows], pads=True)
+    loaded.open_graphs([rows], [], Compiled(), pads=True)
     assert loaded.graphs is not None
     loaded.graphs.recorded[rows], loaded.graphs.ready = (
         Recorded(None, None, None, None, torch.zeros(0), {}),

@@ -161,37 +161,24 @@ def resident(port: int) -> dict[str, float]:
     }
 
 
+def tier_options(device: str, settings: str) -> list[str]:
+    """Options of a server with too small pools, a host tier and files. `settings`: of the storage, as JSON."""
+    options = (
+        f"--device {device} --served-model-name soak --log-level error --context-length 512 "
+        "--max-total-tokens 2048 "
+        "--enable-hierarchical-cache --hicache-ratio 1.5 --hicache-mem-layout page_first "
+        "--hicache-storage-backend file --hicache-storage-prefetch-policy timeout"
+    )
+    options += " --dtype float32 --num-threads 1" if device == "cpu" else " --null-step-s 0.002"
+    return [*options.split(), "--hicache-storage-backend-extra-config", settings]
+
+
 def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
     """Kills come in the first half, so that the last ranks show whether they grow."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         settings = json.dumps({"dir": folder, "max_bytes": 64 << 20, "prefetch_threshold": 32})
-        options = [
-            "--device",
-            device,
-            "--served-model-name",
-            "soak",
-            "--log-level",
-            "error",
-            "--context-length",
-            "512",
-            "--max-total-tokens",
-            "2048",
-            "--enable-hierarchical-cache",
-            "--hicache-ratio",
-            "1.5",
-            "--hicache-mem-layout",
-            "page_first",
-            "--hicache-storage-backend",
-            "file",
-            "--hicache-storage-prefetch-policy",
-            "timeout",
-            "--hicache-storage-backend-extra-config",
-            settings,
-        ]
-        options += (
-            ["--dtype", "float32", "--num-threads", "1"] if device == "cpu" else ["--null-step-s", "0.002"]
-        )
+        options = tier_options(device, settings)
         with server(*options) as (port, pid, _):
             clients, begin = Tiers(port, 16 if device == "cpu" else 32), time.perf_counter()
 

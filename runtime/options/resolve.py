@@ -103,28 +103,8 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
         device,
         model,
     )
-    c.auto(kernels.attention_backend, device)
-    for phase in ("prefill", "decode"):
-        c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
-    c.auto(kernels.sampling_backend, device)
-    c.auto(kernels.fp8_gemm_backend, device)
-    c.auto(experts.moe_runner_backend, device)
-    c.auto(kernels.grammar_backend, device, machine, model)
-    c.auto(
-        graphs.cuda_graph_max_bs,
-        device,
-        c["max_running_requests"],
-        c["disable_cuda_graph"],
-        c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
-        c["decode_attention_backend"],
-    )
-    c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
-    c.auto(
-        graphs.piecewise_cuda_graph_max_tokens,
-        c["enable_piecewise_cuda_graph"],
-        c["max_step_tokens"] + c["max_running_requests"],
-    )
-    c.auto(graphs.piecewise_cuda_graph_tokens, c["piecewise_cuda_graph_max_tokens"])
+    _choose_kernels(c, model, device, machine)
+    _choose_graph_sizes(c, device)
     c.auto(lora.enable_lora, c["lora_paths"])
     c.auto(lora.lora_backend)
     c.auto(schedule.random_seed, machine)
@@ -140,6 +120,34 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     if problems := plan_problems(plan, model, device):
         raise OptionsError(problems)
     return plan
+
+
+def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:
+    c.auto(kernels.attention_backend, device)
+    for phase in ("prefill", "decode"):
+        c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
+    c.auto(kernels.sampling_backend, device)
+    c.auto(kernels.fp8_gemm_backend, device)
+    c.auto(experts.moe_runner_backend, device)
+    c.auto(kernels.grammar_backend, device, machine, model)
+
+
+def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
+    c.auto(
+        graphs.cuda_graph_max_bs,
+        device,
+        c["max_running_requests"],
+        c["disable_cuda_graph"],
+        c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
+        c["decode_attention_backend"],
+    )
+    c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
+    c.auto(
+        graphs.piecewise_cuda_graph_max_tokens,
+        c["enable_piecewise_cuda_graph"],
+        c["max_step_tokens"] + c["max_running_requests"],
+    )
+    c.auto(graphs.piecewise_cuda_graph_tokens, c["piecewise_cuda_graph_max_tokens"])
 
 
 def _group(kind: type[Group], choices: Choices) -> Group:

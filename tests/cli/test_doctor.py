@@ -114,7 +114,8 @@ WELL = ASCEND | {
     "sys/class/net/eth1/operstate": "down\n",
     "sys/class/net/lo/operstate": "unknown\n",
     "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-    "table.json": '{"status": "completed", "server_list": [{"device": [{"rank_id": "0"}, {"rank_id": "1"}]}]}',
+    "table.json": '{"status": "completed", "server_list": '
+    '[{"device": [{"rank_id": "0"}, {"rank_id": "1"}]}]}',
 }
 SET = {"ASCEND_HOME_PATH": "/opt/cann", "ASCEND_OPP_PATH": "/opt/cann/opp"}
 PACKAGES = {"torch": "2.13.0+cpu", "torch_npu": "2.13.0", "uvloop": "1", "hypercorn": "1"}

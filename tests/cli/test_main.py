@@ -52,7 +52,8 @@ def test_every_problem_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_loads_no_torch(command: str) -> None:
     code = (
-        f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+        f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: "
+        "pass\n"
         "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'slow imports'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

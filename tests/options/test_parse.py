@@ -82,7 +82,8 @@ def test_problems(words: str, problem: str) -> None:
 def test_all_problems_at_once() -> None:
     with pytest.raises(OptionsError) as caught:
         from_argv(
-            "--port x --page-size 0 --nonsense 1 --enable-lora --max-lora-rank 8 --served-model-name a:b".split()
+            "--port x --page-size 0 --nonsense 1 --enable-lora --max-lora-rank 8 "
+            "--served-model-name a:b".split()
         )
     assert len(caught.value.problems) == 5  # --enable-lora lacks target modules
 

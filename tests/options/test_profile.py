@@ -71,7 +71,8 @@ def test_a_file_wins_over_a_profile_and_flags_over_both(tmp_path: Path) -> None:
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "about: mine\noptions:\n  tp: {value: 1, why: one is enough}\nlater:\n  nnodes: {value: 2, why: two are more}\n"
+        "about: mine\noptions:\n  tp: {value: 1, why: one is enough}\nlater:\n  nnodes: "
+        "{value: 2, why: two are more}\n"
     )
     parsed = from_argv(["--profile", str(path)])
     assert parsed.reasons["tensor_parallel_size"] == "one is enough"

@@ -24,8 +24,8 @@ EVERY = pytest.mark.parametrize("row", [*rows(), *foreign_rows()], ids=lambda ro
 
 
 def same_default(theirs: Any, ours: Any) -> bool:
-    """Equal, or the same value written differently: None for auto, None or nothing for off and empty, a product
-    for a number."""
+    """Equal, or the same value written differently: None for auto, None or nothing for off and empty, a
+    product for a number."""
     if isinstance(theirs, str) and isinstance(ours, int):
         return theirs == "10 * 1000 * 1000" and ours == 10_000_000
     if not ours:
