@@ -8,7 +8,8 @@ from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
-from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, Verified, forced_draft, planned
+from runtime.scheduling.draft_planner import DraftPlanner
+from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
 from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
@@ -101,9 +102,7 @@ class Planner:
             if admission.delay_steps
             else None
         )
-        self.drafter = drafter
-        # sequences with forced tokens or drafts in flight, by id; others decode one token a row
-        self._drafting: dict[int, Sequence] = {}
+        self.drafts = DraftPlanner(roster, drafter, admission.max_step_tokens)
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
@@ -152,7 +151,7 @@ class Planner:
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence
         give way."""
-        if self.drafter is not None or self._drafting:
+        if self.drafts.is_active:
             self._verify(builder)
             return
         page_size = self.roster.cache.page_size
@@ -189,15 +188,10 @@ class Planner:
                 return False
         return True
 
-    def force(self, sequence: Sequence, tokens: list[int]) -> None:
-        """A grammar forces `tokens` after those that `sequence` has."""
-        sequence.forced, sequence.forced_at = tokens, len(sequence.tokens)
-        self._drafting[sequence.id] = sequence
-
     def _verify(self, builder: StepBuilder) -> None:
         """As `_decode`, with drafts where there are some. A row's first token stands where the drafts in
         flight may put it at most: pages are taken for that, and positions are the ranks' own."""
-        roster, budget = self.roster, self._draft_budget()
+        roster, budget = self.roster, self.drafts.budget()
         rows, starts = list[Sequence](), list[int]()
         drafted: list[tuple[Sequence, Draft, int]] = []
         for sequence in _as_it_shrinks(roster.decoding):
@@ -209,7 +203,7 @@ class Planner:
                 # a page that may not be needed is taken from no other sequence
                 if not (roster.cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
                     continue
-            draft = self._draft(sequence, start, budget)
+            draft = self.drafts.draft(sequence, start, budget)
             for row in range(first, len(sequence.pages)):
                 builder.set_page(sequence.slot, row, sequence.pages[row])
             if first < len(sequence.pages) and sequence.window is not None:
@@ -228,44 +222,11 @@ class Planner:
             builder.show_decodes()
         for sequence, draft, start in drafted:
             builder.add_verify(sequence, draft, start)
-            if not draft.is_sure:
-                self._drafting[sequence.id] = sequence
             rows.append(sequence)
             starts.append(start + len(draft.tokens))
         if (states := roster.cache.states) is not None:
             states.decoded(rows, starts)
-        if self._drafting:
-            self._drafting = {
-                s.id: s for s in self._drafting.values() if (s.drafting or s.forced) and not s.is_finished
-            }
-
-    def _draft_budget(self) -> int:
-        """Draft tokens of the next step; known tokens of prompts get at least half of it."""
-        size = self.admission.max_step_tokens
-        return size // 2 if self.roster.extending or self.roster.waiting.has_ready else size
-
-    def _draft(self, sequence: Sequence, last: int, budget: int) -> Draft | None:
-        """What a row verifies after its first token, which stands at `last` at most, as far as there are
-        pages for it."""
-        roster, params = self.roster, sequence.request.params
-        most = min(budget, sequence.max_len - last - 2)
-        if most <= 0 or params.hidden_states is not None:
-            return None
-        draft = None
-        if sequence.forced and not sequence.drafting:
-            draft = forced_draft(sequence, last)
-        if draft is None and self.drafter is not None:
-            draft = self.drafter.propose(sequence, sequence.computed_len, last, min(most, MAX_VERIFIED))
-        if draft is None or not (draft.is_sure or roster.cache.states is None):
-            return None  # a recurrent state cannot take a token back
-        if not draft.is_sure:
-            most = min(most, MAX_VERIFIED)
-        may_grow = roster.cache.window is None or not roster.extending  # whose window pages are promised
-        wanted = last + 1 + min(most, len(draft.tokens))
-        page_size = roster.cache.page_size
-        while len(sequence.pages) * page_size < wanted and may_grow and roster.cache.grow(sequence):
-            pass
-        return draft.first(min(most, len(sequence.pages) * page_size - last - 1))
+        self.drafts.planned([sequence for sequence, _, _ in drafted])
 
     def _preempt(self, victim: Sequence) -> None:
         self.totals.preemptions += 1

@@ -234,7 +234,7 @@ class Scheduler:
             if result.width >= 0 and sequence.request.params.logprobs:
                 step.logprobs[sequence.id] = logprobs.of_tokens(result, row, 1, sequence.request.params)
             if result.forced and (forced := result.forced.get(row)):
-                self.planner.force(sequence, forced)
+                self.planner.drafts.force(sequence, forced)
             if token in sequence.stop_ids:
                 self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
@@ -266,7 +266,7 @@ class Scheduler:
                     result, first, len(taken), sequence.request.params
                 )
             if (forced := result.forced.get(row)) and len(taken) == len(tokens):
-                self.planner.force(sequence, forced)
+                self.planner.drafts.force(sequence, forced)
             if (token := taken[-1]) in sequence.stop_ids:
                 matched = None if token in self.config.eos_ids else token
                 self._end(sequence, FinishReason.STOP, matched, step.ended)

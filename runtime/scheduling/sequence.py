@@ -78,7 +78,9 @@ class Sequence:
         self.is_finished = False
         # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
         self.level = 0
-        self.match: Node | None = None  # deepest node that matched its tokens at the last look, while it waits
+        self.match: Node | None = (
+            None  # deepest node that matched its tokens at the last look, while it waits
+        )
 
     @property
     def num_generated(self) -> int:

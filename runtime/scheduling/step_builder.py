@@ -205,7 +205,7 @@ class StepBuilder:
             page_rows=np.array(rows, dtype=np.int32),
             page_ids=np.array(pages, dtype=np.int32),
             prompt_targets=np.concatenate(self._targets) if self._targets else _NO_TOKENS,
-            draft_parents=draft_parents([row.draft for row in self.verified]),
+            draft_parents=draft_parents([row.draft for row in self.verified]) if self.verified else None,
             page_copies=page_copies,
             window=self._window_pages(),
             states=states,

@@ -71,7 +71,7 @@ async def test_answers_are_those_without_drafts(backend: str) -> None:
         scheduler = engine._core.replicas[0].scheduler
         for rule, params in CASES:
             for is_drafted in (False, True):
-                scheduler.planner.drafter = drafter if is_drafted else None
+                scheduler.planner.drafts.drafter = drafter if is_drafted else None
                 before = scheduler.totals.steps
                 answer = await engine.generate("Say it", constraint=rule, max_new_tokens=40, **params)
                 entries = [entry.token_id for entry in answer.logprobs or ()]
