@@ -1,0 +1,54 @@
+"""Files that docstrings, comments and docs mention exist: what moved is mentioned where it is."""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from tests.shape import source
+
+# a file of this project, from the root or from runtime/: `runtime/cache/host.py`, `cache/host.py`, `host.py`
+_FILE = re.compile(r"(?<![\w/.<*])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b(?!\w)")
+FOREIGN = {"setup.py", "conftest.py", "sitecustomize.py", "server_args.py", "modeling_utils.py"}
+CODE = [path for folder in ("runtime", "tests", "bench") for path in source.files(folder)]
+PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
+KNOWN = {
+    path.as_posix()
+    for folder in ("runtime", "tests", "bench", "pocket", "docs")
+    for path in source.files(folder)
+}
+
+
+def is_known(mention: str) -> bool:
+    """Whether a mention means a file: from the root, from runtime/, or by its last parts."""
+    return any(name == mention or name.endswith("/" + mention) for name in KNOWN)
+
+
+def mentions(path: Path) -> list[str]:
+    """Files that the docstrings and comments of a source file mention."""
+    text = (source.ROOT / path).read_text("utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    prose = [t.string for t in tokens if t.type == tokenize.COMMENT or t.string.startswith('"""')]
+    return [name for piece in prose for name in _FILE.findall(piece)]
+
+
+@pytest.mark.parametrize("path", CODE, ids=str)
+def test_files_that_code_mentions_exist(path: Path) -> None:
+    missing = [name for name in mentions(path) if name not in FOREIGN and not is_known(name)]
+    assert not missing, f"{path} mentions {missing}, which do not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_docs_mention_exist(page: Path) -> None:
+    text = re.sub(r"\]\([^)]*\)", "", page.read_text("utf-8"))
+    missing = [name for name in _FILE.findall(text) if name not in FOREIGN and not is_known(name)]
+    assert not missing, f"{page.name} mentions {missing}, which do not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_docs_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing, f"{page.name} links to {missing}, which do not exist"
