@@ -127,9 +127,9 @@ async def test_a_rank_that_is_killed_changes_nothing(expected: list[list[int]]) 
         async with anyio.create_task_group() as tasks:
             for i, rule in enumerate([*RULES, None]):
                 tasks.start_soon(one, i, rule)
-        assert [
-            outputs[key] for key in sorted(outputs)
-        ] == expected and engine._core.replicas[0].supervisor.generation == 2
+        assert [outputs[key] for key in sorted(outputs)] == expected and engine._core.replicas[
+            0
+        ].supervisor.generation == 2
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])

@@ -61,7 +61,9 @@ async def test_a_router_believes_what_is_so() -> None:
     async with Engine(**OPTIONS, kv_events_config=ANYWHERE) as engine:
         core = engine._core
         actor = core.replicas[0].events
-        assert actor is not None and actor.replay_endpoint is not None and core.replicas[0].scheduler is not None
+        assert (
+            actor is not None and actor.replay_endpoint is not None and core.replicas[0].scheduler is not None
+        )
         async with Reader(actor.endpoint, replay_endpoint=actor.replay_endpoint) as reader:
             await traffic(engine, random, 40)
             told = await settle(engine)
@@ -95,7 +97,10 @@ async def test_a_router_believes_what_is_so() -> None:
 async def test_off_means_off() -> None:
     async with Engine(**OPTIONS, kv_events_config={"publisher": "null"}) as engine:
         await engine.generate([1, 2, 3, 4, 5, 6], max_new_tokens=4)
-        assert engine._core.replicas[0].scheduler is not None and engine._core.replicas[0].scheduler.journal is None
+        assert (
+            engine._core.replicas[0].scheduler is not None
+            and engine._core.replicas[0].scheduler.journal is None
+        )
         assert sample(engine.metrics(), "runtime_kv_event_batches_total") == 0
 
 

@@ -57,7 +57,9 @@ class Run:
             self.num_deltas += 1
             if self.kills and self.num_deltas >= self.kills[0]:
                 self.kills.pop(0)
-                os.kill(self.random.choice(self.engine._core.replicas[0].supervisor.ranks.pids), signal.SIGKILL)
+                os.kill(
+                    self.random.choice(self.engine._core.replicas[0].supervisor.ranks.pids), signal.SIGKILL
+                )
         self.answers[i] = answers
 
     async def whole(self, i: int, prompt: list[int], wishes: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.registry",),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.models.lora_targets",),
-    ("runtime.devices.facts", "runtime.devices.options"),
+    ("runtime.devices.attention_backends", "runtime.devices.facts", "runtime.devices.options"),
     tuple(
         f"runtime.devices.{name}.{file}"
         for name in ("ascend", "cpu", "cuda", "null")
@@ -130,6 +130,7 @@ SHARED = {
         f"runtime.devices.{name}"
         for name in (
             "all_to_all",
+            "attention_backends",
             "attention_scores",
             "base",
             "executor",

@@ -1,6 +1,6 @@
 """Attention kernels of other packages, chosen separately for prefill and decode: `--attention-backend`.
 
-What each backend can do is data, in options/attention_backends.py; this file opens them. A backend gets the
+What each backend can do is data, in devices/attention_backends.py; this file opens them. A backend gets the
 rows of one phase: all of them decode one token, or they are the other rows. Kernels without attention sinks
 return the log-sum-exp of each row, from which `apply_sinks` computes the same result.
 """
@@ -20,7 +20,7 @@ from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.errors import StartError
 from runtime.layers.attention import sdpa
-from runtime.options.attention_backends import BACKENDS
+from runtime.devices.attention_backends import BACKENDS
 
 Metadata = TypeVar("Metadata")
 

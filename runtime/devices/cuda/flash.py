@@ -1,6 +1,6 @@
 """FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's
 flash_attn_interface, built from its folder hopper) and `fa4` (the package flash-attn-4). Written by their
-documents; options/attention_backends.py lists what each supports.
+documents; devices/attention_backends.py lists what each supports.
 
 Both align a causal mask at the lower right corner of a row, read keys through a page table, and return the
 log-sum-exp of each row.

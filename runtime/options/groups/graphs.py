@@ -3,8 +3,8 @@
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
-from runtime.options.attention_backends import BACKENDS
 from runtime.options.declare import Auto, Count, Derived, Group, option
 
 # a larger piecewise step of a small model keeps a device busy for longer than the host takes to launch it

@@ -1,7 +1,7 @@
 """Rules on captured graphs and torch.compile."""
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
-from runtime.options.attention_backends import BACKENDS
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule, flag

@@ -1,8 +1,8 @@
 """Rules on data types and kernels: what a device computes, and what of it suits a model."""
 
+from runtime.devices.attention_backends import why_not, why_unsuited
 from runtime.devices.facts import DeviceFacts
 from runtime.models.quantization_schemes import check_supported
-from runtime.options.attention_backends import why_not, why_unsuited
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule, flag
