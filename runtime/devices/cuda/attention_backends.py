@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.errors import StartError
 from runtime.layers.attention import sdpa
-from runtime.devices.attention_backends import BACKENDS
 
 Metadata = TypeVar("Metadata")
 

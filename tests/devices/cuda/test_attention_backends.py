@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
 from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.ops import CudaOps
 from runtime.errors import StartError
-from runtime.devices.attention_backends import BACKENDS
 from tests.devices.cuda import doubles
 from tests.devices.cuda.test_attention import MIXED, Rows, by_the_book, fill
 from tests.devices.cuda.torch_device import HAS_GPU, TORCH_DEVICE, near
