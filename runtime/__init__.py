@@ -12,7 +12,7 @@ __all__ = ["LLM", "Answer", "Engine", "asgi"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the library face when it is asked for, so that `runtime --help` and the ranks need not."""
+    """Imports the library when one of its names is used, so that `runtime --help` and the ranks need not."""
     if name in __all__:
         return getattr(import_module("runtime.engine"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

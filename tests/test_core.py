@@ -1,4 +1,4 @@
-"""The runtime without a face, on the null device: doors that close, and what it tells of itself."""
+"""The runtime without HTTP, on the null device: when it refuses requests, and what it reports about itself."""
 
 import io
 import json
@@ -74,8 +74,8 @@ async def test_warm_ups_come_before_ready(lines: io.StringIO) -> None:
     """The null device refuses grammars: that one fails, and the server serves."""
     async with running(warmups="generate, prefill,grammar") as core:
         assert core.health().state == "ready" and core.load().steps >= 3 and not core.load().running
-    told = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert [(line["event"], line["name"]) for line in told if "name" in line] == [
+    logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [(line["event"], line["name"]) for line in logged if "name" in line] == [
         ("warm", "generate"),
         ("warm", "prefill"),
         ("a warm-up failed", "grammar"),

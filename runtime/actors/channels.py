@@ -65,7 +65,7 @@ class Channel(Generic[T]):
         self.capacity = capacity
         self._messages: list[T] = []
         self._blocked: deque[tuple[T, asyncio.Future[None]]] = deque()  # senders that wait for room
-        self._news = Signal()
+        self._arrived = Signal()
         self._is_closed = False
         self._sent = 0
         self._peak = 0
@@ -81,7 +81,7 @@ class Channel(Generic[T]):
         self._sent += 1
         if len(messages) > self._peak:
             self._peak = len(messages)
-        self._news.set()
+        self._arrived.set()
 
     async def send(self, message: T) -> None:
         """Waits for room. Raises anyio.ClosedResourceError when the channel is closed."""
@@ -96,7 +96,7 @@ class Channel(Generic[T]):
         """Waits for a message. -> all messages that wait then. Raises anyio.EndOfStream when the channel is
         closed and empty."""
         while not self._messages and not self._is_closed:
-            await self._news.wait()
+            await self._arrived.wait()
         if not self._messages:
             raise anyio.EndOfStream
         messages, self._messages = self._messages, []
@@ -125,7 +125,7 @@ class Channel(Generic[T]):
     def close(self) -> None:
         """No message can be sent any more; waiting ones can still be taken. Idempotent."""
         self._is_closed = True
-        self._news.set()
+        self._arrived.set()
 
     def discard(self) -> None:
         """Closes both ends and drops waiting messages. For the owner, when no receiver is left.

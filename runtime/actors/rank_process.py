@@ -92,6 +92,7 @@ class RankProcess:
         self.process.kill()
 
     def death(self) -> RankDied:
+        """The error that describes the end of the process."""
         return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
 
 

@@ -180,10 +180,10 @@ class Ranks:
                 and self._plans.try_publish(self._to_ranks.encode(StopRank()))
             ):
                 await _wait_exits(self._ranks, STOP_S)
-            for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+            for number, timeout_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
                 for rank in self._ranks:
                     rank.process.send_signal(number)  # does nothing to a process that has ended
-                await _wait_exits(self._ranks, patience_s)
+                await _wait_exits(self._ranks, timeout_s)
         self._resources.close()
         self._stopped.set()
 
@@ -270,7 +270,7 @@ class Ranks:
                 self._wake()
 
 
-async def _wait_exits(ranks: list[RankProcess], patience_s: float) -> None:
-    with anyio.move_on_after(patience_s):
+async def _wait_exits(ranks: list[RankProcess], timeout_s: float) -> None:
+    with anyio.move_on_after(timeout_s):
         for rank in ranks:
             await rank.exited.wait()

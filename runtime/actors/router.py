@@ -1,4 +1,4 @@
-"""The front door: takes requests in, and is the one place that aborts them.
+"""The router: takes requests in, and is the one place that aborts them.
 
 Knows the open requests (actors/open_requests.py) and nothing of tokens, steps or text.
 """

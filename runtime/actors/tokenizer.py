@@ -134,7 +134,7 @@ class TokenizerActor:
     async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, rule: Rule) -> None:
         """Sends the request on when its grammar has been checked."""
         params = tokenized.params
-        patience_s = min(math.inf if s is None else s for s in (request.queue_timeout_s, request.timeout_s))
+        timeout_s = min(math.inf if s is None else s for s in (request.queue_timeout_s, request.timeout_s))
         outcome: Request | RequestError = Unavailable(
             "the request's time was up before its grammar was compiled"
         )
@@ -146,7 +146,7 @@ class TokenizerActor:
                     "(--grammar-backend none)",
                     param="constraint",
                 )
-            with anyio.move_on_after(max(patience_s - (monotonic() - request.arrival_s), 0)):
+            with anyio.move_on_after(max(timeout_s - (monotonic() - request.arrival_s), 0)):
                 await self._check_grammar(grammar)
                 grammar_constraint = GrammarConstraint(
                     grammar, self._after_ids(tokenized), (*self._eos_ids, *params.stop_token_ids)

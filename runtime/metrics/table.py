@@ -64,6 +64,16 @@ class Metrics:
     the label's value."""
 
     def __init__(self, buckets: Buckets = USUAL) -> None:
+        self._define_load()
+        self._define_outcomes()
+        self._define_delays(buckets)
+        self._define_storage()
+        self._define_requests(buckets)
+        self._define_steps()
+        self._define_adapters()
+        self._define_processes()
+
+    def _define_load(self) -> None:
         self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
         self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
         self.used_pages = Gauge(
@@ -94,6 +104,8 @@ class Metrics:
         self.cache_leaks = Counter(
             "runtime_cache_leaks_total", "Pages that had no owner, or two, and are not used any more."
         )
+
+    def _define_outcomes(self) -> None:
         self.generated_tokens = Counter("runtime_generated_tokens_total", "Tokens that were sampled.")
         self.requests = Counter("runtime_requests_total", "Requests that were taken in.")
         self.refused = Labelled(
@@ -145,6 +157,8 @@ class Metrics:
         self.kv_event_drops = Counter(
             "runtime_kv_event_drops_total", "Batches that were not, because too many waited."
         )
+
+    def _define_delays(self, buckets: Buckets) -> None:
         self.delays = Labelled(
             "runtime_prefill_delays_total",
             "Times that newcomers were let in by the prefill delayer, by reason.",
@@ -161,6 +175,8 @@ class Metrics:
             "Time that newcomers were held back before.",
             bounds(buckets.delay_s, DELAY_S),
         )
+
+    def _define_storage(self) -> None:
         self.storage_pages = Labelled(
             "runtime_storage_pages_total",
             "Pages of the storage tier, by what became of them.",
@@ -191,12 +207,8 @@ class Metrics:
         self.storage_held_bytes = Gauge(
             "runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows."
         )
-        self._of_requests(buckets)
-        self._of_steps()
-        self._of_adapters()
-        self._of_processes()
 
-    def _of_requests(self, buckets: Buckets) -> None:
+    def _define_requests(self, buckets: Buckets) -> None:
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram(
             "runtime_time_to_first_token_seconds",
@@ -224,7 +236,7 @@ class Metrics:
             ascending(buckets.answer_length, LENGTH),
         )
 
-    def _of_steps(self) -> None:
+    def _define_steps(self) -> None:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
         self.captured_sizes = Gauge(
@@ -252,7 +264,7 @@ class Metrics:
             kind="gauge",
         )
 
-    def _of_adapters(self) -> None:
+    def _define_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
         self.adapter_slots = Gauge("runtime_adapter_seats", "LoRA slots on the device.")
         self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "LoRA slots that hold an adapter.")
@@ -286,7 +298,7 @@ class Metrics:
         self.storage_errors.value = self.storage_fetched_tokens.value = 0.0
         self.storage_timeouts.value = self.storage_wait_s.value = self.storage_held_bytes.value = 0.0
 
-    def _of_processes(self) -> None:
+    def _define_processes(self) -> None:
         self.rss_bytes = Labelled(
             "runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge"
         )

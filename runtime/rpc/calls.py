@@ -126,8 +126,8 @@ class Waiting:
 
     def take(self, choice: int, delta: Delta) -> None:
         """Adds a delta."""
-        kept = self.deltas.get(choice)
-        self.deltas[choice] = delta if kept is None else merged(kept, delta)
+        waiting = self.deltas.get(choice)
+        self.deltas[choice] = delta if waiting is None else merged(waiting, delta)
         self.num_tokens += len(delta.token_ids)
         self.exchange.ready.set()
 

@@ -76,7 +76,7 @@ def _add(
         field.type = SCALARS[kind]
     else:
         field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, _full(kind)
-    if label == "optional":  # presence is told by a choice of one
+    if label == "optional":  # a oneof with a single field records presence
         field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{name}")
 

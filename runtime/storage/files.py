@@ -180,9 +180,9 @@ class FileBackend:
         try:
             with self._lock:
                 self._unscanned = 0
-            found = scan(self.root, SUFFIX)
+            records = scan(self.root, SUFFIX)
             with self._lock:
-                self._index.replace(found)
+                self._index.replace(records)
         finally:
             self._scanning.release()
 

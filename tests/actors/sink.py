@@ -1,4 +1,4 @@
-"""A sink that keeps what it hears and checks that a request ends once."""
+"""A sink that keeps what it gets and checks that a request ends once."""
 
 from runtime.errors import RequestError
 from runtime.messages.requests import Delta, Finish

@@ -202,7 +202,7 @@ def test_a_run_of_tokens_says_what_they_say_one_by_one(
             more={11: run[1:]} if run[1:] else {},
             logprobs=logprobs and {11: logprobs[at : at + size]},
         )
-    said = [
+    outputs = [
         (
             sink.text(),
             [token for delta in sink.deltas for token in delta.token_ids],
@@ -211,7 +211,7 @@ def test_a_run_of_tokens_says_what_they_say_one_by_one(
         )
         for sink in sinks
     ]
-    assert said[0] == said[1] and len(said[0][2]) == 1
+    assert outputs[0] == outputs[1] and len(outputs[0][2]) == 1
 
 
 @pytest.mark.parametrize("stop", [(), ("Hello world", "🦜🦜")])
@@ -303,7 +303,7 @@ def test_a_sink_that_raises_harms_no_other(bench: Bench, ended: list[Ended]) -> 
     bench.say("b", sequence_id=11)
     assert good.text() == "ab" and "broken" not in bench.open_requests and bench.actor.num_open == 1
     assert [type(error) for error in broken.errors] == [InternalFault], (
-        "its client is told, also when the last delta is lost"
+        "its client gets an error, also when the last delta is lost"
     )
     assert bench.sent == ([] if ended else [Abort("broken")])
 

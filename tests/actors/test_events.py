@@ -76,7 +76,7 @@ async def test_drops_are_counted_and_seen_by_the_numbers() -> None:
     config = KVEvents(publisher="zmq", endpoint=ANYWHERE, replay_endpoint=ANYWHERE, max_queue_size=2)
     actor = EventsActor(config, Metrics())
     try:
-        for number in range(5):  # nobody takes them: `run` has not begun
+        for number in range(5):  # no task takes them: `run` has not begun
             actor.offer(batch(number))
         assert actor._metrics.kv_event_drops.value == 3
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Captures are asked for beside the steps, by the scheduler actor's own rounds."""
+"""Captures are requested between steps, by the scheduler actor's own rounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class CapturingRanks(FakeRanks):
-    """Captures what it is asked to when told."""
+    """Captures requested sizes when `answer` is called."""
 
     def __init__(self, fails: int = 99) -> None:
         super().__init__()

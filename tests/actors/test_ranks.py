@@ -49,8 +49,8 @@ def nothing_left() -> Iterator[None]:
 class Run:
     """Ranks that were started, and what they woke us for."""
 
-    def __init__(self, start: StartRank, **wishes: Any) -> None:
-        self.ranks = Ranks(start, **wishes)
+    def __init__(self, start: StartRank, **options: Any) -> None:
+        self.ranks = Ranks(start, **options)
         self.num_wakes = 0
         self.woken = asyncio.Event()
         self.ranks.set_wake(self.wake)
@@ -77,8 +77,8 @@ class Run:
 
 
 @asynccontextmanager
-async def running(start: StartRank, **wishes: Any) -> AsyncIterator[Run]:
-    run = Run(start, **wishes)
+async def running(start: StartRank, **options: Any) -> AsyncIterator[Run]:
+    run = Run(start, **options)
     with anyio.fail_after(PATIENCE_S):
         await run.ranks.start(lambda progress: None)
     try:
@@ -164,7 +164,7 @@ async def test_a_rank_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyP
     run = Run(start_null())
     await run.ranks.start(lambda progress: None)
     pids = run.ranks.pids
-    os.kill(pids[0], signal.SIGSTOP)  # a stopped process hears no SIGTERM
+    os.kill(pids[0], signal.SIGSTOP)  # a stopped process handles no SIGTERM
     await run.ranks.stop()
     assert all(map(is_gone, pids))
 

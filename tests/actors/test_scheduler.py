@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeRanks:
-    """Runs plans when told to, with room for `room` of them."""
+    """Runs plans when `step` is called, with room for `room` of them."""
 
     def __init__(self, room: int = 8) -> None:
         self.rank = OracleRank(64, 4, 8)

@@ -123,7 +123,7 @@ class Life:
 
     @property
     def wrong(self) -> list[str]:
-        """What the cache's own audit finds when nobody runs."""
+        """What the cache's own audit finds when no sequence runs."""
         return findings(self.scheduler.cache).messages
 
     async def stored(self, num_pages: int) -> None:
@@ -137,7 +137,7 @@ async def life(
     store = store or open_store("file", {"dir": str(folder)}, IDENTITY, 8 * PAGE)
     it = Life(store, policy, TierSettings(**{"prefetch_threshold": PAGE, **settings}))
     async with anyio.create_task_group() as tasks:
-        for run in (it.actor.run, it.storage.run):
+        for run in (it.storage.run, it.actor.run):
             tasks.start_soon(run)
         tasks.start_soon(it.actor.drive, it.ranks)
         try:
@@ -198,7 +198,7 @@ async def test_too_little_is_not_fetched(tmp_path: Path) -> None:
 
 
 class Slow(Store):
-    """A store whose reads wait until they are let, and its writes where that is wished."""
+    """A store whose reads wait until they are let, and its writes where the test asks for it."""
 
     go = Event()
     is_slow_to_write = False

@@ -1,4 +1,4 @@
-"""Generations of ranks on the null device, through the library face: what clients see when ranks are killed,
+"""Generations of ranks on the null device, through the library: what clients see when ranks are killed,
 fail and hang."""
 
 import os
@@ -111,8 +111,8 @@ async def test_a_poisoned_request_fails_alone(
         assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
             [5], 0, 3
         )
-    said = capfd.readouterr().err
-    assert {"raise": "asked to fail at this token", "kill": "", "hang": "in _poison"}[how] in said, (
+    output = capfd.readouterr().err
+    assert {"raise": "asked to fail at this token", "kill": "", "hang": "in _poison"}[how] in output, (
         "the stack is in the log"
     )
 
@@ -203,8 +203,8 @@ async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(
         got = (await engine.generate([1, 2], seed=3, max_new_tokens=2, ignore_eos=True)).token_ids
         assert got == answer([1, 2], 3, 2) and engine._core.replicas[0].supervisor.generation == 1
         assert sample(engine.metrics(), "runtime_rank_restarts_total") == 0
-    said = capfd.readouterr().err
-    assert "null/device.py" in said and "in result" in said
+    output = capfd.readouterr().err
+    assert "null/device.py" in output and "in result" in output
 
 
 def test_the_watchdog_bites_only_when_a_step_hangs() -> None:

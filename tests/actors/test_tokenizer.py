@@ -246,11 +246,11 @@ async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
 
 async def test_who_asks_is_handed_on() -> None:
     bench = Bench()
-    told = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
+    fields = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
     request = bench.actor.prepare(
-        GenerateRequest(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1
+        GenerateRequest(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **fields), 1
     )
-    assert {name: getattr(request, name) for name in told} == told
+    assert {name: getattr(request, name) for name in fields} == fields
     assert request.namespace == ""
     bench.inbox.discard()
 

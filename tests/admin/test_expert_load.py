@@ -105,6 +105,9 @@ async def test_a_running_engine_records(tmp_path: Path) -> None:
 
 
 def test_only_models_with_experts_have_them() -> None:
-    for wish in ({"expert_distribution_recorder_mode": "stat"}, {"enable_expert_distribution_metrics": True}):
+    for options in (
+        {"expert_distribution_recorder_mode": "stat"},
+        {"enable_expert_distribution_metrics": True},
+    ):
         with pytest.raises(OptionsError, match="this model has none"):
-            plan_for(from_values({"device": "cpu", **wish}))
+            plan_for(from_values({"device": "cpu", **options}))

@@ -108,8 +108,8 @@ def test_words_only_where_the_level_says_so(prompt: Prompt, beginning: Any, whol
         )
     )
     found = [record.input_fields(level) for level in range(4)]
-    assert [told.get("input") for told in found] == [None, None, beginning, whole]
-    assert not any("salt" in json.dumps(told) or "who" in json.dumps(told) for told in found)
+    assert [fields.get("input") for fields in found] == [None, None, beginning, whole]
+    assert not any("salt" in json.dumps(fields) or "who" in json.dumps(fields) for fields in found)
 
 
 async def test_what_ran_when_a_rank_died_is_written(tmp_path: Path, lines: io.StringIO) -> None:
@@ -143,9 +143,9 @@ async def test_figures_in_files_lines_and_histograms(tmp_path: Path, lines: io.S
         text = core.metrics().decode()
     (figures,) = read(tmp_path)
     assert figures["completion_tokens"] == 6 and figures["sampling_params"]["stop"] == "(hidden)"
-    told = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert [line["completion_tokens"] for line in told if line["event"] == "request.figures"] == [6]
-    assert [line for line in told if line["part"] == "steps" and line["steps"] >= 3]
+    logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [line["completion_tokens"] for line in logged if line["event"] == "request.figures"] == [6]
+    assert [line for line in logged if line["part"] == "steps" and line["steps"] >= 3]
     assert 'runtime_prompt_length_tokens_bucket{zone="a\\"b",le="2"} 0' in text
     assert 'runtime_prompt_length_tokens_bucket{zone="a\\"b",le="3"} 1' in text
     assert 'runtime_answer_length_tokens_sum{zone="a\\"b"} 6' in text
@@ -175,10 +175,10 @@ def test_bounds_in_words() -> None:
     ]
 
 
-@pytest.mark.parametrize("wish", [{"le": "x"}, {"a-b": "x"}, {"zone": 3}], ids=str)
-def test_labels_must_be_some(wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize("labels", [{"le": "x"}, {"a-b": "x"}, {"zone": 3}], ids=str)
+def test_labels_must_be_some(labels: dict[str, Any]) -> None:
     with pytest.raises(OptionsError, match="--extra-metric-labels"):
-        plan_for(from_values({"device": "null", "extra_metric_labels": wish}))
+        plan_for(from_values({"device": "null", "extra_metric_labels": labels}))
 
 
 def test_a_folder_that_cannot_be_written_is_found_at_start(tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ def test_a_text_line_is_one_line() -> None:
 
 def test_long_collections_are_told(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 10.5, 20.0, 23.0])
-    with heartbeat.long_collections(0.0):
+    with heartbeat.log_long_collections(0.0):
         assert not [callback for callback in gc.callbacks if "long_collections" in callback.__qualname__]
     before = list(gc.callbacks)
     gc.disable()
     try:
         monkeypatch.setattr(heartbeat, "monotonic", lambda: next(clock))
-        with heartbeat.long_collections(1.0):
+        with heartbeat.log_long_collections(1.0):
             gc.collect()
             assert not lines.getvalue()
             gc.collect()

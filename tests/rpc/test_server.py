@@ -1,4 +1,4 @@
-"""The gRPC face with grpc's own client: the same answers, checks and keys as over HTTP."""
+"""The gRPC server with grpc's own client: the same answers, checks and keys as over HTTP."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -73,10 +73,10 @@ async def talking(service: FakeService, settings: HttpSettings = DEFAULT) -> Asy
 
 
 @asynccontextmanager
-async def refused(code: grpc.StatusCode, said: str = "", param: str | None = None) -> AsyncIterator[None]:
+async def refused(code: grpc.StatusCode, message: str = "", param: str | None = None) -> AsyncIterator[None]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         yield
-    assert error.value.code() == code and said in (error.value.details() or "")
+    assert error.value.code() == code and message in (error.value.details() or "")
     assert dict(error.value.trailing_metadata() or ()).get("param") == param
 
 

@@ -16,7 +16,7 @@ from runtime.errors import StartError
 from runtime.storage import files
 from runtime.storage.record import HEADER_BYTES
 from runtime.storage.store import Store
-from tests.storage.places import IDENTITY, PAGE, key_of, load, open_at, page_of, save
+from tests.storage.stores import IDENTITY, PAGE, key_of, load, open_at, page_of, save
 
 RECORD = PAGE + HEADER_BYTES
 
@@ -144,7 +144,7 @@ def test_trouble_is_counted_and_told_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     save(store, key_of(0))
-    told: list[str] = []
+    logged: list[str] = []
 
     def full(file: int, buffers: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
@@ -152,10 +152,10 @@ def test_trouble_is_counted_and_told_once(
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
         patch.setattr(
-            store, "_log", type("Log", (), {"error": lambda self, text, **extra: told.append(text)})()
+            store, "_log", type("Log", (), {"error": lambda self, text, **extra: logged.append(text)})()
         )
         save(store, key_of(1), key_of(2))
-    assert (len(told), store.totals.errors, store.totals.pages_written) == (1, 2, 1)
+    assert (len(logged), store.totals.errors, store.totals.pages_written) == (1, 2, 1)
     assert not [
         path
         for path in (tmp_path / "pages" / files.WRITING).rglob("*")
@@ -175,7 +175,7 @@ def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.storage.places import key_of, open_at, save
+from tests.storage.stores import key_of, open_at, save
 store = open_at(Path(sys.argv[1]))
 for number in range(int(sys.argv[2]), 10**9):
     save(store, key_of(number))

@@ -53,9 +53,9 @@ def test_where_pages_lie() -> None:
 
 
 def test_settings_are_strict_and_shared_out() -> None:
-    said = {"dir": "/x", "prefetch_threshold": 16, "num_threads": 2}
-    assert problem("file", said) is None and problem("file", None) is None
-    assert tier_settings(said).prefetch_threshold == 16 and backend_settings(said) == {"dir": "/x"}
+    config = {"dir": "/x", "prefetch_threshold": 16, "num_threads": 2}
+    assert problem("file", config) is None and problem("file", None) is None
+    assert tier_settings(config).prefetch_threshold == 16 and backend_settings(config) == {"dir": "/x"}
     assert "it knows dir, max_bytes" in (problem("file", {"directory": "/x"}) or "")
     assert "num_threads" in (problem("file", {"num_threads": 0}) or "")
     assert "names no plug-in" in (problem("dynamic", {"url": "x"}) or "")

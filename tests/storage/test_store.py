@@ -7,11 +7,11 @@ import pytest
 from runtime.errors import StartError, Unavailable
 from runtime.storage.backend import BackendConfig
 from runtime.storage.store import open_store
-from tests.storage.places import IDENTITY, PAGE, key_of, load, page_of, save
+from tests.storage.stores import IDENTITY, PAGE, key_of, load, page_of, save
 
 
 class Memory:
-    """A backend in a dict, which fails when it is told to."""
+    """A backend in a dict, which fails when the test wants it to."""
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Stores in temporary directories, and pages that can be told apart."""
+"""Stores in temporary directories, and pages that differ from each other."""
 
 import hashlib
 from pathlib import Path
