@@ -13,7 +13,8 @@ from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import read_headers
-from runtime.http.native.generate import GenerateAnswerFormat, generate
+from runtime.http.native.generate import generate
+from runtime.http.native.generate_answer import GenerateAnswerFormat
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Exchange
 from runtime.http.streaming.pace import merged

@@ -26,10 +26,10 @@ def lines() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize(
-    ("level", "told"),
+    ("level", "expected"),
     [("info", ["/generate", "/generate", "/nowhere"]), ("warning", ["/nowhere"]), (None, [])],
 )
-async def test_requests_are_told(level: str | None, told: list[str], lines: io.StringIO) -> None:
+async def test_requests_are_logged(level: str | None, expected: list[str], lines: io.StringIO) -> None:
     app = http_app(FakeService(), HttpSettings(access_level=level, unlogged_paths=("/health", "/metrics")))
     async with serving(app) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
         for is_stream in (False, True):
@@ -42,7 +42,7 @@ async def test_requests_are_told(level: str | None, told: list[str], lines: io.S
         await http.get("/health")
         await http.get("/nowhere")
     found = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert [line["path"] for line in found] == told and "secret" not in lines.getvalue()
+    assert [line["path"] for line in found] == expected and "secret" not in lines.getvalue()
     if level == "info":
         first = found[0]
         assert (first["status"], first["method"], first["id"], first["client"]) == (

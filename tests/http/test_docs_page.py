@@ -50,7 +50,7 @@ async def test_it_shows_every_route_and_opens_the_one_that_is_named(tmp_path: Pa
     assert len(re.findall(r"<details id=", seen)) > 70
     opened = re.findall(r"<details id=\"([^\"]*)\" open", seen)
     assert opened == ["post_v1_chat_completions"]
-    for told in (
+    for text in (
         "Body",
         "Answer, application/json",
         "Each event, text/event-stream",
@@ -59,7 +59,7 @@ async def test_it_shows_every_route_and_opens_the_one_that_is_named(tmp_path: Pa
         ">choices<",
         "list of ChatPiece",
     ):
-        assert told in seen, told
+        assert text in seen, text
     # must be given, may be, the rest
     assert seen.index(">messages<") < seen.index(">temperature<") < seen.index(">images_config<")
     assert "Error" not in re.sub(r"OpenAIError", "", seen.split("<main", 1)[1].split("<script", 1)[0])

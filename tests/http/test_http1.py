@@ -114,7 +114,9 @@ async def test_more_than_the_backlog_waits_unread(monkeypatch: pytest.MonkeyPatc
 
         async def say() -> None:
             for _ in range(3):
-                await client.say(b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                await client.say(
+                    b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                )
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(say)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 TEXT = "x" * 100_001
 CHAT = [{"role": "user", "content": TEXT}]
-SAID = "tokens > 99999 maximum; this model's maximum context length is 100000 tokens here, with at least one token of output"
+MESSAGE_END = "tokens > 99999 maximum; this model's maximum context length is 100000 tokens here, with at least one token of output"
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,17 @@ SAID = "tokens > 99999 maximum; this model's maximum context length is 100000 to
     ],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_in_all_dialects(path: str, body: dict[str, Any], param: str | None, is_stream: bool) -> None:
+async def test_in_all_apis(path: str, body: dict[str, Any], param: str | None, is_stream: bool) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
     ) as http:
-        told = await http.post(path, json=body | {"stream": is_stream})
-    error = told.json()["error"]
+        answer = await http.post(path, json=body | {"stream": is_stream})
+    error = answer.json()["error"]
     message = error if isinstance(error, str) else error["message"]
     assert (
-        told.status_code == 400 and message.startswith("prompt is too long: 100") and message.endswith(SAID)
+        answer.status_code == 400
+        and message.startswith("prompt is too long: 100")
+        and message.endswith(MESSAGE_END)
     )
     assert ExceptionCheckers.is_error_str_context_window_exceeded(message)
     if param is not None:

@@ -30,7 +30,7 @@ class Probed(Struct, forbid_unknown_fields=True):
 class ProbeAnswerFormat:
     """The answer of a probe, never streamed."""
 
-    gives = Probed
+    answer_type = Probed
 
     def events(self, choice: int, delta: Delta) -> bytes:
         """Not called: a probe is not streamed."""

@@ -63,7 +63,7 @@ async def count_tokens(service: Service, body: CountBody) -> Any:
 class MessageAnswerFormat:
     """A message, or the events of its stream."""
 
-    gives = Message
+    answer_type = Message
 
     def __init__(
         self,

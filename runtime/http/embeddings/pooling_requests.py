@@ -48,7 +48,7 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
 class PooledAnswerFormat:
     """Answers in one piece, never streamed: `write` makes the answer from the outputs."""
 
-    gives = Any
+    answer_type = Any
 
     def __init__(self, write: Callable[[list[Output]], Any]) -> None:
         self.body = write

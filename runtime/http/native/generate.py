@@ -8,15 +8,13 @@ from uuid import uuid4
 
 import msgspec
 
-from runtime.errors import InvalidRequest, RequestError
-from runtime.http.errors import OpenAIError, convert, decode, error_object
-from runtime.http.fields import hidden_states as hidden
+from runtime.errors import InvalidRequest
+from runtime.http.errors import OpenAIError, convert, decode
 from runtime.http.fields.cache_salt import salts
-from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.model import adapters_of
-from runtime.http.fields.processor import processor_of
 from runtime.http.fields.request_id import request_ids
+from runtime.http.native.generate_answer import GenerateAnswerFormat, LogprobOptions
 from runtime.http.native.generate_request import (
     LATER,
     GenerateBody,
@@ -25,13 +23,11 @@ from runtime.http.native.generate_request import (
     refuse_later,
 )
 from runtime.http.native.native_response import Generated
-from runtime.http.native.prompts import prompts_of
+from runtime.http.native.prompts import NativePrompt, prompts_of
 from runtime.http.operation import Operation
-from runtime.http.streaming import sse
-from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.exchange import Answer
-from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, TokenLogprob
-from runtime.messages.sampling import SamplingParams
+from runtime.messages.requests import GenerateRequest
+from runtime.messages.sampling import Processor, SamplingParams
 from runtime.service import Service
 
 T = TypeVar("T")
@@ -68,15 +64,6 @@ _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
 }
 
 
-class LogprobOptions(msgspec.Struct, frozen=True):
-    """Which log probabilities the answers to one prompt have. `start` -1: none of the prompt."""
-
-    is_on: bool
-    start: int
-    num_top: int
-    ids: list[int] | None = None
-
-
 def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> Answer:
     """The answer to a generate request. Stream events have all text so far, or with `is_disjoint` the new
     text only. Raises RequestError."""
@@ -110,29 +97,7 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
             param="sampling_params.max_new_tokens",
         )
     constraint_names = constraint_of(sampling[0], "sampling_params.")[1]
-    ids = [uuid4().hex for _ in range(count)] if body.rid is None else request_ids(body.rid, count)
-    requests = [
-        GenerateRequest(
-            id=id,
-            prompt=prompt,
-            params=one,
-            arrival_s=arrival_s,
-            priority=body.priority,
-            cache_salt=salt,
-            adapter=adapter,
-            session=body.session_params,
-            timeout_s=body.timeout,
-            queue_timeout_s=body.queue_timeout,
-        )
-        for id, prompt, one, salt, adapter in zip(
-            ids,
-            prompts,
-            params,
-            salts(body, count),
-            adapters_of(service.card, None, body.lora_path, count),
-            strict=True,
-        )
-    ]
+    requests = _requests(service, body, prompts, params, arrival_s)
     answer_format = GenerateAnswerFormat(
         service,
         requests,
@@ -149,6 +114,42 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
         | ({} if field == "input_embeds" else {"input_ids": field})
     )
     return Answer(service, requests, answer_format, is_stream=bool(body.stream), names=names)
+
+
+def _requests(
+    service: Service,
+    body: GenerateBody,
+    prompts: Sequence[NativePrompt],
+    params: Sequence[SamplingParams],
+    arrival_s: float,
+) -> list[GenerateRequest]:
+    ids = (
+        [uuid4().hex for _ in range(len(prompts))]
+        if body.rid is None
+        else request_ids(body.rid, len(prompts))
+    )
+    return [
+        GenerateRequest(
+            id=id,
+            prompt=prompt,
+            params=one,
+            arrival_s=arrival_s,
+            priority=body.priority,
+            cache_salt=salt,
+            adapter=adapter,
+            session=body.session_params,
+            timeout_s=body.timeout,
+            queue_timeout_s=body.queue_timeout,
+        )
+        for id, prompt, one, salt, adapter in zip(
+            ids,
+            prompts,
+            params,
+            salts(body, len(prompts)),
+            adapters_of(service.card, None, body.lora_path, len(prompts)),
+            strict=True,
+        )
+    ]
 
 
 def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
@@ -201,130 +202,23 @@ def _params(
     if shown:
         values["hidden_states"] = "last" if shown == "last" else "all"
     if processor is not None:
-        values["processor"] = processor_of(processor, body.custom_params)
+        values["processor"] = _processor(processor, body.custom_params)
     rule, where = constraint_of(body, "sampling_params.")
     if rule is not None:
         values["constraint"] = rule
     return convert(values, SamplingParams, _NAMES | where)
 
 
-class GenerateAnswerFormat:
-    """Answers {"text", "output_ids", "meta_info"}; the events of several answers have an `index`."""
-
-    gives = Generated | list[Generated]
-
-    def __init__(
-        self,
-        service: Service,
-        requests: list[GenerateRequest],
-        logprobs: Sequence[LogprobOptions],
-        silent: Sequence[bool],
-        *,
-        is_batch: bool,
-        with_texts: bool,
-        is_disjoint: bool = False,
-    ) -> None:
-        """`silent`, for each request: nothing is generated for the client (max_new_tokens 0), only log
-        probabilities."""
-        self.service = service
-        self.with_texts = with_texts
-        self.is_disjoint = is_disjoint
-        # request and log probability options of each choice
-        self.choices = [
-            options
-            for options in zip(requests, logprobs, silent, strict=True)
-            for _ in range(options[0].params.n)
-        ]
-        self.is_list = is_batch or len(self.choices) > 1
-        self.outputs = [Output() for _ in self.choices]  # so far, of a stream
-
-    def events(self, choice: int, delta: Delta) -> bytes:
-        """The events for one delta; empty when it adds nothing."""
-        delta = self.visible(choice, delta)
-        self.outputs[choice].add(delta)
-        answer = self._answer(choice, self.outputs[choice])
-        if self.is_disjoint:
-            answer |= {"text": delta.text, "output_ids": delta.token_ids}
-            if delta.hidden and self.choices[choice][0].params.hidden_states == "all":
-                answer["meta_info"]["hidden_states"] = hidden.as_json(
-                    delta.hidden, begins=delta.prompt_ids is not None
-                )
-        return sse.event(answer | {"index": choice} if self.is_list else answer)
-
-    def visible(self, choice: int, delta: Delta) -> Delta:
-        """The part of a delta that the client sees."""
-        return silenced(delta) if self.choices[choice][2] else delta
-
-    def tail(self) -> bytes:
-        """The last events of a stream that succeeded."""
-        return sse.DONE
-
-    def failure(self, error: RequestError) -> bytes:
-        """The last events of a stream that failed."""
-        return sse.event(error_object(error))
-
-    def body(self, outputs: list[Output]) -> Any:
-        """The answer in one piece."""
-        for output, (_, _, is_silent) in zip(outputs, self.choices, strict=True):
-            if is_silent:
-                output.silence()
-        answers = [self._answer(i, output) for i, output in enumerate(outputs)]
-        return answers if self.is_list else answers[0]
-
-    def _answer(self, choice: int, output: Output) -> dict[str, Any]:
-        request, logprobs, _ = self.choices[choice]
-        end = output.finish
-        meta = {
-            "id": request.id,
-            "finish_reason": None if end is None else _finish_reason(end),
-            "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
-            "completion_tokens": len(output.token_ids) if end is None else end.completion_tokens,
-            "cached_tokens": output.cached_tokens if end is None else end.cached_tokens,
-            "cached_tokens_details": self._tiers(output if end is None else end),
-            "weight_version": self.service.card.weight_version,
-            "e2e_latency": time.monotonic() - request.arrival_s,
-        }
-        if logprobs.is_on:
-            meta |= self._logprobs("output", output.logprobs, logprobs)
-            if logprobs.start >= 0:
-                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start :], logprobs)
-        if end is not None and request.params.hidden_states == "last":
-            meta["hidden_states"] = hidden.last(output.hidden)
-        elif end is not None and request.params.hidden_states is not None and not self.is_disjoint:
-            meta["hidden_states"] = hidden.as_json(output.hidden)
-        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
-
-    def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:
-        """Sources of the cached tokens; None where nothing was cached, as in SGLang."""
-        return (
-            tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
-            if output.cached_tokens
-            else None
+def _processor(name: str, params: dict[str, Any] | None) -> Processor:
+    """The processor's name with its parameters. Raises InvalidRequest for a pickled one, as SGLang's clients
+    send."""
+    if name.lstrip().startswith("{"):
+        raise InvalidRequest(
+            "code that comes with a request is not run here; the operator names processors with "
+            "--logit-processors, and requests choose one by its class name",
+            param="custom_logit_processor",
         )
-
-    def _logprobs(self, prefix: str, tokens: list[TokenLogprob], options: LogprobOptions) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            f"{prefix}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]
-        }
-        if options.num_top:
-            fields[f"{prefix}_top_logprobs"] = [self._triples(token.top) for token in tokens]
-        if options.ids:
-            fields[f"{prefix}_token_ids_logprobs"] = [self._triples(token.picked) for token in tokens]
-        return fields
-
-    def _triples(self, pairs: list[tuple[int, float]]) -> list[tuple[float | None, int, str | None]] | None:
-        return [self._triple(*pair) for pair in pairs] or None
-
-    def _triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:
-        return logprob, token_id, self.service.decode([token_id]) if self.with_texts else None
-
-
-def _finish_reason(end: Finish) -> dict[str, Any]:
-    if end.reason is FinishReason.LENGTH:
-        return {"type": "length", "length": end.completion_tokens}
-    if end.reason is FinishReason.STOP:
-        return {"type": "stop", "matched": end.matched}
-    return {"type": "abort", "message": "the request was aborted"}
+    return Processor(name, params or {})
 
 
 OPERATIONS = (

@@ -284,7 +284,7 @@ class LinesAnswerFormat:
     def __init__(self, service: Service, writer: Writer) -> None:
         self.service = service
         self.writer = writer
-        self.gives = ChatLine if writer.is_chat else GenerateLine
+        self.answer_type = ChatLine if writer.is_chat else GenerateLine
         self.calls: list[Payload] = []  # complete calls
         self.call: Payload = {}  # the open call
         self.arguments = ""  # of the open call

@@ -170,7 +170,7 @@ def _constraint_after(
 class ChatAnswerFormat:
     """Chat completions, or chunks of which the first has the role and the last the finish reason."""
 
-    gives = ChatCompletion
+    answer_type = ChatCompletion
 
     def __init__(
         self, service: Service, envelope: Envelope, request: ChatBody, *, is_text: bool = True

@@ -217,7 +217,7 @@ def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
 class CompletionAnswerFormat:
     """Text completions; with `echo` each begins with its prompt."""
 
-    gives = Completion
+    answer_type = Completion
 
     def __init__(
         self, service: Service, envelope: Envelope, options: OutputOptions, echoes: list[str]

@@ -49,7 +49,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "fields of their own",
                 "prompt": "a text, texts, token ids, or lists of token ids",
                 "stream": "",
-                "stream_options": "`include_usage`; `continuous_usage_stats` as in vLLM; `include_obfuscation` has no effect",
+                "stream_options": "`include_usage`; `continuous_usage_stats` as in vLLM; "
+                "`include_obfuscation` has no effect",
                 "max_tokens": "/v1/completions: 16 by default; 0 with `echo` returns the prompt",
                 "max_completion_tokens": "the newer name",
                 "temperature": "0 is greedy",
@@ -70,8 +71,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "tool_choice": "tools.md",
                 "parallel_tool_calls": "tools.md",
                 "response_format": _FORM,
-                "reasoning_effort": "passed to the chat template, with `enable_thinking` and `thinking`: false "
-                "for `none`, else true; also a number, as in SGLang",
+                "reasoning_effort": "passed to the chat template, with `enable_thinking` and `thinking`: "
+                "false for `none`, else true; also a number, as in SGLang",
                 "modalities": "text only",
             },
         ),
@@ -136,8 +137,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "rid": "the request's id, by which it is aborted; for several prompts a list, or "
                 "one id to which -0, -1, ... is appended",
                 "input_ids": "the prompt; `messages` are then not rendered",
-                "return_hidden_states": "`hidden_states` in each choice, in a stream in its last chunk: the state "
-                "from which the last token was sampled; --enable-return-hidden-states",
+                "return_hidden_states": "`hidden_states` in each choice, in a stream in its last chunk: "
+                "the state from which the last token was sampled; --enable-return-hidden-states",
                 "lora_path": "the name of a loaded adapter; for several prompts also a list: lora.md",
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",
                 "separate_reasoning": "false: reasoning is part of the content",
@@ -156,16 +157,16 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "guided_choice": _FORM,
                 "guided_grammar": _FORM,
                 "return_tokens_as_token_ids": "log probabilities name tokens `token_id:123`",
-                "prompt_logprobs": "log probabilities of the prompt's tokens with so many alternatives; not in "
-                "a stream. The rank of a token is known if it is one of the alternatives",
+                "prompt_logprobs": "log probabilities of the prompt's tokens with so many alternatives; "
+                "not in a stream. The rank of a token is known if it is one of the alternatives",
                 "logprob_token_ids": "tokens whose log probabilities are added to the alternatives; needs "
                 "`logprobs`",
                 "stream_interval": "tokens between two chunks of a choice; at least --stream-interval",
                 "include_reasoning": "false: reasoning is left out",
                 "request_id": "as `rid`",
                 "documents": "passed to the chat template",
-                "add_special_tokens": "whether the tokenizer adds its BOS token to a text; a chat's template adds "
-                "it itself, so true is a 400",
+                "add_special_tokens": "whether the tokenizer adds its BOS token to a text; a chat's template "
+                "adds it itself, so true is a 400",
             },
         ),
         *_rows(

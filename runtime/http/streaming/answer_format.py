@@ -101,7 +101,7 @@ def _nothing(finish: Finish) -> Finish:
 class AnswerFormat(Protocol):
     """How an API writes the answer to one request. Choices are numbered over all prompts of the request."""
 
-    gives: Any  # the type of the answer in one piece, as in the OpenAPI document
+    answer_type: Any  # the type of the answer in one piece, as in the OpenAPI document
 
     def events(self, choice: int, delta: Delta) -> bytes:
         """The stream events of a delta; empty for a delta without news."""
@@ -116,5 +116,5 @@ class AnswerFormat(Protocol):
         ...
 
     def body(self, outputs: list[Output]) -> Any:
-        """The answer in one piece: a value of the type `gives`, or one that converts to it."""
+        """The answer in one piece: a value of the type `answer_type`, or one that converts to it."""
         ...

@@ -216,7 +216,7 @@ class Answer:
         return unsent
 
     async def complete(self) -> Any:
-        """The whole answer as a value of the type `answer_format.gives`, for callers other than HTTP clients.
+        """The whole answer as an `answer_format.answer_type`, for callers other than HTTP clients.
         Raises RequestError."""
         self._submit(self._collect)
         try:
@@ -237,7 +237,7 @@ class Answer:
         return await self._compute(self.stream.written, waiting) if waiting else b""
 
     def _body(self) -> Any:
-        return convert(self.answer_format.body(self.outputs), self.answer_format.gives)
+        return convert(self.answer_format.body(self.outputs), self.answer_format.answer_type)
 
     async def stream_to(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Passes the events of the stream to `write`, for callers other than HTTP clients. While `write`

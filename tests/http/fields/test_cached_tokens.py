@@ -44,7 +44,7 @@ async def test_the_native_answer_tells(
     service = FakeService(loaded=loaded, storage=storage)
     answer = await post(service, "/generate", text="hi")
     chunks = await post(service, "/generate", text="hi", stream=True)
-    assert all(told["meta_info"]["cached_tokens_details"] == expected for told in (answer, *chunks))
+    assert all(details["meta_info"]["cached_tokens_details"] == expected for details in (answer, *chunks))
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -1,4 +1,4 @@
-"""From the fields of all dialects to one rule, and refusals in the client's words."""
+"""From the fields of all APIs to one rule, and refusals in the client's words."""
 
 import json
 from types import SimpleNamespace

@@ -78,7 +78,9 @@ async def test_chats_tell_the_last(threads: set[int], is_stream: bool) -> None:
     text = await answer_text("/v1/chat/completions", CHAT | {"stream": is_stream})
     if is_stream:
         choices = [choice for event in events(text) for choice in event["choices"]]
-        states_of = [choice["delta"]["hidden_states"] for choice in choices if "hidden_states" in choice["delta"]]
+        states_of = [
+            choice["delta"]["hidden_states"] for choice in choices if "hidden_states" in choice["delta"]
+        ]
     else:
         states_of = [choice["hidden_states"] for choice in json.loads(text)["choices"]]
     assert len(states_of) == 2 and all(states[1] == -1.0 and states[0] > 1.0 for states in states_of)

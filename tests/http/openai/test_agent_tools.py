@@ -88,7 +88,8 @@ async def test_calls_are_told_as_the_client_knows_them() -> None:
         {"name": "files__list", "arguments": {"in": "a"}},
         {"name": "patch", "arguments": {"input": '+ "x"\n'}},
     ]
-    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[union-attr]
+    roles = [message["role"] for message in prompt.messages]  # type: ignore[union-attr]
+    assert roles == ["user", "assistant", "tool", "tool"]
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,8 @@ def test_the_items_of_an_answer_are_its_events_joined() -> None:
 
 def test_the_store_is_bounded() -> None:
     def record(name: str, size: int = 10) -> store.StoredResponse:
-        return store.StoredResponse({"id": name, "status": "completed", "output": ["x" * size]}, [], [])  # type: ignore[list-item]
+        response: dict[str, Any] = {"id": name, "status": "completed", "output": ["x" * size]}
+        return store.StoredResponse(response, [], [])
 
     responses = ResponseStore(None, max_responses=3, max_bytes=10_000)
     for name in "abcd":

@@ -172,7 +172,10 @@ async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
                 and whole.choices[0].message.content is None
             )
             assert whole.choices[0].finish_reason == "tool_calls"
-    required, named, one = [json.loads(request.params.constraint.schema) for request in service.requests]  # type: ignore[union-attr]
+    required, named, one = [
+        json.loads(request.params.constraint.schema)  # type: ignore[union-attr]
+        for request in service.requests
+    ]
     both = [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]
     jsonschema.validate(both, required)
     jsonschema.validate(both[:1], named)

@@ -193,7 +193,7 @@ def answer(service: Service, prepared: PreparedResponse, store: Callable[[Stored
 class ResponseAnswerFormat:
     """One response object, or the events of its growth."""
 
-    gives = Response
+    answer_type = Response
 
     def __init__(
         self, service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]
