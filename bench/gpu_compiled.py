@@ -13,7 +13,7 @@ import torch
 from bench.gpu_model import Model, folder_of, pages_for
 from bench.record import record
 from runtime.devices.cuda.interpret import use_interpreter
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
 
 BATCHES = (1, 8, 32)
@@ -25,7 +25,7 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
     batches, length, steps = ((2,), 70, 3) if is_dry else (BATCHES, LENGTH, STEPS)
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
-        for name, compiled in (("ours", Compiled()), ("compiled", Compiled(max_rows=max(batches)))):
+        for name, compiled in (("ours", CompileConfig()), ("compiled", CompileConfig(max_rows=max(batches)))):
             model = Model.open(
                 folder,
                 slots=max(batches),

@@ -23,7 +23,7 @@ import torch
 from bench.shapes import SHAPES
 from runtime.devices.base import Device
 from runtime.devices.executor import Pending
-from runtime.messages.ranks import Compiled, StartRank
+from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
@@ -104,7 +104,7 @@ class Model:
         step_tokens: int,
         is_dry: bool,
         piecewise_tokens: Sequence[int] = (),
-        compiled: Compiled | None = None,
+        compiled: CompileConfig | None = None,
     ) -> "Model":
         """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
         captured in piecewise graphs."""
@@ -128,7 +128,7 @@ class Model:
                 seed=0,
                 graph_sizes=[] if is_dry else [slots],
                 piecewise_sizes=[] if is_dry else list(piecewise_tokens),
-                compiled=compiled or Compiled(),
+                compiled=compiled or CompileConfig(),
             ),
             lambda phase, done: None,
         )

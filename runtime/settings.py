@@ -19,7 +19,7 @@ from runtime.errors import OptionsError
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import Compiled, StartRank
+from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config import ModelConfig, read_config
@@ -76,8 +76,8 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None 
         tp_size=plan.parallel.tensor_parallel_size,
         ep_size=plan.experts.expert_parallel_size,
         page_size=plan.memory.page_size,
-        exchange=plan.experts.moe_a2a_backend,
-        exchange_mode=plan.experts.deepep_mode,
+        moe_a2a_backend=plan.experts.moe_a2a_backend,
+        deepep_mode=plan.experts.deepep_mode,
         max_slots=plan.schedule.max_running_requests,
         max_len=plan.model.context_length,
         max_step_tokens=plan.schedule.max_step_tokens + plan.schedule.max_running_requests,
@@ -154,9 +154,9 @@ def piecewise_sizes(plan: Plan) -> list[int]:
     return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []
 
 
-def compiled(plan: Plan) -> Compiled:
+def compiled(plan: Plan) -> CompileConfig:
     """Which captured steps run through torch.compile."""
-    return Compiled(
+    return CompileConfig(
         max_rows=plan.graphs.torch_compile_max_bs if plan.graphs.enable_torch_compile else 0,
         is_piecewise=plan.graphs.enable_piecewise_cuda_graph
         and plan.graphs.piecewise_cuda_graph_compiler == "inductor",

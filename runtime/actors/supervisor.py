@@ -166,7 +166,7 @@ class Supervisor:
                 ready,
                 weights_bytes=by_rank[ready.rank].weights_bytes,
                 pages_bytes=by_rank[ready.rank].pages_bytes,
-                taken_bytes=by_rank[ready.rank].taken_bytes,
+                used_bytes=by_rank[ready.rank].used_bytes,
             )
             for ready in self.readies
         ]
@@ -201,7 +201,7 @@ class Supervisor:
             await self.ranks.stop()
             if self.sleep_state.released:
                 self.readies = [
-                    structs.replace(ready, weights_bytes=0, pages_bytes=0, taken_bytes=0)
+                    structs.replace(ready, weights_bytes=0, pages_bytes=0, used_bytes=0)
                     for ready in self.readies
                 ]
                 self._log.warning(

@@ -53,7 +53,7 @@ class Status:
                 "num_pages": ready.num_pages - 1,
                 "weights_bytes": ready.weights_bytes,
                 "pages_bytes": ready.pages_bytes,
-                "taken_bytes": ready.taken_bytes,
+                "used_bytes": ready.used_bytes,
                 "phases_s": ready.phases_s,
             }
             for replica in self._replicas

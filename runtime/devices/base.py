@@ -9,7 +9,7 @@
 
 A folder of this package is a device. Its device.py offers `FACTS` and `open_device`, and
 ranks/torch_executor.py computes the steps of all torch devices. The cpu device is the specification of these
-protocols: tests/devices/test_conformance.py compares the others with it.
+protocols: the conformance tests in tests/devices compare the others with it.
 
 Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D` head size,
 `V` vocabulary.

@@ -1,18 +1,16 @@
-"""Host memory of one rank: pages of keys and values that have left the device, or will.
+"""Host memory of one rank: pages of keys and values that were copied from the device. Torch-free.
 
-The bytes live in a memfd that the event-loop process makes for each rank and keeps (actors/supervisor.py). So
-they outlive a rank that is killed, and both sides map them: the rank copies pages between here and its
-device, and whoever sits on the event loop can read and write them.
+The bytes are in a memfd that the event-loop process makes for each rank and keeps (actors/supervisor.py). So
+they survive the rank, and both processes map them: the rank copies pages between host memory and its device,
+and the event-loop process reads and writes them for storage.
 
-A host page has the same parts on every layout: for each layer the keys of its tokens, then their values.
-Layouts say where a part stands:
+A host page has the same parts in every layout: for each layer the keys of its tokens, then their values.
+Layouts say where a part is:
 
-    layer_first           part by part, in it page by page       a layer of many pages is one piece of memory
-    page_first            page by page, in it part by part       a page is one piece of memory: what reads and writes files wants
-    page_first_kv_split   the same for all keys, then for all    the keys of a page are one piece of memory, and so are its values
-                          values
-
-Imports no torch: it is read on both sides.
+    layer_first           part by part, and page by page within     the pages of a layer are contiguous
+    page_first            page by page, and part by part within     a page is contiguous, as files want it
+    page_first_kv_split   as page_first, for all keys, then for     the keys of a page are contiguous, and so are its
+                          all values                                values
 """
 
 import mmap
@@ -27,18 +25,18 @@ from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 
 Groups = Callable[[range], list[range]]
-# which parts stand together: group by group, in it page by page, in it part by part
+# groups of parts: memory is ordered by group, then by page, then by part
 LAYOUTS: dict[str, Groups] = {
     "layer_first": lambda parts: [range(part, part + 1) for part in parts],
     "page_first": lambda parts: [parts],
     "page_first_kv_split": lambda parts: [parts[0::2], parts[1::2]],
 }
-MOST = 0.9  # of the memory that is free: the rest of the machine wants to live, too
+MOST = 0.9  # fraction of the free memory that host pages may take
 
 
-class Place(NamedTuple):
-    """Where a part, or a piece of several, stands: its group begins at `begin`, in which each page takes
-    `stride` bytes."""
+class Region(NamedTuple):
+    """Where a part, or several contiguous ones, are in each page: their group begins at byte `begin`, and
+    each page of the group has `stride` bytes."""
 
     begin: int
     stride: int
@@ -47,12 +45,12 @@ class Place(NamedTuple):
 
 
 class HostPages:
-    """A mapping of one rank's host memory. It is unmapped when neither it nor any view of it is referred
-    to."""
+    """A mapping of one rank's host memory. It is unmapped when there are no references to it or to its
+    views."""
 
     def __init__(self, fd: int, num_pages: int, part_bytes: tuple[int, ...], layout: str) -> None:
-        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its size already; `fd` may
-        be closed afterwards."""
+        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its full size; `fd` may be
+        closed afterwards."""
         assert layout in LAYOUTS, layout
         self.num_pages = num_pages
         self.part_bytes = part_bytes
@@ -61,74 +59,75 @@ class HostPages:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._memory, np.uint8)
-        self._places = self._place(LAYOUTS[layout](range(len(part_bytes))))
-        self._pieces: list[Place] = []  # neighbours joined
-        for index in map(self._places.__getitem__, range(len(part_bytes))):
-            last = self._pieces[-1] if self._pieces else None
+        self._regions = self._locate(LAYOUTS[layout](range(len(part_bytes))))
+        self._chunks: list[Region] = []  # contiguous parts joined
+        for index in map(self._regions.__getitem__, range(len(part_bytes))):
+            last = self._chunks[-1] if self._chunks else None
             if last is not None and last.begin == index.begin and last.offset + last.size == index.offset:
-                self._pieces[-1] = last._replace(size=last.size + index.size)
+                self._chunks[-1] = last._replace(size=last.size + index.size)
             else:
-                self._pieces.append(index)
+                self._chunks.append(index)
 
-    def _place(self, groups: list[range]) -> dict[int, "Place"]:
-        places, begin = {}, 0
+    def _locate(self, groups: list[range]) -> dict[int, Region]:
+        regions, begin = {}, 0
         for group in groups:
             sizes = [self.part_bytes[part] for part in group]
-            places |= {
-                part: Place(begin, sum(sizes), sum(sizes[:at]), sizes[at]) for at, part in enumerate(group)
+            regions |= {
+                part: Region(begin, sum(sizes), sum(sizes[:at]), sizes[at]) for at, part in enumerate(group)
             }
             begin += self.num_pages * sum(sizes)
-        return places
+        return regions
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """Address of the first byte."""
         return int(self._bytes.ctypes.data)
 
     @property
     def num_bytes(self) -> int:
+        """Size of the mapping."""
         return len(self._bytes)
 
     def part(self, index: int) -> np.ndarray:
         """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the
         memory."""
-        begin, stride, offset, size = self._places[index]
+        begin, stride, offset, size = self._regions[index]
         group = self._bytes[begin : begin + self.num_pages * stride].reshape(self.num_pages, stride)
         return group[:, offset : offset + size]
 
     def views(self, page: int) -> list[memoryview]:
-        """The bytes of a page in as few contiguous pieces as the layout allows; joined they are the parts in
+        """The bytes of a page in as few contiguous views as the layout allows; joined they are the parts in
         order."""
         assert 0 <= page < self.num_pages, page
-        whole = memoryview(self._memory)
-        begins = [(begin + page * stride + offset, size) for begin, stride, offset, size in self._pieces]
-        return [whole[begin : begin + size] for begin, size in begins]
+        memory = memoryview(self._memory)
+        begins = [(begin + page * stride + offset, size) for begin, stride, offset, size in self._chunks]
+        return [memory[begin : begin + size] for begin, size in begins]
 
 
 def open_host(
     start: StartRank, rank: int, num_device_pages: int, part_bytes: tuple[int, ...], free_bytes: int
 ) -> HostPages | None:
-    """Gives this rank's host memory its size and maps it; None where no host tier is wanted. `free_bytes`:
-    that this rank may take of it.
+    """Sizes and maps this rank's host memory; None without a host tier. `free_bytes`: memory of the machine
+    that this rank may take.
 
-    Memory that an earlier generation of ranks has sized keeps its size and content. A size in bytes is a
-    demand, and a ratio a wish that is cut to what is free. Raises StartError when a demand is beyond that, or
-    when less than two pages would remain.
+    Memory that an earlier generation of ranks has sized keeps its size and content. A size in bytes
+    (--hicache-size) must fit; a ratio is limited to what is free. Raises StartError if a size does not fit,
+    or if fewer than two pages do.
     """
     if not start.host_bytes and not start.host_ratio:
         return None
     fd, page_bytes = start.host_fds[rank], sum(part_bytes)
-    found = os.fstat(fd).st_size
-    if found and found % page_bytes == 0:
-        return HostPages(fd, found // page_bytes, part_bytes, start.host_layout)
+    size = os.fstat(fd).st_size
+    if size and size % page_bytes == 0:
+        return HostPages(fd, size // page_bytes, part_bytes, start.host_layout)
     num_pages = count_host_pages(start, num_device_pages, page_bytes, free_bytes)
-    os.ftruncate(fd, 0)  # content of another size means nothing
+    os.ftruncate(fd, 0)  # pages of another size are of no use
     os.ftruncate(fd, num_pages * page_bytes)
     return HostPages(fd, num_pages, part_bytes, start.host_layout)
 
 
 def count_host_pages(start: StartRank, num_device_pages: int, page_bytes: int, free_bytes: int) -> int:
-    """See `open_host`."""
+    """Pages for `open_host`. Raises StartError."""
     fitting = int(free_bytes * MOST) // page_bytes
     if start.host_bytes:
         wanted = start.host_bytes // page_bytes
@@ -154,7 +153,8 @@ def _read(path: Path) -> str:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """MemAvailable, or what the cgroup (v2, then v1) leaves of its limit when that is less."""
+    """Available memory of the machine, or what is left of the cgroup's limit (v2, then v1) if that is
+    less."""
     meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     group = root / "sys/fs/cgroup"

@@ -16,8 +16,8 @@ class Quantized:
     dimension in front.
 
     Fp8, Int8: W = weight * scale. Codes: W = (weight - zeros) * scale. Each group of inputs has a column of
-    scale and zeros: input i is in group i // scheme.group_size, or in group order[i]; with scheme.group_size 0 there is
-    one column.
+    scale and zeros: input i is in group i // scheme.group_size, or in group order[i]; with scheme.group_size
+    0 there is one column.
 
     Quantized activations are round(x / s + input_offset), saturated to float8_e4m3 or int8, and the result is
     multiplied by s. s is `input_scale`, or for each token (and each group of inputs, for Fp8 with groups) the

@@ -31,6 +31,14 @@ class Stream(Protocol):
         """Work that comes later waits for what the other stream has been given so far."""
         ...
 
+    def record_event(self) -> Event:
+        """A new event at the end of the work that the stream has been given so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Makes the host wait for the stream's work."""
+        ...
+
 
 class Streams(Protocol):
     """The part of torch's module of a device (torch.cuda, torch.npu) that deals with streams."""

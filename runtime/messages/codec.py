@@ -5,14 +5,15 @@
     │ header bytes │ msgpack (msgspec) │     │         │     │         │     │
     └──────────────┴───────────────────┴─────┴─────────┴─────┴─────────┴─────┘
 
-In the header an array is one integer, `elements * 16 + kind`, where `kind` is a row of KINDS. Arrays stand in
-the order in which their integers stand in the header, each at a multiple of 8 bytes, so no offsets travel.
-Numbers have the machine's byte order: both ends are on one machine. Only one-dimensional arrays of the kinds
-in KINDS can be sent.
+In the header an array is one integer, `elements * 16 + kind`, where `kind` is a row of KINDS. Arrays follow
+in the order of their integers, each at a multiple of 8 bytes, so offsets need not be sent. Numbers have the
+machine's byte order, since both ends are on one machine. Only one-dimensional arrays of the kinds in KINDS
+can be sent.
 """
 
 import struct
-from typing import Any, Generic, TypeVar
+from types import UnionType
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,20 +40,21 @@ _PREFIX = struct.Struct("=I")
 
 
 class Wire(Generic[T]):
-    """Encodes and decodes the messages of one union. Keeps state while it does: use one Wire per thread.
+    """Encodes and decodes the messages of one union. Not thread-safe: each thread uses its own.
 
     `union` is a Struct type or a union of tagged ones, e.g. `Wire[ToRank](ToRank)`.
     """
 
-    def __init__(self, union: Any) -> None:
+    def __init__(self, union: type[T] | UnionType) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._refer)
         self._decoder = msgspec.msgpack.Decoder(union, dec_hook=self._resolve)
-        self._parts: list[Any] = []  # what follows the header of the message being encoded
-        self._body: Bytes = b""  # the message being decoded ...
-        self._offset = 0  # ... and where its next array begins
+        # arrays and padding behind the header of the message that is being encoded
+        self._parts: list[np.ndarray | bytes] = []
+        self._body: Bytes = b""  # the message that is being decoded
+        self._offset = 0  # where the next array of that message begins
 
     def encode(self, message: T) -> bytes:
-        """Raises RingError for an array that cannot be sent."""
+        """The message as bytes. Raises RingError for an array that cannot be sent."""
         self._parts.clear()
         header = self._encoder.encode(message)
         prefix = _PREFIX.pack(len(header))
@@ -60,9 +62,7 @@ class Wire(Generic[T]):
 
     def decode(self, body: Bytes) -> T:
         """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it
-        is.
-
-        Any bytes may be given: what `encode` cannot have made raises RingError.
+        is. Raises RingError for bytes that `encode` cannot have made.
         """
         if len(body) < _PREFIX.size:
             raise RingError(f"a message of {len(body)} bytes is too short to have a header")
@@ -80,8 +80,8 @@ class Wire(Generic[T]):
             raise RingError(f"the message has {len(body)} bytes, but its arrays end at byte {self._offset}")
         return message
 
-    def _refer(self, array: Any) -> int:
-        """Encoder hook: puts an array behind the header and gives the integer that stands for it."""
+    def _refer(self, array: object) -> int:
+        """Encoder hook: appends an array to the message and returns the integer that stands for it."""
         if not isinstance(array, np.ndarray):
             raise RingError(f"a message cannot hold a {type(array).__name__}")
         kind = _KIND_OF.get(array.dtype)
@@ -94,7 +94,7 @@ class Wire(Generic[T]):
             self._parts.append(_PAD[array.nbytes % ALIGN])
         return size << _KIND_BITS | kind
 
-    def _resolve(self, expected: type, reference: Any) -> Any:
+    def _resolve(self, expected: type, reference: object) -> np.ndarray:
         """Decoder hook: the array that an integer in the header stands for."""
         if expected is not np.ndarray or type(reference) is not int or reference < 0:
             raise RingError("the header of a message is not valid: there is no array where one must be")

@@ -1,4 +1,4 @@
-"""Messages of the rings between the scheduler and the ranks, apart from steps (messages/steps.py)."""
+"""Messages between the event-loop process and the ranks, except steps (messages/steps.py)."""
 
 from typing import Any, Literal
 
@@ -11,15 +11,16 @@ from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, W
 from runtime.messages.steps import StepPlan, StepResult
 
 
-class Compiled(Struct, frozen=True, array_like=True):
-    """Of the steps that are captured."""
+class CompileConfig(Struct, frozen=True, array_like=True):
+    """Which captured steps run functions compiled by torch.compile."""
 
-    max_rows: int = 0  # most sequences of a decode step that does
-    is_piecewise: bool = False  # steps in pieces do
-    explains: bool = False  # on stderr
+    max_rows: int = 0  # decode steps of up to so many sequences
+    is_piecewise: bool = False  # piecewise graphs
+    explains: bool = False  # graph breaks and recompilations are logged to stderr
 
     @property
-    def is_wanted(self) -> bool:
+    def is_enabled(self) -> bool:
+        """Whether any step runs compiled functions."""
         return self.is_piecewise or self.max_rows > 0
 
 
@@ -27,9 +28,9 @@ DeviceOption = bool | int | float | str | list[int] | None
 
 
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
-    """The first record of a ring: all that a rank must know to load its share of the model."""
+    """The first record of a ring: everything that a rank needs to load its share of the model."""
 
-    device: str  # folder of runtime/devices
+    device: str  # cpu, cuda, npu, null
     model_path: str
     dtype: str  # auto, float32, bfloat16, float16
     load_format: str  # auto, safetensors, dummy
@@ -41,65 +42,65 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     memory_fraction: float  # of the device's free memory, for weights and pages together
     max_total_tokens: int | None  # None: as many as memory_fraction allows
     num_threads: int | None  # CPU threads of a rank; None: the device decides
-    rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
+    rendezvous: str  # file at which the ranks of one start meet; unused if tp_size is 1
     seed: int
-    environment: dict[str, str] = {}  # variables of the rank's process
-    numa_nodes: tuple[int, ...] = ()  # whose cores ranks stay on: of each rank, or one of all; none: anywhere
+    environment: dict[str, str] = {}  # environment variables of the rank's process
+    numa_nodes: tuple[int, ...] = ()  # NUMA nodes of the ranks, or one for all; empty: any
     # options that only this device has, as devices/<name>/options.py declares them
     device_options: dict[str, DeviceOption] = {}
-    state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
-    num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives
-    # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
+    state_ratio: float = 0.0  # bytes of recurrent layers' states for each byte of keys and values
+    num_states: int | None = None  # number of states, which overrides state_ratio
+    # tokens in the window pool for each token in the pool of full layers; 0: one pool serves all layers
     window_ratio: float = 0.0
-    host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
-    host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
-    # what stands outside in host memory: a row of LAYOUTS in devices/host_memory.py
+    host_bytes: int = 0  # size of this rank's host tier; 0: host_ratio decides
+    host_ratio: float = 0.0  # host pages for each device page, if host_bytes is 0; 0: no host tier
+    # layout of host memory: a row of LAYOUTS in devices/host_memory.py
     host_layout: str = "layer_first"
-    host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
-    host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
+    host_copies: str = "kernel"  # how pages are copied to and from host memory: kernel or direct
+    host_fds: list[int] = []  # file descriptors of the ranks' host memory; set when ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over
-    exchange: str = "none"  # of tokens between them, --moe-a2a-backend, and the next is --deepep-mode
-    exchange_mode: str = "auto"
-    kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
+    moe_a2a_backend: str = "none"  # exchange of tokens between experts
+    deepep_mode: str = "auto"
+    kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
-    processors: list[str] = []  # classes that change logits: package.module:Class
+    processors: list[str] = []  # logits processors: package.module:Class
     config_overrides: dict[str, Any] = {}  # --json-model-override-args
-    has_wide_head: bool = False  # logits are computed in float32 whatever the dtype
-    is_embedding: bool = False  # this and the next: see models/tasks.py
-    pooling: str = "auto"
+    has_wide_head: bool = False  # logits are computed in float32 for all dtypes
+    is_embedding: bool = False  # the model embeds instead of generating (models/tasks.py)
+    pooling: str = "auto"  # how a model that does not generate pools hidden states (models/tasks.py)
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
-    graph_pads: bool = True  # a graph serves fewer sequences than it has rows
-    # numbers of tokens for which steps with prompts may be captured, between their attentions
+    graph_pads: bool = True  # a graph may serve fewer sequences than it has rows
+    # numbers of tokens for which steps with prompts may be captured as piecewise graphs
     piecewise_sizes: list[int] = []
-    compiled: Compiled = Compiled()
-    trace_folder: str = ""  # of traces of captures; empty: there are none
+    compiled: CompileConfig = CompileConfig()
+    trace_folder: str = ""  # where traces of captures are written; empty: none are
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
-    offload_setup: WeightOffload = WeightOffload()  # of weights in host memory
-    expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
+    offload_setup: WeightOffload = WeightOffload()
+    expert_steps: int | None = None  # steps that the record of expert counts holds; None: nothing is counted
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps of so many sequences, or what lies between attentions of steps of so many tokens
-    (ranks/piecewise_graphs.py), between the steps before and behind; Captured answers it."""
+    """Capture decode steps of `size` sequences, or piecewise graphs of steps of `size` tokens. Captured
+    answers it."""
 
     size: int
-    unit: str = "sequences"  # or tokens
+    unit: str = "sequences"  # sequences or tokens
 
 
 class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
-    """Record where the rank's time goes from now on; without a folder: write what was recorded."""
+    """Start a profile of the rank; without a folder: write the current one."""
 
     folder: str = ""
     activities: tuple[str, ...] = ("CPU", "GPU")
     with_stack: bool = False
     record_shapes: bool = False
-    num_steps: int | None = None  # after which it is written without being told
+    num_steps: int | None = None  # steps after which the profile is written; None: at the next Profile
 
 
 class PrepareGrammar(Struct, frozen=True, array_like=True, tag="prepare_grammar"):
-    """A grammar will come with an Admit: begin to compile it beside the steps. None: some grammar will; load
-    what compiles it."""
+    """Begin to compile a grammar, which a later Admit names, while steps run. None: load the grammar backend,
+    because some request with a grammar is expected."""
 
     grammar: Grammar | None
 
@@ -108,9 +109,9 @@ ExpertCountsAction = Literal["read", "start", "stop", "dump"]
 
 
 class CountExperts(Struct, frozen=True, array_like=True, tag="count_experts"):
-    """Tell the counts since the ranks started. Before: `start` forgets the record and records from here on,
-    step by step; `stop` ends that; `dump` writes what is recorded to a file in the folder, and forgets it.
-    ExpertCounts answers it, from rank 0."""
+    """Read the expert counts since the ranks started, after an action on the record of single steps: `start`
+    clears it and begins to record, `stop` ends recording, `dump` writes it to a file in `folder` and clears
+    it, `read` does nothing. ExpertCounts answers it, from rank 0."""
 
     id: int
     action: ExpertCountsAction
@@ -124,13 +125,13 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
 RankCommand = (
     StepPlan | Capture | Profile | PrepareGrammar | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights
 )
-"""What a rank does between its StartRank and its StopRank."""
+"""Commands between StartRank and StopRank."""
 
 ToRank = StartRank | RankCommand | StopRank
 
 
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
-    """What a rank is doing while it starts: a phase name and how much of it is done."""
+    """Progress of a rank's start: the phase, and the fraction of it that is done."""
 
     rank: int
     phase: str
@@ -138,26 +139,26 @@ class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):
-    """The rank can take steps. Sizes are what it measured."""
+    """The rank can take steps. It has measured the sizes."""
 
     rank: int
-    num_pages: int  # pages this rank can hold; page 0 is its padding page and never used by a plan
+    num_pages: int  # pages of full layers, the padding page 0 included, which plans never use
     weights_bytes: int
-    pages_bytes: int  # of both pools
+    pages_bytes: int  # pages of all pools
     device_name: str
     phases_s: dict[str, float]  # seconds of each start-up phase
-    # of sliding-window layers, padding page included; 0: they share the pages of the others
+    # pages of sliding-window layers, padding page included; 0: they share the pages of the others
     num_window_pages: int = 0
-    num_state_slots: int = 0  # of recurrent layers, padding slot included; 0: the model has none
-    num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
+    num_state_slots: int = 0  # state slots of recurrent layers, padding slot included; 0: there are none
+    num_host_pages: int = 0  # pages of this rank's host tier, all of them usable
     host_page_bytes: int = 0
-    # of each part of a host page (devices/host_memory.py); together host_page_bytes
+    # bytes of each part of a host page (devices/host_memory.py); host_page_bytes in all
     host_part_bytes: tuple[int, ...] = ()
-    taken_bytes: int = 0  # in all, as the device sees it
+    used_bytes: int = 0  # device memory that the rank has taken, as the device reports it
 
 
 class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
-    """The rank cannot start or go on. `is_start_error` marks a message for the user (exit code 2)."""
+    """The rank cannot start or continue. `is_start_error` marks a message for the user (exit code 2)."""
 
     rank: int
     message: str
@@ -165,25 +166,25 @@ class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Captured(Struct, frozen=True, array_like=True, tag="captured"):
-    """What became of a Capture, on all ranks."""
+    """The result of a Capture on all ranks."""
 
     size: int
     seconds: float
-    num_bytes: int  # of the device's memory that it took
-    error: str  # why it failed; empty: it did not
+    num_bytes: int  # device memory that it took
+    error: str  # why it failed; empty: it succeeded
     unit: str = "sequences"
-    is_fatal: bool = False  # one rank failed where others wait for it: they end
+    is_fatal: bool = False  # a rank failed while others wait for it in a collective: all ranks end
 
 
 class ExpertCounts(Struct, frozen=True, array_like=True, tag="expert_counts"):
-    """Tokens of each expert since the ranks started."""
+    """Tokens that each expert computed since the ranks started."""
 
     id: int
-    layers: tuple[int, ...]  # of the model, those with experts
+    layers: tuple[int, ...]  # indices of the model's layers with experts
     counts: np.ndarray  # int64 [layers * experts]
-    num_steps: int  # that the record held
-    file: str = ""  # that was written
-    error: str = ""  # why none was
+    num_steps: int  # steps in the record, before a dump cleared it
+    file: str = ""  # the file that a dump wrote
+    error: str = ""  # why a dump wrote no file
 
 
 FromRank = (

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from runtime.messages.memory import OffloadSpec, chosen
+from runtime.messages.memory import OffloadSpec, offloaded_layers
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 from runtime.models.lora_targets import lora_modules
@@ -69,7 +69,7 @@ def offloaded_bytes(
     full = weight_count(model, *sizes) * item
     part = 1.0 if not full else 1 - saved_bytes(model, *sizes, item) / full
     layers = [int(layer_count(model, i, *sizes) * item * part) for i in range(model.num_layers)]
-    kept = [layers[i] for i in chosen(spec, layers)]
+    kept = [layers[i] for i in offloaded_layers(spec, layers)]
     return sum(kept), max(kept) * (spec.ahead + 1)
 
 

@@ -1,11 +1,11 @@
-"""What a device reaches of its limits: `runtime check doctor --bench`, which starts one process a rank and
-shows what rank 0 prints.
+"""Benchmark of a device's operators: `runtime check doctor --bench`, which starts one process for each rank
+and shows what rank 0 prints.
 
     python -m runtime.ranks.benchmark --device npu --ranks 2 --rank 0 --rendezvous FILE
 
-Every figure goes through the device's own operators (devices/base.py), as a model's step does. Inputs are
-random, sizes those of an 8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few runs:
-what the device can do, not what it does beside others.
+Every figure measures the device's own operators (devices/base.py), as a model's step uses them. Inputs are
+random; sizes are those of an 8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few
+runs, which excludes the influence of other processes as far as possible.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 
 def seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Of one call, when many follow one another; the best of a few runs."""
+    """Seconds of one call among many in a row; the best of a few runs."""
     call()
     wait()
     count, best = 1, math.inf
@@ -53,24 +53,27 @@ def seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
 
 
 class Bench:
-    """A device, and random inputs of sizes that fit it."""
+    """A device, and inputs of sizes that suit it."""
 
     def __init__(self, device: Device, dtype: torch.dtype, shrink: int | None) -> None:
-        """`shrink` divides sizes of one dimension; None: as the device wants."""
+        """`shrink` divides the sizes of dimensions; None: the device decides."""
         self.device = device
         self.dtype = dtype
         self.shrink = shrink or (4 if device.torch_device.type == "cpu" else 1)
         self.hidden, self.inner = 4096 // self.shrink, 14336 // self.shrink
 
     def random(self, *shape: int) -> Tensor:
+        """A random tensor on the device."""
         return torch.randn(*shape, dtype=torch.float32).to(self.dtype).to(self.device.torch_device)
 
     def wait(self) -> None:
+        """Waits until the device has done its work."""
         if self.device.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
     def speed(self, name: str, size: float, unit: str, call: Callable[[], object]) -> Figure:
-        """`size`: bytes or operations of a call; not used for us."""
+        """A measurement of `call`, which moves or computes `size` bytes or operations (not used with unit
+        us)."""
         took = seconds(call, self.wait)
         return Figure(
             name,
@@ -79,7 +82,7 @@ class Bench:
         )
 
     def figures(self) -> Iterator[Figure]:
-        """All of one rank, and those of collectives where there are several, who must call it together."""
+        """All measurements. With several ranks all of them call it together, and collectives are included."""
         yield self.copy()
         yield from self.linears()
         yield from self.attention()
@@ -87,11 +90,13 @@ class Bench:
             yield from self.exchange()
 
     def copy(self) -> Figure:
+        """Bandwidth of device memory."""
         source = self.random(32 * self.hidden * self.hidden // self.shrink)
         target = torch.empty_like(source)
         return self.speed("copy", 2 * source.nbytes, "GB/s", lambda: target.copy_(source))
 
     def linears(self) -> Iterator[Figure]:
+        """Norm and GEMMs."""
         ops, hidden, inner = self.device.ops, self.hidden, self.inner
         few, many, norm = self.random(SEQUENCES, hidden), self.random(hidden, hidden), self.random(hidden)
         packed = ops.pack_linear(self.random(inner, hidden))
@@ -110,6 +115,7 @@ class Bench:
         )
 
     def attention(self) -> Iterator[Figure]:
+        """Attention of decodes and of a prompt."""
         ops, context = self.device.ops, CONTEXT // self.shrink
         heads, kv_heads, pages = HEADS // self.shrink, max(1, KV_HEADS // self.shrink), -(-context // PAGE)
         keys = self.random(SEQUENCES * pages * PAGE, kv_heads, HEAD_DIM)
@@ -125,7 +131,7 @@ class Bench:
             "GB/s",
             lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, scores),
         )
-        prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the products
+        prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the operations
         yield self.speed(
             "attention of a prompt",
             2 * context * context * heads * HEAD_DIM,
@@ -134,7 +140,7 @@ class Bench:
         )
 
     def exchange(self) -> Iterator[Figure]:
-        """Ranks must agree on the number of calls, so it is fixed."""
+        """All-reduce. The number of calls is fixed, since ranks must agree on it."""
         ranks = self.device.collectives
         for name, tokens, calls in (
             ("all_reduce of one token", 1, 200),
@@ -159,7 +165,7 @@ def rows(count: int, start: int, tokens: int) -> AttentionRows:
 
 
 def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[Device, torch.dtype]:
-    """The device as a rank of a model opens it. Raises StartError."""
+    """The device, opened as for a rank of a model. Raises StartError."""
     start = StartRank(
         device=name,
         model_path="",
@@ -181,6 +187,7 @@ def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[De
 
 
 def main() -> int:
+    """Measures one rank's device; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="runtime.ranks.benchmark", description="Started by runtime check doctor --bench."
     )
@@ -189,25 +196,25 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--shrink", type=int, help="divides sizes, to try it out")
     parser.add_argument("--rendezvous", type=Path, default=Path())
-    given = parser.parse_args()
-    torch.manual_seed(given.rank)
+    args = parser.parse_args()
+    torch.manual_seed(args.rank)
     try:
-        device, dtype = open_measured(given.device, given.rank, given.ranks, str(given.rendezvous))
+        device, dtype = open_measured(args.device, args.rank, args.ranks, str(args.rendezvous))
     except StartError as error:
         print(error, file=sys.stderr)
         return 2
     with torch.inference_mode():
-        figures = list(Bench(device, dtype, given.shrink).figures())
+        figures = list(Bench(device, dtype, args.shrink).figures())
     device.collectives.close()
-    if given.rank == 0:
-        found = Measured(
-            device=given.device,
+    if args.rank == 0:
+        measured = Measured(
+            device=args.device,
             dtype=str(dtype).removeprefix("torch."),
-            ranks=given.ranks,
+            ranks=args.ranks,
             torch=str(torch.__version__),
             figures=figures,
         )
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(measured).decode())
     return 0
 
 

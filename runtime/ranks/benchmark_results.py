@@ -1,4 +1,4 @@
-"""What a measurement of a device says: written by ranks/benchmark.py, read by whoever started it.
+"""Results of the benchmark of a device: ranks/benchmark.py prints them, cli/doctor/bench.py reads them.
 Torch-free."""
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ class Figure(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """What rank 0 of a device found."""
+    """Results of rank 0."""
 
     device: str
     dtype: str

@@ -1,10 +1,10 @@
-"""What follows an attention in each layer, through torch.compile, for steps that are captured.
+"""torch.compile for the part of each layer that follows attention, in captured steps.
 
-From one attention to the next a layer is products, a norm and an activation; where the next one begins, norms
-of heads, positions and the cache are the device's own kernels. All layers are one function of their weights,
-so it is compiled for one row and for any number, once for the model, before the server is ready. Only
-captured steps run it: each call checks what it was compiled for, which takes the host longer than the
-launches that it saves, and a replay does without.
+From one attention to the next a layer consists of GEMMs, a norm and an activation; norms of heads, rotary
+embeddings and the cache, which precede attention, are the device's own kernels. All layers are one function
+of their weights, so it is compiled once for one row and once for any number, before the server is ready. Only
+captured steps run it: each call of a compiled function checks its guards, which costs the host more than the
+kernels save, and a replay does not call it.
 """
 
 from typing import Any

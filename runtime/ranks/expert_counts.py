@@ -1,9 +1,9 @@
-"""How tokens spread over experts, counted on the device.
+"""Counts of the tokens that each expert computes, kept on the device.
 
-    layers  ── add, in the step ──►  step [layers, experts]  ── behind the step ──►  total, and a row of the record while it records
+    layers  ── add, within the step ──►  step [layers, experts]  ── after the step ──►  total, and a row of the record
 
-The host waits for none of it. A captured step adds to the same tensor as any other, and what is done behind a
-step is launched one by one.
+The host waits for none of it. A captured step adds to the same tensor as any other; what follows a step is
+launched without a graph.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ from runtime.messages.steps import StepPlan
 from runtime.ranks.transfers import Fetched, Transfers
 
 
-class Counted:
-    """Counts on their way to the host."""
+class PendingCounts:
+    """Counts on their way to the host. See Pending."""
 
     def __init__(self, fetched: Fetched, finish: Callable[[np.ndarray], ExpertCounts]) -> None:
         self._fetched = fetched
@@ -33,59 +33,65 @@ class Counted:
         self._result: ExpertCounts | None = None
 
     def is_done(self) -> bool:
+        """Whether `result` returns at once."""
         return self._result is not None or self._fetched.is_done()
 
     def result(self) -> ExpertCounts:
+        """The counts, when they have arrived."""
         if self._result is None:
             self._result = self._finish(self._fetched.arrays()[0])
         return self._result
 
 
-class Untold:
-    """Of a rank that says nothing."""
+class UnreportedCounts:
+    """Counts of a rank that does not report. See Pending."""
 
     def is_done(self) -> bool:
+        """Always."""
         return True
 
     def result(self) -> None:
+        """Nothing: rank 0 reports."""
         return None
 
 
 class ExpertLoad:
-    """The counts of one rank. Where all ranks have all tokens the first one counts for all."""
+    """The expert counts of one rank. If all ranks have all tokens, rank 0 counts for all."""
 
     def __init__(
         self, device: Device, layers: dict[int, SparseFeedForward], num_layers: int, num_steps: int
     ) -> None:
-        """`layers` by their place in the model, at least one; `num_steps` that the record holds."""
+        """`layers`: those with experts, at least one, by their index in the model; `num_steps`: steps that
+        the record holds."""
         self.ranks = device.collectives
-        self.places = tuple(layers)
+        self.layer_indices = tuple(layers)
         self.num_layers = num_layers
         self.is_summed = device.all_to_all is not None
         num_experts = next(iter(layers.values())).local.full
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
         self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.torch_device)
-        # of the record: number, tokens, and how many of them were decodes
+        # for each row of the record its step, the step's tokens, and its decodes
         self.steps = deque[tuple[int, int, int]](maxlen=num_steps)
-        self.next = 0  # row of it
+        self.next = 0  # the next row of the record
         self.is_recording = False
         self.ended_step = -1
         self.attach(list(layers.values()))
 
     @property
     def num_bytes(self) -> int:
+        """Device memory of the counts."""
         return self.step.nbytes + self.total.nbytes + self.record.nbytes
 
     def attach(self, layers: list[SparseFeedForward]) -> None:
-        """These count, which are built like those before."""
+        """Makes these layers count, which have the shapes of those before them."""
         if self.is_summed or self.ranks.rank == 0:
             for layer, row in zip(layers, self.step, strict=True):
                 layer.counts = row
 
     def ended(self, plan: StepPlan) -> None:
-        """Behind the forward pass of a step."""
-        # it is launched again, as there was no memory for what comes behind the forward pass
+        """Adds the counts of a step to total and record; called after its forward pass was launched."""
+        # the step was launched again, because sampling after its first forward pass found no memory
         if plan.step == self.ended_step:
             self.step.zero_()
             return
@@ -98,9 +104,10 @@ class ExpertLoad:
         self.step.zero_()
 
     def serve(self, command: CountExperts, transfers: Transfers) -> Pending:
+        """Executes a CountExperts; the result is its ExpertCounts on rank 0."""
         match command.action:
             case "start":
-                self.forget()
+                self.clear_record()
                 self.is_recording = True
             case "stop":
                 self.is_recording = False
@@ -108,32 +115,36 @@ class ExpertLoad:
         file, error = self.dump(Path(command.folder)) if command.action == "dump" else ("", "")
         total = self.summed(self.total.clone())
         if self.ranks.rank != 0:
-            return Untold()
-        return Counted(
+            return UnreportedCounts()
+        return PendingCounts(
             transfers.fetch([total]),
-            lambda counts: ExpertCounts(command.id, self.places, counts.ravel(), num_steps, file, error),
+            lambda counts: ExpertCounts(
+                command.id, self.layer_indices, counts.ravel(), num_steps, file, error
+            ),
         )
 
-    def forget(self) -> None:
+    def clear_record(self) -> None:
+        """Empties the record."""
         self.steps.clear()
         self.next = 0
 
     def summed(self, counts: Tensor) -> Tensor:
+        """The counts of all ranks; may overwrite `counts`."""
         return self.ranks.all_reduce(counts) if self.is_summed else counts
 
     def dump(self, folder: Path) -> tuple[str, str]:
-        """Writes the record, the oldest step first, and forgets it; the host waits for it. -> the file, or
-        why there is none"""
+        """Writes the record to a file, the oldest step first, and clears it; the host waits for the device.
+        Returns the file's path, "" if there is none, and an error, "" if there is none."""
         if not (count := len(self.steps)):
             return "", "nothing was recorded"
         order = [(self.next - count + i) % len(self.record) for i in range(count)]
         record = self.summed(self.record).cpu().numpy()[order]
         steps = np.array(self.steps, np.int64).reshape(count, 3)
-        self.forget()
+        self.clear_record()
         if self.ranks.rank != 0:
             return "", ""
         whole = np.zeros((count, self.num_layers, record.shape[2]), np.int32)
-        whole[:, self.places] = record
+        whole[:, self.layer_indices] = record
         file = folder / f"expert_distribution_{time_ns()}.safetensors"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -153,6 +164,7 @@ class ExpertLoad:
 
 
 def open_load(device: Device, mlps: list[object], num_steps: int | None) -> ExpertLoad | None:
-    """Of a model's feed-forwards in order; None: nobody wants to know, or there are no experts."""
+    """Counts for a model with these feed-forward layers, in order; None: there are no experts, or counting is
+    off (`num_steps` is None)."""
     layers = {i: mlp for i, mlp in enumerate(mlps) if isinstance(mlp, SparseFeedForward)}
     return None if num_steps is None or not layers else ExpertLoad(device, layers, len(mlps), num_steps)

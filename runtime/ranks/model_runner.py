@@ -20,7 +20,7 @@ from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.sampler import Logprobs
 from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
 from runtime.models.base import Model, is_generative
 from runtime.models.pooling import Pooling
@@ -306,7 +306,7 @@ class ModelRunner:
         return failed | dict.fromkeys(processors.took(slots, rows), Failing.PROCESSOR)
 
     def open_graphs(
-        self, sizes: list[int], piecewise_sizes: list[int], compiled: Compiled, *, pads: bool
+        self, sizes: list[int], piecewise_sizes: list[int], compiled: CompileConfig, *, pads: bool
     ) -> None:
         """Decode steps of these numbers of sequences can be captured, where the device has graphs and the
         model decodes; and what lies between the attentions of steps of so many tokens."""

@@ -1,4 +1,4 @@
-"""Where a rank's time goes, as torch sees it: a Chrome trace, to be opened in Perfetto."""
+"""Profiles of a rank with torch.profiler: a Chrome trace, which Perfetto opens."""
 
 from pathlib import Path
 
@@ -10,19 +10,22 @@ ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
 
 
 class Recording:
-    """Records from its creation until `write`."""
+    """A profile that records from its creation until `write`."""
 
-    def __init__(self, wish: Profile, rank: int) -> None:
-        self._path = Path(wish.folder) / f"rank-{rank}.trace.json.gz"
-        wanted = {ACTIVITIES[name] for name in wish.activities if name in ACTIVITIES} & supported_activities()
+    def __init__(self, command: Profile, rank: int) -> None:
+        self._path = Path(command.folder) / f"rank-{rank}.trace.json.gz"
+        wanted = {
+            ACTIVITIES[name] for name in command.activities if name in ACTIVITIES
+        } & supported_activities()
         self._profile = profile(
             activities=wanted or {ProfilerActivity.CPU},
-            with_stack=wish.with_stack,
-            record_shapes=wish.record_shapes,
+            with_stack=command.with_stack,
+            record_shapes=command.record_shapes,
         )
         self._profile.start()
 
     def write(self) -> None:
+        """Ends the profile and writes its trace. Raises OSError."""
         self._profile.stop()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(self._path))

@@ -1,5 +1,5 @@
-"""The Executor of all torch devices: loads a model, takes memory, and hands each plan to a rank that can take
-steps."""
+"""The Executor of all torch devices: loads the model, allocates memory, and passes each plan to the model
+runner."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -29,29 +29,31 @@ from runtime.models.config import ModelConfig
 from runtime.models.loader import resolve_dtype
 from runtime.models.quantization_schemes import require_supported
 from runtime.ranks.expert_counts import open_load
-from runtime.ranks.memory_saver import RankMemory, Weights, allocate_kv, read_model
+from runtime.ranks.memory_saver import MemorySaver, allocate_kv
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.profile_run import run_largest_step
 from runtime.ranks.profiler import Recording
 from runtime.ranks.slots import Slots
+from runtime.ranks.weights_loader import WeightsLoader, read_model
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 class TorchExecutor:
-    """One rank on one torch device. `start` once, `launch` many times, `close` once."""
+    """One rank on one torch device."""
 
     def __init__(self, rank: int, open_device: OpenDevice, facts: DeviceFacts) -> None:
         self.rank = rank
         self.open_device = open_device
         self.facts = facts
         self.loaded: ModelRunner | None = None
-        self.memory_saver: RankMemory | None = None
+        self.memory_saver: MemorySaver | None = None
         self.recording: Recording | None = None
-        self.trace_folder = ""  # of captures
+        self.trace_folder = ""  # where traces of captures are written; empty: none are
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
+        """See Executor.start. Raises StartError, ModelError among them."""
         times = [perf_counter()]
         self.trace_folder = start.trace_folder
         config = read_model(start)
@@ -62,49 +64,27 @@ class TorchExecutor:
         budget = int(device.memory.free_bytes() * start.memory_fraction)
         times.append(perf_counter())
         progress("weights", 0.0)
-        weights = Weights(device, start, config, dtype)
-        model = weights.make(progress)
-        adapters = (
-            None
-            if start.adapters is None
-            else LoraAdapters(device, model, model.packed_modules, config, start.adapters, start.max_slots)
-        )
-        weights_bytes = weights.num_bytes + (adapters.num_bytes if adapters is not None else 0)
-        experts = open_load(
-            device,
-            [layer.mlp for layer in model.layers] if config.moe is not None else [],
-            start.expert_steps,
-        )
+        loader = WeightsLoader(device, start, config, dtype)
+        loaded_model = loader.load(progress)
+        model = loaded_model.model
+        adapters = open_adapters(device, model, start, config)
+        weights_bytes = loaded_model.num_bytes + (adapters.num_bytes if adapters is not None else 0)
+        mlps = [layer.mlp for layer in model.layers] if config.moe is not None else []
+        experts = open_load(device, mlps, start.expert_steps)
         device.memory.empty_cache()
         times.append(perf_counter())
         progress("pages", 0.0)
         kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
-        token_bytes = [0, 0]  # of full layers, and of those with a window
-        for layer in model.attentions:
-            token_bytes[layer.window > 0] += (
-                layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
-            )
-        beside = experts.num_bytes if experts is not None else 0
-        room = min(
-            budget - weights_bytes - beside, self.room_beside_steps(device, model, start, config, kv_dtype)
-        )
-        pools = count_pages(start, config.windows, room, (token_bytes[0], token_bytes[1]))
+        budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
+        num_bytes = min(budget, self.memory_for_pages(device, model, start, config, kv_dtype))
+        pools = count_pages(start, config.windows, num_bytes, token_bytes(model, kv_dtype))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [
             allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype)
             for layer in model.attentions
         ]
-        slots = Slots(
-            start.max_slots,
-            -(-start.max_len // start.page_size),
-            config.vocab_size,
-            device.torch_device,
-            len(sizes),
-            GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
-            Processors(start.processors if self.rank == 0 else []),
-            fused_ops_of(device).penalise,
-        )
-        pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
+        slots = self.open_slots(device, start, config, len(sizes))
+        pages_bytes = sum(cache.nbytes for pair in kv for cache in pair)
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_page_copier(kv, host, start.page_size)
         self.loaded = ModelRunner(
@@ -120,14 +100,28 @@ class TorchExecutor:
             experts,
         )
         if experts is not None:
-            experts.step.zero_()  # of the rehearsal
+            experts.step.zero_()  # counts of the profile run
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():
             self.load_adapter(load_adapter)
-        self.memory_saver = RankMemory(self.rank, self.loaded, weights, kv_dtype, sizes, host)
+        self.memory_saver = MemorySaver(
+            self.rank, self.loaded, loader, loaded_model.num_bytes, kv_dtype, sizes, host
+        )
         self.memory_saver.open_graphs()
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
+        return self.ready(device, sizes, host, weights_bytes, pages_bytes, phases)
+
+    def ready(
+        self,
+        device: Device,
+        sizes: list[int],
+        host: HostPages | None,
+        weights_bytes: int,
+        pages_bytes: int,
+        phases: dict[str, float],
+    ) -> RankReady:
+        """The sizes of everything that was allocated."""
         return RankReady(
             rank=self.rank,
             num_pages=sizes[0],
@@ -139,24 +133,36 @@ class TorchExecutor:
             num_host_pages=host.num_pages if host else 0,
             host_page_bytes=host.page_bytes if host else 0,
             host_part_bytes=host.part_bytes if host else (),
-            taken_bytes=device.memory.used_bytes(),
+            used_bytes=device.memory.used_bytes(),
         )
 
-    def room_beside_steps(
+    def open_slots(self, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
+        """State of the slots. Rank 0 alone samples, so it alone has grammars and logits processors."""
+        return Slots(
+            start.max_slots,
+            -(-start.max_len // start.page_size),
+            config.vocab_size,
+            device.torch_device,
+            num_pools,
+            GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
+            Processors(start.processors if self.rank == 0 else []),
+            fused_ops_of(device).penalise,
+        )
+
+    def memory_for_pages(
         self, device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
     ) -> int:
-        """Bytes that pages may take so that the largest step fits beside them, where a device can measure
-        what one takes."""
+        """Bytes that pages may take so that there is memory for the largest step as well, if the device can
+        measure what that takes."""
         if not model.attentions or config.pooling is not None:
             return device.memory.free_bytes()
 
         def run() -> None:
-            # which some operators want to have pages
+            # some operators read pages, so layers of one shape share a cache of the step's size
             num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size
             forms = {
                 (layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions
             }
-            # layers share them
             caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}
             kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
             slots = Slots(
@@ -179,7 +185,7 @@ class TorchExecutor:
         sizes: list[int],
         cache_bytes: int,
     ) -> HostPages | None:
-        """This rank's host memory, if there is to be any. Raises StartError."""
+        """This rank's host memory; None without a host tier. Raises StartError."""
         if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
             raise StartError(
                 "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers have pages of their "
@@ -189,37 +195,40 @@ class TorchExecutor:
         return open_host(start, self.rank, sizes[0] - 1, parts, device.memory.free_host_bytes(cache_bytes))
 
     def launch(self, plan: StepPlan) -> Pending:
+        """See Executor.launch. A step for which there is no memory is tried again when unused memory has been
+        returned, if that is still possible."""
         assert self.loaded is not None, "a step before start"
         with torch.inference_mode():
             try:
                 return self.loaded.launch(plan)
             except torch.OutOfMemoryError:
                 if self.loaded.sampled_step == plan.step or self.loaded.device.collectives.size > 1:
-                    raise  # too late to begin anew, or without the others
+                    raise  # tokens were sampled already, or other ranks wait in a collective
                 log.get("ranks").warning(
-                    "a step did not fit; the memory of earlier ones is given back, and it is launched again",
+                    "no memory for a step; unused memory is freed, and it is launched again",
                     step=plan.step,
                     exc_info=True,
                 )
             self.loaded.device.memory.empty_cache()
             if self.loaded.load is not None:
-                self.loaded.load.step.zero_()  # what the failed one had counted
+                self.loaded.load.step.zero_()  # counts of the failed launch
             return self.loaded.launch(plan)
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:
+        """See Executor.capture."""
         assert self.loaded is not None, "a capture before start"
         graphs = self.loaded.graphs if unit == "sequences" else self.loaded.pieces
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
         if self.loaded.adapters is not None:
-            self.loaded.adapters.use_slots(None)  # what the latest step wanted is nothing of a graph
+            self.loaded.adapters.use_slots(None)  # the adapters of the latest step are no part of a graph
         with torch.inference_mode():
             if not self.trace_folder or self.recording is not None:  # torch has one profiler
                 return graphs.capture(size)
             return self.traced(lambda: graphs.capture(size), f"{self.trace_folder}/{size}-{unit}")
 
     def traced(self, capture: Callable[[], Captured], folder: str) -> Captured:
-        """A trace that cannot be written harms no capture."""
+        """Captures under a profiler. A trace that cannot be written is logged."""
         recording = Recording(Profile(folder=folder), self.rank)
         captured = capture()
         try:
@@ -233,35 +242,42 @@ class TorchExecutor:
         return captured
 
     def prepare_grammar(self, grammar: Grammar | None) -> None:
+        """See Executor.prepare_grammar."""
         assert self.loaded is not None, "a grammar before start"
         self.loaded.slots.grammar_masks.prepare(grammar)
 
-    def profile(self, wish: Profile) -> None:
-        if self.recording is not None and not wish.folder:
+    def profile(self, command: Profile) -> None:
+        """See Executor.profile."""
+        if self.recording is not None and not command.folder:
             self.recording.write()
-        self.recording = Recording(wish, self.rank) if wish.folder else None
+        self.recording = Recording(command, self.rank) if command.folder else None
 
-    def load_adapter(self, load: LoadAdapter) -> None:
+    def load_adapter(self, command: LoadAdapter) -> None:
+        """See Executor.load_adapter."""
         assert self.loaded is not None and self.loaded.adapters is not None, "an adapter where there are none"
         with torch.inference_mode():
-            self.loaded.adapters.load(load.id, load.folder)
+            self.loaded.adapters.load(command.id, command.folder)
 
-    def count_experts(self, wish: CountExperts) -> Pending:
+    def count_experts(self, command: CountExperts) -> Pending:
+        """See Executor.count_experts."""
         assert self.loaded is not None and self.loaded.load is not None, (
-            "a question of experts where nobody counts"
+            "expert counts where nothing is counted"
         )
         with torch.inference_mode():
-            return self.loaded.load.serve(wish, self.loaded.transfers)
+            return self.loaded.load.serve(command, self.loaded.transfers)
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:
+        """See Executor.change_memory."""
         assert self.memory_saver is not None, "parts to release before start"
         return self.memory_saver.change_memory(command)
 
     def update_weights(self, command: UpdateWeights) -> MemoryReport:
+        """See Executor.update_weights."""
         assert self.memory_saver is not None, "weights to update before start"
         return self.memory_saver.update_weights(command)
 
     def close(self) -> None:
+        """See Executor.close."""
         if self.loaded is not None:
             if self.loaded.copies is not None:
                 self.loaded.copies.close()
@@ -269,20 +285,33 @@ class TorchExecutor:
             self.loaded = self.memory_saver = None
 
 
-def count_pages(
-    start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]
-) -> Pools:
-    """Pages as the memory budget allows, and no more than options let be used. `token_bytes`: of full layers,
-    and of those with a window.
+def open_adapters(device: Device, model: Model, start: StartRank, config: ModelConfig) -> LoraAdapters | None:
+    """LoRA slots and the layers that use them; None: no adapters on these ranks."""
+    if start.adapters is None:
+        return None
+    return LoraAdapters(device, model, model.packed_modules, config, start.adapters, start.max_slots)
 
-    Raises StartError when not even one sequence of one page fits.
+
+def token_bytes(model: Model, kv_dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a token's keys and values in all full layers, and in all layers with a window."""
+    sizes = [0, 0]
+    for layer in model.attentions:
+        sizes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+    return sizes[0], sizes[1]
+
+
+def count_pages(
+    start: StartRank, windows: tuple[int, ...], budget: int, bytes_of_token: tuple[int, int]
+) -> Pools:
+    """Pages that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a token in full
+    layers, and in those with a window. Raises StartError if not even one sequence of one page fits.
     """
     page_size, longest = start.page_size, -(-start.max_len // start.page_size)
     most = start.max_slots * longest
     if start.max_total_tokens is not None:
         most = min(most, start.max_total_tokens // page_size)
     ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
-    full_bytes, window_bytes = token_bytes
+    full_bytes, window_bytes = bytes_of_token
     pools = divide_memory(
         MemoryBudget(
             num_bytes=budget,

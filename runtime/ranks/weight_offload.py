@@ -1,29 +1,34 @@
-"""Weights that lie in host memory, page-locked, while the device computes with them or does not.
+"""Weights in page-locked host memory.
 
-    Parked      all of a model's, while their memory on the device is given back (--enable-weights-cpu-backup)
-    Offload     those of some layers, always: they come to the device before the layer computes (--cpu-offload-gb, --offload-group-size)
+    OffloadedModel   all weights, while their device memory is released (--enable-weights-cpu-backup)
+    LayerOffload     weights of some layers, always: they are copied to the device before the layer computes
+                     (--cpu-offload-gb, --offload-group-size)
 
-Layers that are offloaded share a few buffers on the device, and their tensors are views into them that never
-move: a layer's weights come as one copy, on a stream of its own, and a captured step replays its copies like
-all else.
+Offloaded layers share a few buffers on the device, and their tensors are views into them with fixed
+addresses. A layer's weights are copied at once, on a stream of their own, and a captured step replays the
+copies.
 
     buffer 0    | layer 0 computes |   fetch 2   | layer 2 computes |  fetch 0 for the next step
     buffer 1    |     fetch 1      | layer 1 computes |   fetch 3   | layer 3 computes |  fetch 1 ...
 
-When a step ends every copy is done, and the first layers are there for the next one, so that steps, captured
-or not, follow each other in any order.
+When a step ends all copies are complete, and the first layers are in the buffers for the next step, so
+captured and other steps may follow each other in any order.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
+from runtime.devices.streams import Event
 from runtime.layers.weight import Layer, Weight
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ALIGNED = 256  # bytes, as devices' allocators align
 # what computes with a decoder's weights first and last; encoders' layers have one method for all
@@ -31,9 +36,9 @@ HALVES = ("before_attention", "after_attention")
 
 
 def tensors(layer: Layer) -> Iterator[Tensor]:
-    """All with numbers that a layer and those below it compute with, packed or not, once each."""
+    """All non-empty tensors that a layer and its sublayers compute with, packed or not, once each."""
     seen: set[int] = set()
-    stack: list[Any] = [layer]
+    stack: list[object] = [layer]
     while stack:
         one = stack.pop()
         if id(one) in seen:
@@ -51,71 +56,74 @@ def tensors(layer: Layer) -> Iterator[Tensor]:
 
 
 def span(tensor: Tensor) -> int:
-    """Bytes from its first number to its last, whatever its strides."""
+    """Bytes from a tensor's first element to its last, for any strides."""
     return (
         1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     ) * tensor.element_size()
 
 
 def within(memory: Tensor, begin: int, tensor: Tensor) -> Tensor:
-    """A tensor like this one at a place in bytes; `begin` is a multiple of ALIGNED."""
+    """A tensor of the same shape, strides and dtype at byte `begin` of `memory`, a multiple of ALIGNED."""
     return memory[begin : begin + span(tensor)].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadBuffer:
-    """Tensors in one piece of host memory."""
+    """Copies of tensors in one contiguous block of host memory."""
 
     host: Tensor  # uint8
-    homes: list[tuple[Tensor, int]]  # tensors, and where in it they lie
+    offsets: list[tuple[Tensor, int]]  # tensors, and the bytes at which their copies begin
 
     @classmethod
     def of(cls, kept: list[Tensor]) -> "OffloadBuffer":
-        """Copies them there."""
-        homes, end = [], 0
+        """Copies the tensors to host memory."""
+        offsets, end = [], 0
         for tensor in kept:
-            homes.append((tensor, end))
+            offsets.append((tensor, end))
             end += -(-span(tensor) // ALIGNED) * ALIGNED
         host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
-        for tensor, begin in homes:
+        for tensor, begin in offsets:
             within(host, begin, tensor).copy_(tensor)
-        return cls(host, homes)
+        return cls(host, offsets)
 
     def point_into(self, memory: Tensor) -> None:
-        """The tensors are views of this memory from now on, whatever it holds."""
-        for tensor, begin in self.homes:
+        """Makes the tensors views of `memory`, which is laid out as `host`."""
+        for tensor, begin in self.offsets:
             tensor.data = within(memory, begin, tensor)
 
 
 class OffloadedModel:
-    """A model's weights in host memory. Make it while they are on the device; they take none afterwards."""
+    """A model's weights in host memory. Making it copies them from the device and frees their device
+    memory."""
 
     def __init__(self, model: Layer) -> None:
         self._buffer = OffloadBuffer.of(list(tensors(model)))
         self._buffer.point_into(self._buffer.host)
 
-    def come_back(self, torch_device: torch.device) -> None:
-        """Raises where there is no room, and nothing has changed."""
+    def restore(self, torch_device: torch.device) -> None:
+        """Copies the weights back to the device. Raises if there is no memory; nothing has changed then."""
         memory = torch.empty(len(self._buffer.host), dtype=torch.uint8, device=torch_device)
         memory.copy_(self._buffer.host)
         self._buffer.point_into(memory)
 
 
-class Offload:
-    """The offloaded layers of one rank, in order, which were made in host memory."""
+class LayerOffload:
+    """The offloaded layers of one rank, in order. Their weights were made in host memory."""
 
     def __init__(self, device: Device, layers: list[Layer], ahead: int) -> None:
         self._streams = device.streams
         self._side = device.streams.Stream()
-        self._shelves = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]
-        size = max(len(buffer.host) for buffer in self._shelves)
+        self._layers = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]
+        size = max(len(buffer.host) for buffer in self._layers)
         self._buffers = [
             torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(ahead + 1)
         ]
-        self._has = [-1] * len(self._buffers)  # whose weights are in each buffer, or on their way
-        # the event behind a copy that nobody has waited for
-        self._coming: list[Any] = [None] * len(self._buffers)
-        for index, (layer, buffer) in enumerate(zip(layers, self._shelves, strict=True)):
+        self._content = [-1] * len(
+            self._buffers
+        )  # for each buffer the layer whose weights are there, or are being copied there
+        # for each buffer the event behind a copy that no stream has waited for yet
+        self._events: list[Event | None] = [None] * len(self._buffers)
+        for index, (layer, buffer) in enumerate(zip(layers, self._layers, strict=True)):
             buffer.point_into(self._buffers[index % len(self._buffers)])
             first, last = HALVES if hasattr(layer, HALVES[0]) else ("forward", "forward")
             setattr(layer, first, partial(self._enter, index, getattr(layer, first)))
@@ -126,40 +134,43 @@ class Offload:
 
     @property
     def host_bytes(self) -> int:
-        return sum(len(buffer.host) for buffer in self._shelves)
+        """Host memory of the offloaded layers."""
+        return sum(len(buffer.host) for buffer in self._layers)
 
     @property
     def buffer_bytes(self) -> int:
+        """Device memory of the buffers."""
         return sum(len(buffer) for buffer in self._buffers)
 
-    def _enter(self, index: int, compute: Callable[..., Any], *args: Any) -> Any:
+    def _enter(self, index: int, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         buffer = index % len(self._buffers)
-        if self._has[buffer] != index:  # a step before came to no end
+        if self._content[buffer] != index:  # an earlier step failed midway
             self._fetch(index)
-        if self._coming[buffer] is not None:
-            self._streams.current_stream().wait_event(self._coming[buffer])
-            self._coming[buffer] = None
-        return compute(*args)
+        if (event := self._events[buffer]) is not None:
+            self._streams.current_stream().wait_event(event)
+            self._events[buffer] = None
+        return compute(*args, **kwargs)
 
-    def _leave(self, index: int, compute: Callable[..., Any], *args: Any) -> Any:
-        found = compute(*args)
+    def _leave(self, index: int, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        result = compute(*args, **kwargs)
         buffer = index % len(self._buffers)
         following = index + len(self._buffers)
-        self._fetch(following if following < len(self._shelves) else buffer)
-        if index == len(self._shelves) - 1:
+        self._fetch(following if following < len(self._layers) else buffer)
+        if index == len(self._layers) - 1:
             self._join()
-        return found
+        return result
 
     def _fetch(self, index: int) -> None:
-        """Behind what the main stream has been given, which uses the buffer last."""
-        buffer, host = index % len(self._buffers), self._shelves[index].host
+        """Copies a layer's weights to its buffer, behind the work of the main stream, which used the buffer
+        last."""
+        buffer, host = index % len(self._buffers), self._layers[index].host
         self._side.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._side):
             self._buffers[buffer][: len(host)].copy_(host, non_blocking=True)
-            self._coming[buffer] = self._streams.Event()
-            self._coming[buffer].record(self._side)
-        self._has[buffer] = index
+            event = self._events[buffer] = self._streams.Event()
+            event.record(self._side)
+        self._content[buffer] = index
 
     def _join(self) -> None:
         self._streams.current_stream().wait_stream(self._side)
-        self._coming = [None] * len(self._buffers)
+        self._events = [None] * len(self._buffers)

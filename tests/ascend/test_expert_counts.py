@@ -36,7 +36,7 @@ def test_counts_are_those_of_the_cpu(tmp_path: Path) -> None:
         planner.run([], [(row, 5) for row in rows])
         for _ in range(4):
             planner.run(rows, [])
-        told = executor.count_experts(CountExperts(2, "read")).result()
-        assert told is not None and told.num_steps == 5  # type: ignore[union-attr]
-        found.append(told.counts.tolist())  # type: ignore[union-attr]
+        report = executor.count_experts(CountExperts(2, "read")).result()
+        assert report is not None and report.num_steps == 5  # type: ignore[union-attr]
+        found.append(report.counts.tolist())  # type: ignore[union-attr]
     assert found[0] == found[1] and sum(found[0])

@@ -11,7 +11,7 @@ from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.models.moe_config import Routing
 from runtime.models.quantization_schemes import Int8
-from tests.devices.test_conformance import Bench
+from tests.devices.conformance import Bench
 from tests.devices.test_schemes import random_weight
 
 pytestmark = pytest.mark.ascend
@@ -70,8 +70,8 @@ def test_int8_with_and_without_the_fused_activation(bench: Bench, scheme: Int8, 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(1, 0, 1), (1, -1, 2), (4, 4, 9), (4, -3, 0)])
 def test_one_expert_and_none(bench: Bench, count: int, low: int, high: int) -> None:
-    """A rank with a single expert; steps in which nobody chooses an expert of this rank: then every row is
-    another's memory."""
+    """A rank with a single expert; steps without an expert of this rank, where every row is
+    undefined."""
     stacks = bench.randn(count, 64, 64) / 8, bench.randn(count, 64, 32) / 6
     found, wanted = answers(
         bench, stacks, torch.randint(low, high, (9, 2), generator=bench.generator).to(bench.torch_device)

@@ -29,9 +29,9 @@ def test_weights_pages_and_graphs_go_and_come_back(tmp_path: Path) -> None:
     assert executor.capture(1).error == "" and tokens() == expected
     states: list[tuple[Part, ...]] = [("kv_cache", "weights"), ("weights",), ()]
     for released in states:
-        told = executor.change_memory(ChangeMemory(1, released))
-        assert told.released == released and told.error == ""
-        assert (told.weights_bytes > 0, told.pages_bytes > 0) == (
+        report = executor.change_memory(ChangeMemory(1, released))
+        assert report.released == released and report.error == ""
+        assert (report.weights_bytes > 0, report.pages_bytes > 0) == (
             "weights" not in released,
             "kv_cache" not in released,
         )

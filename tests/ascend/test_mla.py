@@ -12,9 +12,9 @@ from torch import Tensor
 
 from runtime.errors import ModelError, StartError
 from tests.ascend.emulate.table import Limits
-from tests.devices import test_conformance
+from tests.devices import test_attention_conformance as conformance
+from tests.devices.conformance import Bench
 from tests.devices.drive import start
-from tests.devices.test_conformance import Bench
 from tests.models.make import make_checkpoint
 
 pytestmark = pytest.mark.ascend
@@ -33,11 +33,11 @@ def test_sizes_of_deepseek(
 ) -> None:
     """Few queries of a row are absorbed, more than 170 are expanded."""
     monkeypatch.setattr(Limits, "strict", True)
-    monkeypatch.setitem(test_conformance.LATENTS, "npu", (heads, 128))
-    monkeypatch.setitem(test_conformance.ROWS, "a long chunk", (1, [(40, 1), (100, 180), (3, 40)]))
+    monkeypatch.setitem(conformance.LATENTS, "npu", (heads, 128))
+    monkeypatch.setitem(conformance.ROWS, "a long chunk", (1, [(40, 1), (100, 180), (3, 40)]))
     bench = Bench("npu", dtype)
     monkeypatch.setattr(bench, "randn", partial(smaller, bench.randn))
-    test_conformance.test_latent_attention(bench, "npu", case, 512, 128, 64, 128)
+    conformance.test_latent_attention(bench, "npu", case, 512, 128, 64, 128)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_other_sizes_are_refused(tmp_path: Path) -> None:
         match="--npu-mla-prolog does not take this model, which has float32, and not bfloat16 or float16",
     ):
         open_rank(folder, device_options={"mla_prolog": True})
-    # a profile's wish gives way
+    # a profile's option is dropped
     executor, planner = open_rank(folder, device_options={"mla_prolog": True, "requires_mla_prolog": False})
     row = planner.row(0, SHORT, sampling())
     planner.run([], [(row, len(SHORT))])

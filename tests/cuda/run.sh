@@ -1,8 +1,8 @@
 #!/bin/bash
-# Everything that a card can check and measure, in less than ten minutes: kernels, the conformance suite, ranks and servers on the card,
+# Everything that a GPU can check and measure, in less than ten minutes: kernels, the conformance suite, ranks and servers on the GPU,
 # then bench/gpu.py, bench/gpu_gemm.py and bench/gpu_idle.py, whose results are in bench/results/. From the root of the repository:
 #     bash tests/cuda/run.sh [tests] [bench] [gemm] [idle]        # without an argument: all of it
-#     bash tests/cuda/run.sh compiled                             # what torch.compile gives, which takes minutes of its own
+#     bash tests/cuda/run.sh compiled                             # decode steps with torch.compile, which takes minutes more
 # What is missing is installed from .wheels/ (tests/cuda/wheels.sh) where that folder is, to a folder of its own.
 set -u
 cd "$(dirname "$0")/../.." || exit
@@ -12,7 +12,7 @@ if [ -d .wheels ]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .wheels/*.whl || exit
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
-"$PYTHON" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no card")' || exit
+"$PYTHON" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no GPU")' || exit
 parts=${*:-tests bench gemm idle}
 failed=""
 run() {  # name, seconds at most, command
@@ -21,7 +21,7 @@ run() {  # name, seconds at most, command
     timeout "$2" "${@:3}" || failed="$failed $1"
     echo "== $1: $((SECONDS - begin)) s"
 }
-pytest() {  # warnings of what else is installed there are not ours
+pytest() {  # warnings of other installed packages do not count
     "$PYTHON" -m pytest -q -p no:cacheprovider -p no:benchmark -W default "$@"
 }
 export -f pytest
@@ -31,7 +31,7 @@ for part in $parts; do
     case $part in
     tests)
         run ranks 120 bash -c 'pytest tests/cuda -m cuda --durations=5'
-        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py tests/devices/test_schemes.py -m 'not ascend' \
+        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py tests/devices/test_attention_conformance.py tests/devices/test_schemes.py -m 'not ascend' \
             -k 'not cpu and not npu and not interpreter' $spread" ;;
     bench) run bench 300 "$PYTHON" -m bench.gpu ;;
     gemm) run gemm 200 "$PYTHON" -m bench.gpu_gemm ;;

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import runtime
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.models.make import make_checkpoint
@@ -53,9 +53,9 @@ def test_greedy_equals_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v2", "qwen3_moe"])
-def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
-    """Chunks beside rows that decode, with and without padding, and one step that is too large for its
-    pieces."""
+def test_piecewise_graphs(case: str, tmp_path: Path) -> None:
+    """Chunks in steps with decode rows, with and without padding, and one step that is too large for the
+    graphs."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
     executor, ready = start(folder, page_size=16, piecewise_sizes=[8, 16], **SMALL)
@@ -76,7 +76,7 @@ def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
 
 
 def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through inductor, without trying products: decodes and pieces."""
+    """Through inductor, without tuning products: decode steps and piecewise graphs."""
     monkeypatch.setattr(compiling, "HOW", {"backend": "inductor"})
     folder = make_checkpoint("qwen3", tmp_path)
     executor, ready = start(
@@ -85,7 +85,7 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         graph_sizes=[2],
         piecewise_sizes=[16],
         **SMALL,
-        compiled=Compiled(max_rows=2, is_piecewise=True),
+        compiled=CompileConfig(max_rows=2, is_piecewise=True),
     )
     assert (executor.capture(2).error, executor.capture(16, "tokens").error) == ("", "")
     planner = Planner(executor, ready, 16)

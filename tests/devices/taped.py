@@ -246,7 +246,7 @@ class TapedRunner(TorchExecutor):
                 experts=experts,
                 graphs=self.tapes,
                 collectives=ranks,
-                all_to_all=open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
+                all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
             )
 
         super().__init__(rank, opened, facts)

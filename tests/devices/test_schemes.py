@@ -8,7 +8,7 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.models.quantization_schemes import SCHEMES, Fp8, Int8, PackedInt, Scheme
 from runtime.options.facts import DEVICES as FACTS
-from tests.devices.test_conformance import DEVICES, MARKS, TOLERANCE, Bench
+from tests.devices.conformance import DEVICES, MARKS, TOLERANCE, Bench
 
 pytestmark = [
     pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),

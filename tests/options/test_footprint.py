@@ -198,14 +198,14 @@ def test_lora_slots(family: str, tmp_path: Path) -> None:
 
 
 def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.messages.memory import OffloadSpec, WeightOffload, chosen
+    from runtime.messages.memory import OffloadSpec, WeightOffload, offloaded_layers
     from tests.devices.drive import start_rank as start_of
     from tests.devices.streams import StreamedRunner, Streams, install
 
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=6)
     config, spec = read_config(folder), OffloadSpec(0, 2, 1, 0)
     offloaded, buffers = offloaded_bytes(spec, config, (1, 1, 1), 4)
-    assert chosen(spec, [1] * 6) == (1, 3, 5) and offloaded == 3 * buffers > 0
+    assert offloaded_layers(spec, [1] * 6) == (1, 3, 5) and offloaded == 3 * buffers > 0
     install(monkeypatch, streams := Streams(is_late=False))
     ready = StreamedRunner(streams, None).start(
         start_of(folder, offload_setup=WeightOffload(spec)), lambda phase, fraction: None

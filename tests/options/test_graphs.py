@@ -7,7 +7,7 @@ import pytest
 
 from runtime import settings
 from runtime.errors import OptionsError
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
@@ -113,21 +113,21 @@ def test_what_pieces_cannot_be(words: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("words", "compiled"),
     [
-        ("", Compiled()),
-        ("--enable-torch-compile", Compiled(max_rows=32)),
+        ("", CompileConfig()),
+        ("--enable-torch-compile", CompileConfig(max_rows=32)),
         (
             "--enable-torch-compile --torch-compile-max-bs 4 --enable-torch-compile-debug-mode",
-            Compiled(max_rows=4, explains=True),
+            CompileConfig(max_rows=4, explains=True),
         ),
         (
             "--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor",
-            Compiled(is_piecewise=True),
+            CompileConfig(is_piecewise=True),
         ),
     ],
 )
-def test_what_is_compiled(words: str, compiled: Compiled) -> None:
+def test_what_is_compiled(words: str, compiled: CompileConfig) -> None:
     assert start_rank(on_card(words), MODEL).compiled == compiled
-    assert compiled.is_wanted == bool(words)
+    assert compiled.is_enabled == bool(words)
 
 
 @pytest.mark.parametrize(

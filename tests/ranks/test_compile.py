@@ -15,7 +15,7 @@ from runtime.devices.base import Gate
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
 from runtime.layers import torch_ops as plain
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
 from runtime.ranks import open_executor
 from tests.devices import taped
@@ -38,7 +38,7 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(compiling, "HOW", {"backend": counter})
     folder = make_checkpoint(family, tmp_path, num_hidden_layers=3)
-    executor, ready = start(folder, max_len=64, compiled=Compiled(max_rows=4))
+    executor, ready = start(folder, max_len=64, compiled=CompileConfig(max_rows=4))
     loaded: Any = executor.loaded  # type: ignore[attr-defined]
     assert counter.frame_count == 2, "for one row and for any number"
     batch = loaded.inputs.batch
@@ -62,12 +62,12 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("compiled", "asked"),
     [
-        (Compiled(max_rows=2), {("graphs", 2): True, ("graphs", 4): False, ("pieces", 8): False}),
-        (Compiled(is_piecewise=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True}),
+        (CompileConfig(max_rows=2), {("graphs", 2): True, ("graphs", 4): False, ("pieces", 8): False}),
+        (CompileConfig(is_piecewise=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True}),
     ],
 )
 def test_which_captures_are_compiled(
-    compiled: Compiled, asked: dict[tuple[str, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: CompileConfig, asked: dict[tuple[str, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[tuple[str, int], bool] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
@@ -99,7 +99,7 @@ def test_what_cannot_be_compiled_ends_the_start(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(compiling, "HOW", {"backend": broken})
     with pytest.raises(StartError, match="torch.compile failed .*leave --enable-torch-compile"):
-        start(make_checkpoint("llama", tmp_path), max_len=64, compiled=Compiled(max_rows=4))
+        start(make_checkpoint("llama", tmp_path), max_len=64, compiled=CompileConfig(max_rows=4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

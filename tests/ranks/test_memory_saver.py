@@ -64,7 +64,7 @@ def test_everything_goes_and_comes_back(family: str, folders: dict[str, Path], t
     nothing = say(executor, "kv_cache", "weights")
     assert nothing.weights_bytes == nothing.pages_bytes == 0
     if family == "qwen3":  # large enough to be seen among all else that a process does
-        assert whole.taken_bytes - nothing.taken_bytes > 0.9 * (ready.weights_bytes + ready.pages_bytes)
+        assert whole.used_bytes - nothing.used_bytes > 0.9 * (ready.weights_bytes + ready.pages_bytes)
     weights = say(executor, "kv_cache")
     assert (weights.weights_bytes, weights.pages_bytes) == (ready.weights_bytes, 0)
     assert say(executor).pages_bytes == ready.pages_bytes

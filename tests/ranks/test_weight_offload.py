@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.errors import StartError
-from runtime.messages.memory import ChangeMemory, OffloadSpec, WeightOffload, chosen
+from runtime.messages.memory import ChangeMemory, OffloadSpec, WeightOffload, offloaded_layers
 from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.weight_offload import span, tensors
 from tests.devices.drive import Planner, sampling, start, start_rank
@@ -85,7 +85,7 @@ def test_tokens_are_the_same(
     executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(wish))
     assert tokens(executor, ready) == expected
     assert executor.memory_saver is not None and ready.weights_bytes < plain_ready.weights_bytes
-    kept = executor.memory_saver.weights.device.layer_devices
+    kept = executor.memory_saver.loader.device.layer_devices
     held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(executor.loaded.model.layers[i])}  # type: ignore[union-attr]
     assert len(held) == wish.ahead + 1, "layers share the buffers"
 
@@ -192,7 +192,7 @@ def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pyt
     ],
 )
 def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
-    assert chosen(wish, [100] * 12) == layers
+    assert offloaded_layers(wish, [100] * 12) == layers
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
 )
 def test_what_gains_nothing_is_refused(wish: OffloadSpec, words: str) -> None:
     with pytest.raises(StartError, match=words):
-        chosen(wish, [100] * 12)
+        offloaded_layers(wish, [100] * 12)
 
 
 def test_spans_of_views() -> None:

@@ -122,7 +122,12 @@ class VisiblePages:
 
 
 def plan_decode_rows(
-    plan: AttentionRows, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray
+    plan: AttentionRows,
+    page_table: Tensor,
+    page_size: int,
+    window: int,
+    rows: np.ndarray,
+    queries: np.ndarray,
 ) -> DecodeRows:
     """The decode rows of a step as the layers of one window see them. `queries`: their queries in the
     step."""

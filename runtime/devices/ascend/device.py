@@ -97,8 +97,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     check_model(start, ops, dtype, torch_device)
     experts = AscendExperts(dtype, has_remote_experts=start.ep_size > 1)
     exchanges = open_all_to_all(
-        start.exchange,
-        start.exchange_mode,
+        start.moe_a2a_backend,
+        start.deepep_mode,
         ranks,
         experts,
         lambda fixed: DispatchCombine(group_name(rank), rank, ranks.size, experts, fixed),

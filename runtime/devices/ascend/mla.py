@@ -194,9 +194,9 @@ def mla_attention(
     prolog are absorbed already, [T, H, R], and no row is expanded then."""
     caches = _paged(latents, plan.page_size, is_nz), _paged(ropes, plan.page_size, is_nz)
     is_absorbed = q.shape[2] != up.keys.shape[1]
-    kinds: list[tuple[slice | Tensor, Any]] = [(rows.queries, rows) for rows in plan.decodes.values()]
+    kinds: list[DecodeRows | ExtendRows | ExpandedRows] = list(plan.decodes.values())
     if isinstance(plan, MlaPlan):
-        kinds += [(rows.queries, rows) for rows in (plan.absorbed, plan.expanded) if rows is not None]
+        kinds += [rows for rows in (plan.absorbed, plan.expanded) if rows is not None]
 
     def attend(q: Tensor, q_rope: Tensor, rows: DecodeRows | ExtendRows | ExpandedRows) -> Tensor:
         if isinstance(rows, ExpandedRows):
@@ -205,10 +205,10 @@ def mla_attention(
         return _attend(q if is_absorbed else _by_head(q, up.keys), q_rope, caches, up, rows, plan, scale)
 
     if len(kinds) == 1:
-        return attend(q, q_rope, kinds[0][1])
+        return attend(q, q_rope, kinds[0])
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
-    for queries, rows in kinds:
-        out[queries] = attend(q[queries], q_rope[queries], rows)
+    for rows in kinds:
+        out[rows.queries] = attend(q[rows.queries], q_rope[rows.queries], rows)
     return out
 
 

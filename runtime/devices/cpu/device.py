@@ -31,5 +31,5 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ranks,
         None,
         start.ep_size,
-        open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
+        open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
     )

@@ -28,7 +28,9 @@ Metadata = TypeVar("Metadata")
 class AttentionBackend(Protocol[Metadata]):
     """Attention kernels of one phase. `Metadata`: what a step's layers share."""
 
-    def plan(self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Metadata:
+    def plan(
+        self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Metadata:
         """Called once a step, with the rows of this phase alone; arguments as in Ops.plan_attention."""
         ...
 
@@ -114,6 +116,9 @@ class PhasePlan(Generic[Metadata]):
     metadata: Metadata
 
 
+PhasePlans = tuple[PhasePlan[Any], ...]  # of the phases that a step has rows of
+
+
 class HybridAttentionBackend:
     """A backend for prefill and one for decode, which may be the same."""
 
@@ -123,7 +128,7 @@ class HybridAttentionBackend:
 
     def plan(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[PhasePlan[Any], ...]:
+    ) -> PhasePlans:
         """One plan for each phase that the step has rows of; see Ops.plan_attention."""
         phases, num, end = [], plan.num_decodes, int(plan.counts.sum())
         if num:
@@ -140,14 +145,12 @@ class HybridAttentionBackend:
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> tuple[PhasePlan[Any], ...]:
+    ) -> PhasePlans:
         """The plan of captured decode rows; see Graphs.plan_decodes."""
         metadata = self.decode.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return (PhasePlan(slice(0, len(slots)), self.decode, metadata),)
 
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, phases: tuple[PhasePlan[Any], ...], scores: Scores
-    ) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, phases: PhasePlans, scores: Scores) -> Tensor:
         """Attention of all rows of the step; see Ops.attention."""
         if len(phases) == 1:
             return phases[0].backend.attend(q, keys, values, phases[0].metadata, scores)

@@ -92,7 +92,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ranks,
         graphs,
         start.ep_size,
-        open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
+        open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         adapters,
         CudaFusedOps(),
         torch.cuda,

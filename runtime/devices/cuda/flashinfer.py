@@ -6,8 +6,9 @@ replay; the pages of rows, which the host does not know, are listed by the graph
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -72,10 +73,24 @@ class FlashInferPlan:
     wrappers: dict[WrapperKey, "PlannedWrapper"] = field(default_factory=dict)
 
 
+class Wrapper(Protocol):
+    """What FlashInfer's wrappers for decode and prefill have in common."""
+
+    def plan(self, *args: object, **options: object) -> None:
+        """Makes the schedule of the next runs."""
+        ...
+
+    def run(
+        self, q: Tensor, caches: tuple[Tensor, ...], *, return_lse: bool
+    ) -> "Tensor | tuple[Tensor, Tensor]":
+        """Attention output, and with `return_lse` the binary log-sum-exp."""
+        ...
+
+
 class PlannedWrapper:
     """One of FlashInfer's wrappers, which keeps the schedule of a kind of layers."""
 
-    def __init__(self, wrapper: Any) -> None:
+    def __init__(self, wrapper: Wrapper) -> None:
         self.wrapper = wrapper
         # recorded when the latest schedule has left the pinned memory that the next one is made in
         self.plan_copied: torch.cuda.Event | None = None
@@ -109,8 +124,8 @@ class FlashInferBackend:
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
-        self.decode: Any = BatchDecodeWithPagedKVCacheWrapper
-        self.prefill: Any = BatchPrefillWithPagedKVCacheWrapper
+        self.decode: Callable[..., Wrapper] = BatchDecodeWithPagedKVCacheWrapper
+        self.prefill: Callable[..., Wrapper] = BatchPrefillWithPagedKVCacheWrapper
         self.workspace: Tensor | None = None
         # (key, whether rows decode) -> wrapper of steps that are not captured
         self.eager_wrappers: dict[tuple[WrapperKey, bool], PlannedWrapper] = {}

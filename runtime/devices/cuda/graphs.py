@@ -9,14 +9,13 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
-from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlan
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlans
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Graph:
     """A captured step, with the attention plans in it whose backends want the lengths of each replay."""
 
     cuda_graph: torch.cuda.CUDAGraph
-    phases: tuple[PhasePlan[Any], ...]
+    phases: PhasePlans
 
 
 class CudaGraphs:
@@ -42,14 +41,14 @@ class CudaGraphs:
         self.torch_device = torch_device
         self.attention_backend = attention_backend
         self.reads_lengths = attention_backend is not None  # our own kernels read them on the device
-        self.phases: tuple[PhasePlan[Any], ...] = ()  # the attention plans of the latest body
+        self.phases: PhasePlans = ()  # the attention plans of the latest body
         self.allows_gc = allows_gc
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(torch_device)
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan | tuple[PhasePlan[Any], ...]:
+    ) -> AttentionPlan | PhasePlans:
         """The attention plan of captured decode rows; see Graphs.plan_decodes."""
         if self.attention_backend is None:
             return plan_decodes(slots, lengths, page_tables, page_size)

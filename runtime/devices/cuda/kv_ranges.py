@@ -25,7 +25,9 @@ def kv_ranges(
     return first, starts + counts - first * page_size
 
 
-def page_table_of(plan: AttentionRows, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
+def page_table_of(
+    plan: AttentionRows, page_table: Tensor, page_size: int, window: int
+) -> tuple[Tensor, Tensor]:
     """Pages int32 [R, width] and the number of keys in them [R]. Columns behind a row's last page are not
     read."""
     first, lengths = kv_ranges(plan.starts, plan.counts, page_size, window)

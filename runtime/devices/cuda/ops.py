@@ -1,7 +1,5 @@
 """Ops of the cuda device: Triton kernels, and cuBLAS through torch for matrix products in full precision."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,7 +10,7 @@ from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm
 from runtime.devices.cuda.attention import AttentionPlan
-from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlan
+from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlans
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import mask
@@ -43,15 +41,18 @@ class CudaOps:
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan | tuple[PhasePlan[Any], ...]:
+    ) -> AttentionPlan | PhasePlans:
         """The attention plan of a step."""
         if self.attention_backend is not None:
             return self.attention_backend.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scores: Scores) -> Tensor:
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan | PhasePlans, scores: Scores
+    ) -> Tensor:
         """Paged attention, q [T, H, D] -> [T, H, D]."""
-        if self.attention_backend is not None:
+        if isinstance(plan, tuple):
+            assert self.attention_backend is not None, "only backends plan phases"
             return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)
         return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu)
 

@@ -6,7 +6,6 @@ copied. The main stream and the stream of copies wait for each other by events; 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.pages import copy_rows_kernel
 from runtime.devices.host_memory import HostPages
+from runtime.devices.streams import Event, Streams
 from runtime.errors import StartError
 from runtime.layers.upload import upload
 
@@ -32,7 +32,7 @@ class CachePages:
 class LayerLoads:
     """Loads of one step that are under way: an event for each layer."""
 
-    def __init__(self, events: list[Any], streams: Any) -> None:
+    def __init__(self, events: list[Event], streams: Streams) -> None:
         self._events = events
         self._streams = streams
 
@@ -45,7 +45,7 @@ class CudaPageCopier:
     """PageCopier (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
 
     def __init__(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Streams
     ) -> None:
         """`host` is page-locked already; see `lock`."""
         self._host = host  # the mapping must live as long as the views of it

@@ -10,7 +10,7 @@ Tensors go through one buffer. The operators begin and end with a barrier of the
 follow at once.
 """
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +23,22 @@ ALIGNED = 16  # bytes that the operators read at once
 DTYPES = (torch.bfloat16, torch.float32)  # that the operators sum
 
 
+class SymmetricOps(Protocol):
+    """The operators of torch.ops.symm_mem that are used here."""
+
+    def one_shot_all_reduce(self, x: Tensor, op: str, group: str) -> Tensor:
+        """The sum over ranks, in a new tensor."""
+        ...
+
+    def two_shot_all_reduce_(self, x: Tensor, op: str, group: str) -> Tensor:
+        """The sum over ranks, in place."""
+        ...
+
+
 class SymmetricSums:
     """One rank's buffer, which the other ranks of the group can address."""
 
-    def __init__(self, buffer: Tensor, group: str, size: int, ops: Any) -> None:
+    def __init__(self, buffer: Tensor, group: str, size: int, ops: SymmetricOps) -> None:
         """`ops`: torch.ops.symm_mem."""
         self.buffer = buffer
         self.group = group

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices import rendezvous as rendezvous
-from runtime.messages.ranks import Compiled
+from runtime.messages.ranks import CompileConfig
 from runtime.ranks import open_executor
 from tests.devices.drive import start
 
@@ -23,7 +23,7 @@ def main() -> None:
     open_executor.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
-    executor.loaded.open_graphs([1, 2, 3, 4], [], Compiled(), pads=True)
+    executor.loaded.open_graphs([1, 2, 3, 4], [], CompileConfig(), pads=True)
     mlp = executor.loaded.model.layers[0].mlp
     forward = mlp.forward
     rendezvous.FAILED_TIMEOUT_S = 60.0

@@ -41,7 +41,7 @@ def exchange(rank: int, rendezvous: str) -> None:
 def answer(
     folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str
 ) -> dict[str, Any]:
-    way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
+    way = {} if mode == "none" else {"moe_a2a_backend": "deepep", "deepep_mode": mode}
     executor, ready = start(
         folder,
         rank,

@@ -154,7 +154,7 @@ def test_cap_and_sinks(window: int) -> None:
 
 
 def test_splits_of_every_kind() -> None:
-    """Long rows beside short ones: parts that are empty, parts that begin within a page, all of them with
+    """Long rows and short ones together: parts that are empty, parts that begin within a page, all of them with
     sinks and windows."""
     rows = [(1500, 1), (0, 1), (90, 1)]
     sinks = torch.tensor([0.5, -1.0], device=TORCH_DEVICE)

@@ -36,11 +36,7 @@ def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
             if scheme.has_zero_points
             else None
         )
-        order = (
-            torch.randperm(ins, generator=generator).div(group, rounding_mode="floor").int()
-            if scheme.has_g_idx
-            else None
-        )
+        order = (torch.randperm(ins, generator=generator) // group).int() if scheme.has_g_idx else None
         return Quantized(scheme, weight, scale * 16 / 2**scheme.bits, zeros, order)
     if isinstance(scheme, Int8):
         return Quantized(

@@ -207,7 +207,7 @@ def test_random_tokens_are_those_of_steps_without_graphs(
 
 
 class Recording:
-    """Stands for torch.cuda: writes down what is called. A capture may be told to fail."""
+    """A double of torch.cuda that records calls. A capture can be made to fail."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
@@ -273,15 +273,15 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert was_still == [True, False]
 
 
-def test_lengths_are_told_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_get_lengths_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the kernels whose attention is in the graph, and in no other."""
     recording = Recording(monkeypatch)
 
-    class Told(TritonBackend):
+    class RecordingBackend(TritonBackend):
         def replan(self, metadata: Any, lengths: Any) -> None:
             recording.calls.append(lengths)
 
-    backend = Told(torch.float32, INTERPRETER)
+    backend = RecordingBackend(torch.float32, INTERPRETER)
     graphs, tables = (
         CudaGraphs(TORCH_DEVICE, attention_backend=HybridAttentionBackend(backend, backend)),
         torch.zeros(1, 2, 3, dtype=torch.int32),
@@ -314,7 +314,7 @@ def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_invalid_capture_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its body's error is told, and the next capture has a pool and a stream of its own."""
+    """The body's error is raised, and the next capture has a pool and a stream of its own."""
     recording = Recording(monkeypatch)
     graphs = CudaGraphs(TORCH_DEVICE)
     recording.is_invalid = True

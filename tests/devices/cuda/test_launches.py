@@ -91,7 +91,7 @@ def watched(folder: Path) -> Planner:
 @pytest.mark.skipif(HAS_GPU, reason="watches the cpu")
 @pytest.mark.parametrize("params", WISHES)
 def test_steps_of_all_kinds(params: str, tmp_path: Path) -> None:
-    """A prompt in chunks, decodes beside it, decodes alone."""
+    """A prompt in chunks, decodes in the same step, decodes alone."""
     planner = watched(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
     rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**WISHES[params])) for slot in range(2)]
     planner.prefill(rows[0])

@@ -1,4 +1,4 @@
-"""Adapters' two launches, and the plain form for captured steps, against the products of each seat."""
+"""The two launches of LoRA, and the plain form for captured steps, against the products of each LoRA slot."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from runtime.devices.lora import LoraWeights
 from runtime.layers.lora import TorchLoraOps
 from tests.devices.cuda.torch_device import DTYPES, HAS_GPU, TORCH_DEVICE, near
 
-SEATS = {
+LORA_SLOTS = {
     "one": [1],
-    "nobody": [-1, -1],
+    "no adapter": [-1, -1],
     "mixed": [2, -1, 0, 2, 2, -1, 0],
     "long": [0] * 37 + [-1] * 3 + [2] * 20,
 }
@@ -36,7 +36,7 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
         CudaLoraOps(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER, TORCH_DEVICE, 3),
     )
     there = LoraWeights(weights.a.to(TORCH_DEVICE), weights.b.to(TORCH_DEVICE), parts)
-    for lora_slots in (np.array(case) for case in SEATS.values()):
+    for lora_slots in (np.array(case) for case in LORA_SLOTS.values()):
         x, before = (torch.randn(len(lora_slots), size, generator=generator).to(dtype) for size in (ins, 160))
         expected, found, masked = before.float().clone(), before.clone().to(TORCH_DEVICE), before.clone()
         plain.add(

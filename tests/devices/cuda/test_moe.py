@@ -1,4 +1,4 @@
-"""Experts on the GPU: who goes where, sums, and routing, against the cpu device."""
+"""Experts on the GPU: alignment of slots, sums, and routing, against the cpu device."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ EXPERTS = CudaExperts(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER)
 IDS = {  # of five experts: what a step may look like
     "one token": [[2, 0]],
     "all choose one": [[1, 3]] * 17,
-    "nobody is here": [[-4, 7], [5, -1], [9, 6]],
+    "no expert is here": [[-4, 7], [5, -1], [9, 6]],
     "some are elsewhere": [[0, 9], [4, -2], [-1, 8], [4, 0], [2, 5], [0, 4], [3, 11]] * 2,
     "expert twice": [[3, 3], [1, 1]],
 }

@@ -33,7 +33,7 @@ def test_add_rms_norm(size: int, dtype: torch.dtype) -> None:
 
 
 def test_norm_of_a_slice() -> None:
-    """Heads of a projection that holds more beside them."""
+    """Heads of a projection that has more columns."""
     whole, weight = randn(3, 6, 40), randn(4, 40)
     x = whole[:, 1:5]
     near(

@@ -1,0 +1,112 @@
+"""Makes the model of one rank with its weights: at start, when weights are resumed, and when they are
+updated."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from runtime import log
+from runtime.devices.base import Device
+from runtime.devices.executor import Progress
+from runtime.errors import ModelError
+from runtime.messages.memory import offloaded_layers
+from runtime.messages.ranks import StartRank
+from runtime.models.base import Model
+from runtime.models.config import ModelConfig, read_config
+from runtime.models.loader import check_weights, layer_sizes, load
+from runtime.models.registry import model_class
+from runtime.ranks.compile import compile_model
+from runtime.ranks.weight_offload import LayerOffload
+
+# fields of the config that may differ between checkpoints of one model
+FREE_FIELDS = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")
+
+
+def read_model(start: StartRank) -> ModelConfig:
+    """The config of the model that a rank is to load. Raises ModelError."""
+    config = read_config(
+        start.model_path,
+        is_embedding=start.is_embedding,
+        pooling=start.pooling,
+        quantization=start.quantization,
+        overrides=start.config_overrides,
+    )
+    return structs.replace(config, has_wide_head=start.has_wide_head)
+
+
+def without_progress(phase: str, fraction: float) -> None:
+    """A Progress that reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights, and the bytes that these take on the device."""
+
+    model: Model
+    num_bytes: int
+
+
+class WeightsLoader:
+    """Makes the model of one rank from one checkpoint, as often as it is needed."""
+
+    def __init__(self, device: Device, start: StartRank, config: ModelConfig, dtype: torch.dtype) -> None:
+        """Raises StartError if layers cannot be offloaded as `start` says."""
+        self.start = start
+        self.config = config
+        self.dtype = dtype
+        self.meta = replace(device, torch_device=torch.device("meta"))
+        offload = start.offload_setup.offload
+        if offload is not None:
+            sizes = layer_sizes(self._empty(self.meta), config, Path(start.model_path), start.load_format)
+            layers = dict.fromkeys(offloaded_layers(offload, sizes), torch.device("cpu"))
+            device = replace(device, layer_devices=layers)
+        self.device = device
+
+    def load(self, progress: Progress = without_progress) -> LoadedModel:
+        """Makes the model and reads its weights. Raises ModelError."""
+        self.device.memory.prepare_loading()
+        model = self._empty(self.device)
+        num_bytes = load(
+            model, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed, progress
+        )
+        if self.start.offload_setup.offload is not None:
+            with torch.inference_mode():
+                offload = LayerOffload(
+                    self.device,
+                    [model.layers[i] for i in self.device.layer_devices],
+                    self.start.offload_setup.offload.ahead,
+                )
+            num_bytes += offload.buffer_bytes - offload.host_bytes
+            log.get("start").info(
+                "layers in host memory",
+                layers=list(self.device.layer_devices),
+                bytes=offload.host_bytes,
+                buffer_bytes=offload.buffer_bytes,
+            )
+        if self.start.compiled.is_enabled:
+            progress("compile", 0.0)
+            compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
+        return LoadedModel(model, num_bytes)
+
+    def of_checkpoint(self, model_path: str, load_format: str) -> "WeightsLoader":
+        """The loader for another checkpoint of the same model. Raises ModelError if it is of another model,
+        or if its weights do not fit."""
+        start = structs.replace(self.start, model_path=model_path, load_format=load_format)
+        config = read_model(start)
+        different = [
+            name
+            for name in config.__struct_fields__
+            if name not in FREE_FIELDS and getattr(config, name) != getattr(self.config, name)
+        ]
+        if different:
+            raise ModelError(
+                f"the checkpoint is of another model: config.json differs in {', '.join(different)}; start a server with it"
+            )
+        if load_format != "dummy":
+            check_weights(self._empty(self.meta), config, Path(model_path))
+        return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype)
+
+    def _empty(self, device: Device) -> Model:
+        return model_class(self.config.architecture)(device, self.dtype, self.config)
