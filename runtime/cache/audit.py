@@ -73,7 +73,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
             yield
     if (num_pages, num_evictable) != (tree.num_pages, tree.num_evictable):
         result.add(
-            f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}"
+            f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has "
+            f"{num_pages} and {num_evictable}"
         )
     _compare("page", pages, cache.pool, result.pages, result)
     _compare("host page", hosts, tree.hosts, result.hosts, result)

@@ -3,17 +3,20 @@
 Copies are part of a step's plan (messages/steps.py, PageCopies): first the saves, then the loads, then the
 forward pass. Nothing here waits for them; they are correct because ranks run steps in order:
 
-- A page is saved by a later plan than the one that published it, so an earlier step has computed it. The plan that
-  saves it may also evict it and give it away, since that step's saves come before its loads and its forward pass.
+- A page is saved by a later plan than the one that published it, so an earlier step has computed it. The
+  plan that saves it may also evict it and give it away, since that step's saves come before its loads and
+  its forward pass.
 - A load reads what an earlier step has saved, or a save of the same step, and comes before the forward pass.
-- Host pages that a plan saves to or loads from are pinned until the plan is complete. So no plan saves to one host
-  page twice, or to a page that it also loads from. Later plans may use them for anything, since they run later.
-- Storage tiers read and write host memory outside the order of steps. A page may be read once the result of the step
-  that saved it has arrived (`confirm`), and is pinned meanwhile. Pages to be written are those that no step in flight
-  touches (`reserve`); the writer owns them until it puts them into the tree or returns them.
-- When ranks die, their steps in flight may or may not have run. What these steps saved is forgotten, and what was
-  confirmed stays. Pages that they touched are not reserved for writers before the old ranks are certainly gone
-  (`ranks_replaced`).
+- Host pages that a plan saves to or loads from are pinned until the plan is complete. So no plan saves to
+  one host page twice, or to a page that it also loads from. Later plans may use them for anything, since
+  they run later.
+- Storage tiers read and write host memory outside the order of steps. A page may be read once the result of
+  the step that saved it has arrived (`confirm`), and is pinned meanwhile. Pages to be written are those
+  that no step in flight touches (`reserve`); the writer owns them until it puts them into the tree or
+  returns them.
+- When ranks die, their steps in flight may or may not have run. What these steps saved is forgotten, and
+  what was confirmed stays. Pages that they touched are not reserved for writers before the old ranks are
+  certainly gone (`ranks_replaced`).
 """
 
 from collections import Counter, deque

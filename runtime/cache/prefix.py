@@ -45,7 +45,7 @@ class PrefixTree:
         self._nowhere = Node(None, b"", 0)  # the match in a namespace that has no root
         self.clock = count(1)
 
-    # ── looking ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── looking ────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, namespace: str) -> Node:
         """The root of a namespace; the caller locks it, or a node below it, at once."""
@@ -86,7 +86,7 @@ class PrefixTree:
             node = child
         return node
 
-    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────
 
     def lock(self, node: Node) -> None:
         """Locks `node`, which has a device page, and all nodes above it for one sequence."""
@@ -133,7 +133,7 @@ class PrefixTree:
         if self.journal is not None:
             self.journal.stored(node, "GPU")
 
-    # ── leaving ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── leaving ────────────────────────────────────────────────────────────────────────────────────────
 
     def evict(self, num_pages: int, save: Callable[[Node], None] | None = None) -> list[int]:
         """Evicts `num_pages` pages from the device, or all evictable ones if there are fewer, and returns

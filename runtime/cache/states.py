@@ -8,8 +8,8 @@ there: the state is copied into the new sequence's slot, and the node's own does
 - at the ends of prefill chunks, which the planner cuts at page boundaries (`stops`): the last one before the
   prompt's end, and the depth down to which the tree matched tokens but had no state
 - where a sequence stops exactly at a page boundary: the node takes over its slot
-- with an interval, while a sequence decodes: it owns a second slot for a snapshot, which is renewed every so many
-  tokens. The tree gets it when the sequence leaves, because only then does it have the tokens
+- with an interval, while a sequence decodes: it owns a second slot for a snapshot, which is renewed every
+  so many tokens. The tree gets it when the sequence leaves, because only then does it have the tokens
 
 Copies are part of a step's plan (messages/steps.py, StateCopies): those from kept states come before the
 step's forward pass, those that keep states after it. So only later plans may use what a plan keeps; states
@@ -96,7 +96,7 @@ class StatePool:
         self._loads, self._keeps = [], {}
         return state_copies
 
-    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, sequence: Sequence, match: Node) -> None:
         """See CacheGroup.start. The sequence takes a slot, with the state of the node that it continues from;
@@ -198,7 +198,7 @@ class StatePool:
         self._snapshots.pop(held, None)
         sequence.state = None
 
-    # ── the tree ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the tree ───────────────────────────────────────────────────────────────────────────────────────
 
     def usable(self, node: Node) -> Node:
         """See CacheGroup.usable."""

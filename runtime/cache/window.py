@@ -109,7 +109,7 @@ class WindowPool:
             node = node.parent
         return deepest
 
-    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, sequence: Sequence, match: Node) -> None:
         """See CacheGroup.start. The sequence locks the window pages that its next token sees."""
@@ -184,7 +184,7 @@ class WindowPool:
         self._release(span, reversed(range(span.first, span.end)))
         sequence.window = None
 
-    # ── the tree ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the tree ───────────────────────────────────────────────────────────────────────────────────────
 
     def drop(self, node: Node) -> None:
         """See CacheGroup.drop."""

@@ -7,10 +7,10 @@ and the event-loop process reads and writes them for storage.
 A host page has the same parts in every layout: for each layer the keys of its tokens, then their values.
 Layouts say where a part is:
 
-    layer_first           part by part, and page by page within     the pages of a layer are contiguous
-    page_first            page by page, and part by part within     a page is contiguous, as files want it
-    page_first_kv_split   as page_first, for all keys, then for     the keys of a page are contiguous, and so are its
-                          all values                                values
+    layer_first           part by part, and page by page within   the pages of a layer are contiguous
+    page_first            page by page, and part by part within   a page is contiguous, as files want it
+    page_first_kv_split   as page_first, for all keys, then for   the keys of a page are contiguous, and so
+                          all values                              are its values
 """
 
 import mmap
@@ -142,8 +142,10 @@ def count_host_pages(start: StartRank, num_device_pages: int, page_bytes: int, f
     num_pages = min(wanted, fitting)
     if num_pages < 2:
         raise StartError(
-            f"there is room for {num_pages} host pages of {page_bytes} bytes ({free_bytes} bytes are free for this "
-            "rank); raise --hicache-size or --hicache-ratio, lower --mem-fraction-static, or take a smaller --page-size"
+            f"there is room for {num_pages} host pages of {page_bytes} bytes ({free_bytes} bytes are "
+            "free for this "
+            "rank); raise --hicache-size or --hicache-ratio, lower --mem-fraction-static, or take a "
+            "smaller --page-size"
         )
     return num_pages
 

@@ -84,8 +84,10 @@ def offloaded_layers(spec: OffloadSpec, sizes: list[int]) -> tuple[int, ...]:
         what = f"--offload-group-size {spec.group} with --offload-num-in-group {spec.per_group}"
     if len(layers) <= spec.ahead + 1:
         raise StartError(
-            f"{what} keeps {len(layers)} of {len(sizes)} layers in host memory, and --offload-prefetch-step {spec.ahead} "
-            f"takes room for {spec.ahead + 1} of them on the device, so nothing is gained; offload more, or lower "
+            f"{what} keeps {len(layers)} of {len(sizes)} layers in host memory, and "
+            f"--offload-prefetch-step {spec.ahead} "
+            f"takes room for {spec.ahead + 1} of them on the device, so nothing is gained; offload "
+            "more, or lower "
             "--offload-prefetch-step"
         )
     return layers

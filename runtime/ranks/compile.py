@@ -41,7 +41,8 @@ def compile_model(model: GenerativeModel, device: Device, dtype: torch.dtype, *,
     except TorchDynamoException as error:
         reason = str(error).strip().splitlines()
         raise StartError(
-            f"torch.compile failed ({reason[0] if reason else type(error).__name__}); leave --enable-torch-compile and "
+            f"torch.compile failed ({reason[0] if reason else type(error).__name__}); leave "
+            "--enable-torch-compile and "
             "--piecewise-cuda-graph-compiler inductor out"
         ) from error
     model.compiled = compiled

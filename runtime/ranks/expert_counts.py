@@ -1,6 +1,6 @@
 """Counts of the tokens that each expert computes, kept on the device.
 
-    layers  ── add, within the step ──►  step [layers, experts]  ── after the step ──►  total, and a row of the record
+    layers ── add, within a step ──► step [layers, experts] ── after the step ──► total, and row of record
 
 The host waits for none of it. A captured step adds to the same tensor as any other; what follows a step is
 launched without a graph.

@@ -1,8 +1,9 @@
-"""The largest step that the scheduler may plan, run once at start over tokens of nobody: what it takes is
-left free beside the pages.
+"""The profile run: the largest step that the scheduler may plan, run once at start to measure the memory of
+steps, which is not given to pages.
 
-Every slot has a row that samples, with the wishes that need most memory, and one row is as long as it may be.
-All of them have the padding page alone. What compiles or allocates at its first call has done so afterwards.
+Every slot has a row that samples, with the sampling parameters that need most memory, and one row is as long
+as possible. All rows use the padding page. Kernels that compile or allocate at their first call have done so
+afterwards.
 """
 
 import numpy as np
@@ -32,7 +33,7 @@ PARAMS = SlotSampling(
 
 
 def largest_step(start: StartRank) -> StepPlan:
-    """The last rows are the longest: as much as a sequence may have, or the step."""
+    """The largest step. Its last rows are the longest: the longest sequence, or all tokens of the step."""
     num_rows = min(start.max_slots, start.max_step_tokens)
     counts, rest = np.ones(num_rows, np.int32), start.max_step_tokens - num_rows
     for row in reversed(range(num_rows)):
@@ -50,13 +51,15 @@ def largest_step(start: StartRank) -> StepPlan:
     )
 
 
-def run_largest_step(loaded: ModelRunner, start: StartRank) -> None:
-    """Of a `loaded` that is thrown away. Raises StartError where the step does not fit beside the weights."""
+def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
+    """Runs the largest step on a runner that is not used afterwards. Raises StartError if there is no memory
+    for the step in addition to the weights."""
     try:
         with torch.inference_mode():
-            loaded.launch(largest_step(start)).result()
+            runner.launch(largest_step(start)).result()
     except torch.OutOfMemoryError as error:
         raise StartError(
-            f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit beside the weights; lower "
+            f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit in "
+            "memory with the weights; lower "
             "--chunked-prefill-size or --max-running-requests, or use a smaller model or dtype"
         ) from error

@@ -1,27 +1,28 @@
-"""A ring of records in shared memory: one writer, any number of readers, each of which gets every record.
+"""A ring of records in shared memory with one writer and any number of readers, each of which gets every
+record.
 
-The bytes lie in a memfd, wake-ups are eventfds, and both reach the other process as inherited descriptors:
-nothing has a name, so nothing is left behind when a process is killed. Each reader has a pair of eventfds:
+The bytes are in a memfd, wake-ups are eventfds, and the other process inherits both as descriptors. Nothing
+has a name, so nothing is left behind when a process is killed. Each reader has a pair of eventfds:
 
-    data     writer → reader   how many records were published since the reader last looked
-    credit   reader → writer   how many bytes of the ring the reader has given back since the writer last looked
+    data     writer → reader   records published since the reader last looked
+    credit   reader → writer   bytes of the ring freed by the reader since the writer last looked
 
-No cursor is shared. The writer keeps for itself how much of the ring each reader has not given back, and
-writes nowhere else; a reader looks only at records that it holds a count for. So each byte is handed over by
-one of the two counters, and this is also the memory fence: the kernel adds to and takes from a counter under
-a lock, and what one process stored before it released that lock is visible to the process that takes it next,
-on every architecture, arm64 with its weak order included. A record that was half written when its writer was
-killed has no count, so nobody sees it.
+No cursor is shared. The writer keeps account of the bytes that each reader has not freed, and writes nowhere
+else; a reader looks only at records that it has a count for. So each byte is handed over by one of the two
+counters, which is also the memory fence: the kernel changes a counter under a lock, and what one process
+stored before it released that lock is visible to the process that takes it next, on every architecture, also
+on arm64 with its weak memory order. A record that was half written when its writer was killed has no count,
+so no reader sees it.
 
-A record is a header (payload bytes, generation, sequence number, kind) and the payload, at a multiple of 8
-bytes, never across the end of the ring: what does not fit there starts again at offset 0, and a PAD record
-(or fewer bytes than a header has) fills the rest. Credit is given back a quarter of the ring at a time, to
-make a system call rare, and a record takes at most a quarter: then a reader that has read everything has
-given back more than three quarters, which is room for a record and the padding before it. Longer messages
-travel as several records, all but the last of kind MORE.
+A record is a header (payload bytes, generation, sequence number, kind) and the payload. It begins at a
+multiple of 8 bytes and never crosses the end of the ring: a record that does not fit there begins at offset
+0, and a PAD record (or fewer bytes than a header has) fills the rest. Credit is returned a quarter of the
+ring at a time, to save system calls, and a record takes at most a quarter. So a reader that has read
+everything has freed more than three quarters, which is enough for a record and the padding before it. Longer
+messages are sent as several records, all but the last of kind MORE.
 
-Writer and Reader borrow their descriptors; whoever called `create` or inherited them closes them
-(`RingFds.close`).
+Writer and Reader borrow their descriptors; the caller of `create`, or the process that inherited them, closes
+them (`RingFds.close`).
 """
 
 import fcntl
@@ -57,12 +58,15 @@ class RingFds(NamedTuple):
     wakes: tuple[Wakes, ...]
 
     def flat(self) -> list[int]:
+        """All descriptors."""
         return [self.memory, *(fd for wakes in self.wakes for fd in wakes)]
 
     def for_reader(self, index: int) -> "RingFds":
+        """The descriptors that a reader needs."""
         return RingFds(self.memory, (self.wakes[index],))
 
     def close(self) -> None:
+        """Closes all descriptors."""
         for fd in self.flat():
             os.close(fd)
 
@@ -121,7 +125,7 @@ class Writer:
 
     @property
     def has_rest(self) -> bool:
-        """A long message was taken and is not wholly in the ring yet: `flush` goes on with it."""
+        """Whether a long message was taken that is not completely in the ring yet; `flush` continues it."""
         return bool(self._rest)
 
     def try_publish(self, message: bytes | bytearray) -> bool:
@@ -143,14 +147,14 @@ class Writer:
         return True
 
     def collect(self) -> None:
-        """Takes the credit that has come, so that the credit eventfds are no longer readable."""
+        """Takes new credit, so that the credit eventfds are no longer readable."""
         for index, wakes in enumerate(self._wakes):
             self._held[index] -= _take(wakes.credit)
             if self._held[index] < 0:
                 raise RingError(f"reader {index} gave back more of the ring than it was given")
 
     def flush(self) -> bool:
-        """Puts more of a long message into the ring; True when nothing of it is left."""
+        """Puts more of a long message into the ring; True when it is complete."""
         while self._rest:
             is_last = len(self._rest) <= self._max_payload
             if not self._put(self._rest[: self._max_payload], LAST if is_last else MORE):
@@ -166,11 +170,11 @@ class Writer:
             self._credits.poll()
 
     def close(self) -> None:
+        """Unmaps the ring; its descriptors stay open."""
         self._memory.close()
 
     def _put(self, payload: bytes | bytearray | memoryview, kind: int) -> bool:
-        """Writes one record and tells all readers, or returns False when one of them still holds that
-        place."""
+        """Writes one record and wakes all readers, or returns False if a reader has not freed that place."""
         size = HEADER.size + len(payload)
         size += -size % ALIGN
         to_end = self._capacity - self._head
@@ -202,8 +206,7 @@ class Writer:
 
 
 class Reader:
-    """A reading end. Messages are copied out and their place is free at once, so nobody else has to know
-    about the ring."""
+    """The reading end. Messages are copied out, and their place is free at once."""
 
     def __init__(self, fds: RingFds, generation: int, index: int = 0) -> None:
         self._memory = mmap.mmap(fds.memory, 0, prot=mmap.PROT_READ)
@@ -213,9 +216,9 @@ class Reader:
         self._sequence = 0
         self._tail = 0  # offset of the next record
         self._data, self._credit = fds.wakes[index]
-        self._pending = 0  # records that were counted and not read
-        self._freed = 0  # bytes that were read and not given back
-        self._begun = bytearray()  # of a long message: what has come
+        self._pending = 0  # records that were counted but not read
+        self._freed = 0  # bytes that were read but not returned as credit
+        self._begun = bytearray()  # the records so far of a long message
         self._arrival = select.poll()
         self._arrival.register(self._data, select.POLLIN)
 
@@ -249,6 +252,7 @@ class Reader:
                 return message
 
     def close(self) -> None:
+        """Unmaps the ring; its descriptors stay open."""
         self._view.release()
         self._memory.close()
 
@@ -288,7 +292,8 @@ class Reader:
             is_valid = kind in (LAST, MORE) and HEADER.size + size <= min(left, self._capacity // 4)
         if not is_valid:
             raise RingError(
-                f"record {sequence} is not valid: kind {kind} and {size} bytes at byte {self._tail} of {self._capacity}"
+                f"record {sequence} is not valid: kind {kind} and {size} bytes at byte {self._tail} of "
+                f"{self._capacity}"
             )
         if kind != PAD and len(self._begun) + size > MAX_MESSAGE_BYTES:
             raise RingError(f"record {sequence} makes a message of more than {MAX_MESSAGE_BYTES} bytes")

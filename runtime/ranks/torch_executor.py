@@ -188,7 +188,8 @@ class TorchExecutor:
         """This rank's host memory; None without a host tier. Raises StartError."""
         if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
             raise StartError(
-                "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers have pages of their "
+                "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers "
+                "have pages of their "
                 "own; add --disable-hybrid-swa-memory"
             )
         parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
@@ -303,8 +304,8 @@ def token_bytes(model: Model, kv_dtype: torch.dtype) -> tuple[int, int]:
 def count_pages(
     start: StartRank, windows: tuple[int, ...], budget: int, bytes_of_token: tuple[int, int]
 ) -> Pools:
-    """Pages that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a token in full
-    layers, and in those with a window. Raises StartError if not even one sequence of one page fits.
+    """Pages that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a token in
+    full layers, and in those with a window. Raises StartError if not even one sequence of one page fits.
     """
     page_size, longest = start.page_size, -(-start.max_len // start.page_size)
     most = start.max_slots * longest
@@ -325,11 +326,14 @@ def count_pages(
     )
     if most < 1:
         raise StartError(
-            f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}"
+            f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least "
+            f"--page-size {page_size}"
         )
     if pools.full < 1 or (ratio and pools.window < min(pools.full, least_pages(max(windows), page_size, 1))):
         raise StartError(
-            f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
-            f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype"
+            f"no memory is left for keys and values after the weights ({budget} bytes, with "
+            "--mem-fraction-static "
+            f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller "
+            "model or dtype"
         )
     return pools

@@ -102,7 +102,8 @@ class WeightsLoader:
         ]
         if different:
             raise ModelError(
-                f"the checkpoint is of another model: config.json differs in {', '.join(different)}; start a server with it"
+                f"the checkpoint is of another model: config.json differs in {', '.join(different)}; "
+                "start a server with it"
             )
         if load_format != "dummy":
             check_weights(self._empty(self.meta), config, Path(model_path))

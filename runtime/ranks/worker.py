@@ -1,7 +1,7 @@
 """A rank's main loop: `python -m runtime.ranks.worker`, started by actors/ranks.py with two rings.
 
     plans    reads    StartRank, then RankCommand ..., then StopRank
-    results  writes   LoadProgress ..., RankReady, then the answers to commands; RankFailed before an end in error
+    results  writes   LoadProgress ..., RankReady, then answers to commands; RankFailed before an end in error
 
 Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
 flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
@@ -236,7 +236,8 @@ def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devi
     } & os.sched_getaffinity(0)
     if not cores:
         raise StartError(
-            f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); choose another"
+            f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); "
+            "choose another"
         )
     os.sched_setaffinity(0, cores)
 

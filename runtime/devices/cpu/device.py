@@ -17,6 +17,7 @@ from runtime.messages.ranks import StartRank
 
 
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = SingleRank() if start.tp_size == 1 else GlooCollectives(rank, start.tp_size, start.rendezvous)

@@ -3,7 +3,7 @@ token.
 
 Two ways to the same sums. *Absorbed*: the matrices that make a head's keys and values from a latent move to
 the query and to the result, and all heads attend to the latents themselves, as to one key head. *Expanded*:
-keys and values of all heads are made from the gathered latents, then it is plain attention. Expanding costs
+keys and values of all heads are made from the latents of the row, then it is plain attention. Expanding costs
 once for each row, absorbing makes each query dearer: decodes and short chunks absorb, long ones expand.
 """
 
@@ -27,8 +27,8 @@ class Up:
     values: Tensor  # [H, R, V]
 
     def absorbs(self, count: int) -> bool:
-        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both
-        sides."""
+        """Whether `count` queries of a row are cheaper absorbed; the cost of both is
+        proportional to the length of the row."""
         rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
         return count * (2 * rank - made) < rank * made
 
@@ -41,21 +41,21 @@ def attend_latents(
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     if plan.num_decodes:
         queries = _absorbed(q[: plan.num_decodes], q_rope[: plan.num_decodes], up)
-        found = torch.empty_like(queries)
+        out_latents = torch.empty_like(queries)
         for group in plan.decodes[0]:
-            keys = _gathered(latents, ropes, group.gather, q.dtype)
-            places = slice(None) if group.rows is None else group.rows
-            found[places] = attend_decodes(queries[places], keys, keys, group, Scores(scale))
-        out[: plan.num_decodes] = _valued(found, up)
+            keys = _gather_keys(latents, ropes, group.gather, q.dtype)
+            indices = slice(None) if group.rows is None else group.rows
+            out_latents[indices] = attend_decodes(queries[indices], keys, keys, group, Scores(scale))
+        out[: plan.num_decodes] = _valued(out_latents, up)
     for row in plan.extends[0]:
         part = slice(row.first, row.first + row.count)
-        keys = _gathered(latents, ropes, row.gather, q.dtype)
+        keys = _gather_keys(latents, ropes, row.gather, q.dtype)
         mask = plan.masks[0] if row.mask is None else row.mask
         if up.absorbs(row.count):
             queries = _absorbed(q[part], q_rope[part], up)
-            found = torch.empty_like(queries)
-            attend_extend(queries, keys, keys, mask, Scores(scale), found)
-            out[part] = _valued(found, up)
+            out_latents = torch.empty_like(queries)
+            attend_extend(queries, keys, keys, mask, Scores(scale), out_latents)
+            out[part] = _valued(out_latents, up)
         else:
             _attend_expanded(
                 torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, mask, scale, out[part]
@@ -63,7 +63,7 @@ def attend_latents(
     return out
 
 
-def _gathered(latents: Tensor, ropes: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
+def _gather_keys(latents: Tensor, ropes: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, 1, R + P]: what all heads see as their key, and with the first R as their value."""
     return torch.cat((read_as(latents, locations, dtype), read_as(ropes, locations, dtype)), 2)
 
@@ -72,9 +72,9 @@ def _absorbed(q: Tensor, q_rope: Tensor, up: Up) -> Tensor:
     return torch.cat((torch.bmm(q.transpose(0, 1), up.keys).transpose(0, 1), q_rope), 2)  # [n, H, R + P]
 
 
-def _valued(found: Tensor, up: Up) -> Tensor:
+def _valued(out_latents: Tensor, up: Up) -> Tensor:
     """Sums of latents [n, H, R + P] -> sums of values [n, H, V]."""
-    return torch.bmm(found[..., : up.values.shape[1]].transpose(0, 1), up.values).transpose(0, 1)
+    return torch.bmm(out_latents[..., : up.values.shape[1]].transpose(0, 1), up.values).transpose(0, 1)
 
 
 def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float, out: Tensor) -> None:
@@ -91,6 +91,6 @@ def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float
         keys[..., nope_dim:dim] = seen[:, None, rank:]
         values = seen.new_zeros(keys.shape)
         values[..., :value_dim] = torch.matmul(seen[:, :rank], up.values[heads]).transpose(0, 1)
-        found = q.new_empty(len(q), heads.stop - at, size)
-        attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, Scores(scale), found)
-        out[:, heads] = found[..., :value_dim]
+        out_latents = q.new_empty(len(q), heads.stop - at, size)
+        attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, Scores(scale), out_latents)
+        out[:, heads] = out_latents[..., :value_dim]

@@ -1,7 +1,5 @@
-"""Arithmetic of the cpu device, in plain torch: the specification that other devices are held to, and the
-edge product."""
-
-from typing import Any
+"""Arithmetic of the cpu device in plain torch. It is the specification of Ops: tests compare other devices
+with it."""
 
 import numpy as np
 import torch
@@ -18,12 +16,12 @@ from runtime.layers.attention.sdpa import AttentionPlan, attend, plan_attention
 from runtime.layers.sampling.sampler import BANNED, choose
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-# what 8 tokens may be at most, by their byte of a mask
+# upper limits of the logits of 8 tokens, by their byte of a mask
 _MOST = np.where(_BYTES, np.float32(-BANNED), np.float32(BANNED))
 
 
 class CpuOps:
-    """See devices/base.py for what each one means."""
+    """Ops (devices/base.py) in plain torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -34,14 +32,17 @@ class CpuOps:
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan:
+        """Gathers of the step's rows, for layers/attention/sdpa.py."""
         return plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
     ) -> Tensor:
+        """See Ops.attention."""
         return attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
+        """The up-projection split into keys and transposed values."""
         return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
     def latent_attention(
@@ -54,9 +55,11 @@ class CpuOps:
         plan: AttentionPlan,
         scale: float,
     ) -> Tensor:
+        """See Ops.latent_attention."""
         return attend_latents(q, q_rope, latents, ropes, up, plan, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+        """See Ops.store_kv. Caches of another dtype are converted to."""
         for x, cache in ((k, k_cache), (v, v_cache)):
             if x.dtype == cache.dtype:
                 cache.index_copy_(0, locations, x)
@@ -64,12 +67,14 @@ class CpuOps:
                 store_as(x, cache, locations)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops.rms_norm."""
         # torch's own rms_norm measured 2 to 10 times slower
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(torch.tensor(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Ops.add_rms_norm; overwrites `residual`."""
         total = residual.add_(x)
         return self.rms_norm(total, weight, eps), total
 
@@ -81,33 +86,40 @@ class CpuOps:
         )
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Ops.rotary."""
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
+        """See Ops.act_and_mul."""
         gate, up = x.chunk(2, dim=-1)
         return (F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
-    def pack_linear(self, weight: Tensor) -> Any:
+    def pack_linear(self, weight: Tensor) -> Tensor:
+        """oneDNN's layout in bfloat16; else the weight itself."""
         return torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packs else weight
 
     def pack_quantized(self, weight: Quantized) -> Quantized:
+        """The weight itself."""
         return weight
 
-    def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, packed: Tensor | Quantized, bias: Tensor | None) -> Tensor:
+        """See Ops.linear."""
         if isinstance(packed, Quantized):
             return multiply(x, packed, bias)
         if packed.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
-        return choose(logits, draw)
+    def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        """See Ops.sample."""
+        return choose(logits, inputs)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        most = _MOST.take(bits.numpy().view(np.uint8), axis=0).reshape(len(rows), -1)[:, : logits.shape[1]]
+        """See Ops.mask."""
+        limits = _MOST.take(bits.numpy().view(np.uint8), axis=0).reshape(len(rows), -1)[:, : logits.shape[1]]
         values = logits.numpy()  # numpy: the threads of torch wait for each other longer than this takes
         if len(rows) == len(values):  # the same rows, in the same order
-            np.minimum(values, most, out=values)
+            np.minimum(values, limits, out=values)
         else:
-            places = rows.numpy()
-            values[places] = np.minimum(values[places], most)
+            indices = rows.numpy()
+            values[indices] = np.minimum(values[indices], limits)

@@ -1,10 +1,9 @@
-"""Copies between the cache and host memory on the cpu: a slice for each run of pages that are neighbours on
-both sides, found once for all layers. bench/tiers.py: about as fast as bare calls of memcpy for the same
-pieces, or faster; one large memcpy is faster than those. torch's scatter of bytes measured several times
-slower.
+"""Page copies of the cpu device: one slice for each run of pages that are contiguous in the cache and in host
+memory. The runs are found once for all layers. bench/tiers.py: at least as fast as calls of memcpy for the
+same runs; one large memcpy is faster. torch's scatter of bytes measured several times slower.
 
-Saves are made at once. Loads are made by a thread of their own, layer by layer ahead of the forward that
-waits for each: a copy of numpy holds no lock of the interpreter.
+Saves are done at once. Loads are done by a thread, layer by layer ahead of the forward pass, which waits for
+each: a copy by numpy does not hold the interpreter's lock.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,17 +18,18 @@ Run = tuple[int, int, int]  # first page, first host page, how many
 
 
 class LayersArriving:
-    """Loads of one step on their way: a future for each layer."""
+    """Loads of one step, a future for each layer. See PageLoads."""
 
     def __init__(self, layers: list[Future[None]]) -> None:
         self._layers = layers
 
     def wait(self, layer: int) -> None:
+        """See PageLoads.wait."""
         self._layers[layer].result()
 
 
 class CpuPageCopier:
-    """See devices/base.py."""
+    """See PageCopier."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
         self._layers = [
@@ -41,31 +41,36 @@ class CpuPageCopier:
         self._loading: list[Future[None]] = []
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
+        """See PageCopier.save."""
         runs = self._runs(pages, hosts)
         for layer in self._layers:
             for cache, memory in layer:
-                for page, place, count in runs:
-                    memory[place : place + count] = cache[page : page + count]
+                for page, host, count in runs:
+                    memory[host : host + count] = cache[page : page + count]
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
+        """See PageCopier.load."""
         runs = self._runs(pages, hosts)
         self._loading = [self._thread.submit(_load, layer, runs) for layer in self._layers]
         return LayersArriving(self._loading)
 
     def finish(self) -> None:
+        """See PageCopier.finish."""
         for layer in self._loading:
             layer.result()
         self._loading = []
 
     def close(self) -> None:
+        """Ends the thread."""
         self._thread.shutdown()
 
     def _runs(self, pages: np.ndarray, hosts: np.ndarray) -> list[Run]:
-        """Raises IndexError: a slice beyond the end would copy less without a word."""
-        for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
-            if not 0 <= int(places.min()) <= int(places.max()) < limit:
+        """Raises IndexError for pages that do not exist, of which slices would copy fewer without an
+        error."""
+        for what, indices, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
+            if not 0 <= int(indices.min()) <= int(indices.max()) < limit:
                 raise IndexError(
-                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                    f"there is no {what} {indices.min()} or {indices.max()}, only 0 to {limit - 1}"
                 )
         return find_runs(pages, hosts)
 
@@ -79,13 +84,12 @@ def _pages(cache: Tensor, page_size: int) -> np.ndarray:
 
 def _load(layer: list[tuple[np.ndarray, np.ndarray]], runs: list[Run]) -> None:
     for cache, memory in layer:
-        for page, place, count in runs:
-            cache[page : page + count] = memory[place : place + count]
+        for page, host, count in runs:
+            cache[page : page + count] = memory[host : host + count]
 
 
 def find_runs(pages: np.ndarray, hosts: np.ndarray) -> list[Run]:
-    """Pairs that follow each other on both sides, as those of one sequence often do, in order of their pages;
-    int32 [N] each, N > 0."""
+    """Runs of pairs that are contiguous in both arrays, in order of their pages; int32 [N] each, N > 0."""
     order = np.argsort(pages)
     pages, hosts = pages[order], hosts[order]
     ends = np.flatnonzero((np.diff(pages) != 1) | (np.diff(hosts) != 1)) + 1

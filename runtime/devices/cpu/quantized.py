@@ -1,6 +1,6 @@
 """What each scheme computes, by definition and exactly: products and sums are float32, or integers.
 
-    Fp8, Int8    activations are rounded first, each token by itself; then y = x Wᵀ over what the rounded numbers stand for
+    Fp8, Int8    y = x Wᵀ of activations that were quantized, each token by itself, and dequantized
     Codes        y = x Wᵀ with W = (code - zero) * scale
 
 Weights stay in their few bits. A piece of rows at a time is turned to float32, small enough that it never
@@ -18,7 +18,7 @@ from runtime.layers.quantization.layouts import FP8_MAX
 from runtime.layers.quantization.quantized_weight import dequantized
 from runtime.models.quantization_schemes import Fp8, Int8
 
-CACHED_COUNT = 1 << 18  # numbers of a weight that are turned to float32 at once
+CACHED_COUNT = 1 << 18  # elements of a weight that are dequantized at once
 TINY = 1e-12
 TENSORS = tuple(field.name for field in fields(Quantized) if field.name != "scheme")
 
@@ -29,15 +29,15 @@ def multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     if isinstance(scheme, Int8):
         out = _integers(x, weight)
     else:
-        given = x.float()
+        inputs = x.float()
         if scheme.activations != "none":
-            given = rounded_fp8(given, weight) if isinstance(scheme, Fp8) else rounded_int8(given)
-        out = _by_pieces(given, weight)
+            inputs = rounded_fp8(inputs, weight) if isinstance(scheme, Fp8) else rounded_int8(inputs)
+        out = _by_row_blocks(inputs, weight)
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
 
 def rounded_fp8(x: Tensor, weight: Quantized) -> Tensor:
-    """What float8 makes of activations, float32 [N, in]."""
+    """Activations quantized to float8 and back, float32 [N, in]."""
     assert isinstance(weight.scheme, Fp8)
     if weight.input_scale is not None:
         return _through_fp8(x, weight.input_scale)
@@ -60,39 +60,40 @@ def _token_scale(x: Tensor) -> Tensor:
 
 
 def rounded_int8(x: Tensor) -> Tensor:
+    """Activations quantized to int8, with a scale for each row, and back, float32 [N, in]."""
     scale = _token_scale(x)
     return (x / scale).round_().mul_(scale)
 
 
 def _integers(x: Tensor, weight: Quantized) -> Tensor:
-    given, rows = x.float(), weight.weight
+    inputs, rows = x.float(), weight.weight
     if weight.input_scale is None:
-        scale = _token_scale(given)
-        sums = torch._int_mm((given / scale).round_().to(torch.int8), rows.T)
+        scale = _token_scale(inputs)
+        sums = torch._int_mm((inputs / scale).round_().to(torch.int8), rows.T)
         return sums.float().mul_(scale).mul_(weight.scale.T)
     assert weight.input_offset is not None and weight.sums is not None
-    codes = (given / weight.input_scale).add_(weight.input_offset).round_().clamp_(-128, 127).to(torch.int8)
+    codes = (inputs / weight.input_scale).add_(weight.input_offset).round_().clamp_(-128, 127).to(torch.int8)
     return (torch._int_mm(codes, rows.T) + weight.sums).float().mul_(weight.scale.T)
 
 
-def _by_pieces(x: Tensor, weight: Quantized) -> Tensor:
+def _by_row_blocks(x: Tensor, weight: Quantized) -> Tensor:
     num_rows = len(weight.weight)
     out = x.new_empty(len(x), num_rows)
     step = max(1, CACHED_COUNT // x.shape[1])
     for at in range(0, num_rows, step):
-        torch.mm(x, piece(weight, at, at + step).T, out=out[:, at : at + step])
+        torch.mm(x, row_block(weight, at, at + step).T, out=out[:, at : at + step])
     return out
 
 
-def piece(weight: Quantized, begin: int, end: int) -> Tensor:
-    """Rows of a weight, float32."""
+def row_block(weight: Quantized, begin: int, end: int) -> Tensor:
+    """Rows `begin` to `end` of a weight, dequantized to float32."""
     zeros = None if weight.zeros is None else weight.zeros[begin:end]
     part = Quantized(weight.scheme, weight.weight[begin:end], weight.scale[begin:end], zeros, weight.order)
     return dequantized(part, torch.float32)
 
 
 def entry(stack: Quantized, index: int) -> Quantized:
-    """One weight of a stack."""
+    """The weight of one expert of a stack."""
     tensors = {name: getattr(stack, name) for name in TENSORS}
     return Quantized(
         stack.scheme, **{name: None if tensor is None else tensor[index] for name, tensor in tensors.items()}

@@ -1,13 +1,13 @@
-"""The null device computes nothing: tokens come from a formula and time from a model of it.
+"""The null device computes nothing: tokens come from a formula, and the time of steps from a model of it.
 
-It measures the runtime around it, and stands in for a model in tests of the scheduler. Token `i` of an answer
-(its first is 0) is
+It is for measuring the runtime around a model, and for tests of the scheduler. Token `i` of an answer,
+counted from 0, is
 
-    first_token + (seed + prompt length + i) % num_tokens       or, with a script,       script[i % len(script)]
+    first_token + (seed + prompt length + i) % num_tokens     or, with a script,     script[i % len(script)]
 
-so an answer depends on the request only, whatever its batch company, chunks or preemptions. It knows nothing
-about penalties, biases and stop ids: an end-of-sequence token comes only from a script. Log probabilities are
-zeros of the right shape. Imports no torch.
+so an answer depends on its request only, and not on batches, chunks or preemptions. Penalties, logit bias and
+stop ids have no effect: an end-of-sequence token comes only from a script. Log probabilities are zeros of the
+right shape. Torch-free.
 """
 
 import cProfile
@@ -34,34 +34,36 @@ from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile
 from runtime.messages.steps import Admit, PromptLogprobs, Samples, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
-HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
+HOST_PAGE_BYTES = 1 << 16  # nominal size of a host page; copies take no time
 _NO_INTS = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
 
 
 class Timed:
-    """A step that is done when its time has come. Steps follow each other, as they do on a device."""
+    """A step that is done at a given time. Steps are computed one after another, as on other devices."""
 
     def __init__(self, result: StepResult | ExpertCounts | None, done_s: float) -> None:
         self._result = result
         self._done_s = done_s
 
     def is_done(self) -> bool:
+        """Whether `result` returns at once."""
         return self._result is None or time.perf_counter() >= self._done_s
 
     def result(self) -> StepResult | ExpertCounts | None:
+        """The result, after the time of the step."""
         if not self.is_done():
             time.sleep(max(0.0, self._done_s - time.perf_counter()))
         return self._result
 
 
 class NullExecutor:
-    """One rank of it. Keeps of each slot what the formula needs."""
+    """One rank of the null device. It keeps for each slot what the formula needs."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._released: tuple[Part, ...] = ()
-        self._recording: tuple[str, cProfile.Profile] | None = None  # and the folder to write it to
+        self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
         self._free_s = 0.0  # when the steps launched so far are done
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
@@ -93,6 +95,7 @@ class NullExecutor:
         )
 
     def launch(self, plan: StepPlan) -> "Timed":
+        """See Executor.launch."""
         begin_s = time.perf_counter()
         options = self._options
         if plan.step == options.fail_at_step:
@@ -113,33 +116,33 @@ class NullExecutor:
             result = result and msgspec.structs.replace(result, compute_s=duration_s)
         return Timed(result, self._free_s)
 
-    def count_experts(self, wish: CountExperts) -> "Timed":
-        """There are none."""
+    def count_experts(self, command: CountExperts) -> "Timed":
+        """Counts of no layers: there are no experts."""
         return Timed(
-            ExpertCounts(wish.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
+            ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
         )
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:
-        """Nothing is launched here, so nothing is left to do."""
+        """Succeeds without doing anything."""
         return Captured(size, 0.0, 0, "", unit)
 
     def prepare_grammar(self, grammar: Grammar | None) -> None:
-        """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""
+        """Does nothing: answers follow no grammar (--grammar-backend is none)."""
 
-    def profile(self, wish: Profile) -> None:
-        """Nothing is computed here: what is recorded is the Python code of a rank."""
-        if self._recording is not None and not wish.folder:
+    def profile(self, command: Profile) -> None:
+        """Profiles the Python code of the rank, with cProfile."""
+        if self._recording is not None and not command.folder:
             folder, recorded = self._recording
             recorded.disable()
             Path(folder).mkdir(parents=True, exist_ok=True)
             with open(Path(folder) / f"rank-{self._rank}.txt", "w", encoding="utf-8") as file:
                 Stats(recorded, stream=file).sort_stats("cumulative").print_stats()
-        self._recording = (wish.folder, cProfile.Profile()) if wish.folder else None
+        self._recording = (command.folder, cProfile.Profile()) if command.folder else None
         if self._recording is not None:
             self._recording[1].enable()
 
-    def load_adapter(self, load: LoadAdapter) -> None:
-        """Tokens are the same with it."""
+    def load_adapter(self, command: LoadAdapter) -> None:
+        """Does nothing: adapters change no tokens."""
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:
         """Releases nothing, but reports the parts as released."""
@@ -151,7 +154,7 @@ class NullExecutor:
         return MemoryReport(command.id, self._rank, self._released, 0, 0, 0, "")
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing."""
 
     def _admit(self, admit: Admit) -> None:
         slot, sampling = admit.slot, admit.sampling
