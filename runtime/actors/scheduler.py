@@ -20,6 +20,7 @@ from runtime import log
 from runtime.actors.channels import Channel, Signal
 from runtime.cache.audit import Findings
 from runtime.cache.journal import CacheEvents
+from runtime.cache.sequence import Sequence
 from runtime.errors import Busy, InvalidRequest, RankDied
 from runtime.messages.requests import Request
 from runtime.messages.sampling import Limits, check, cut
@@ -44,7 +45,6 @@ from runtime.metrics.meter import Meter
 from runtime.scheduling.pausing import flush, lose_pages, pause, resume_planning, suspend, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.upkeep import Upkeep
 
 AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do

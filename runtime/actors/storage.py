@@ -28,13 +28,13 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from runtime import log
+from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
 from runtime.devices.host_memory import HostPages
 from runtime.metrics import Metrics
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.sequence import Sequence
 from runtime.storage.identity import identity as identity_of
 from runtime.storage.identity import weights
 from runtime.storage.settings import TierSettings, backend_settings, tier_settings

@@ -15,7 +15,7 @@ from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import DEVICE, HOST
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 PORTION = 500  # nodes, about a millisecond
 MAX_MESSAGES = 10

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 
 class CacheGroup(Protocol):

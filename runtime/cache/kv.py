@@ -21,9 +21,9 @@ from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.sequence import Sequence
 from runtime.cache.states import StateConfig, StatePool, open_states
 from runtime.cache.window import WindowConfig, WindowPool, open_windows
-from runtime.scheduling.sequence import Sequence
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True):

@@ -24,8 +24,8 @@ from msgspec import Struct
 from runtime.cache.groups import EvictableNodes
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
+from runtime.cache.sequence import Sequence
 from runtime.messages.steps import StateCopies
-from runtime.scheduling.sequence import Sequence
 
 
 class StateConfig(Struct, frozen=True, kw_only=True):

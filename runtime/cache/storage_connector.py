@@ -18,7 +18,7 @@ from runtime.cache.host import HostTier
 from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 KEY_BYTES = 16
 

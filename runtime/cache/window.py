@@ -20,7 +20,7 @@ from runtime.cache.groups import EvictableNodes
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.pool_sizes import least_pages
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 
 class WindowConfig(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft
 from runtime.scheduling.roster import Roster
-from runtime.scheduling.sequence import Sequence
 
 
 class DraftPlanner:

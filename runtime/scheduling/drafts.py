@@ -10,8 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.steps import StepResult
-from runtime.scheduling.sequence import Sequence
 
 MAX_VERIFIED = 255  # drafts of a row after which something is sampled: each takes a row of logits
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 MAX_FUTURE = 4096  # tokens of one sequence that are worth foreseeing: further ahead others will have ended
 MEMORY = 128  # sequences

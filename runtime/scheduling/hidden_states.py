@@ -4,7 +4,7 @@ step."""
 import numpy as np
 from msgspec import Struct
 
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 
 class Shown(Struct, frozen=True):

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import TokenLogprob
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import PromptLogprobs, StepResult
-from runtime.scheduling.sequence import Sequence
 
 
 def of_tokens(result: StepResult, first: int, count: int, params: SamplingParams) -> list[TokenLogprob]:

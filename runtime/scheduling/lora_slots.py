@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.lora import LoraAssignment
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import WaitingQueue
 
 PATIENCE = 32

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from runtime.cache.prefix import PrefixTree
-from runtime.scheduling.sequence import Sequence
+from runtime.cache.sequence import Sequence
 
 WINDOW = 64  # sequences that `rank` looks at
 _MASK64 = (1 << 64) - 1

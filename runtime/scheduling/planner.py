@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
@@ -13,7 +14,6 @@ from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
 from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_builder import StepBuilder
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from runtime.cache.sequence import Sequence
 from runtime.scheduling.planner import Flight, Planner
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.suspects import Suspects
 
 

@@ -3,12 +3,12 @@
 from bisect import insort
 
 from runtime.cache.kv import KVCache
+from runtime.cache.sequence import Sequence
 from runtime.cache.window import WindowPool
 from runtime.messages.requests import Request
 from runtime.scheduling.forecast import Forecast
 from runtime.scheduling.lora_slots import LoraSlotConfig, LoraSlots
 from runtime.scheduling.order import Now
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
 from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
@@ -25,7 +26,6 @@ from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import OrderConfig
 
 TIME_IS_UP = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.steps import (
     Admit,
@@ -15,7 +16,6 @@ from runtime.messages.steps import (
 from runtime.scheduling.chunking import Work
 from runtime.scheduling.drafts import Draft, Verified
 from runtime.scheduling.hidden_states import Shown
-from runtime.scheduling.sequence import Sequence
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1

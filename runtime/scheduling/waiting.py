@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.sequence import Sequence
 from runtime.scheduling.order import POLICIES, WINDOW, Now, Policy
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
 
 # at least so many admissions by policy between two by age: priorities keep a meaning under permanent overload

@@ -9,8 +9,8 @@ import pytest
 from runtime.cache.host import SAVES_PER_STEP, HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
 from runtime.cache.node import Node
+from runtime.cache.sequence import Sequence
 from runtime.messages.steps import PageCopies
-from runtime.scheduling.sequence import Sequence
 from tests.cache.test_prefix import key, sequence
 
 

@@ -6,9 +6,9 @@ from runtime.cache.kv import KVCache
 from runtime.cache.namespace import namespace
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import Node, PrefixTree
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
-from runtime.scheduling.sequence import Sequence
 
 
 def view(*tokens: int) -> memoryview:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from runtime import Engine
+from runtime.cache.sequence import Sequence
 from runtime.messages.constraint import JsonSchema, Regex, Rule
 from runtime.scheduling.drafts import Draft
-from runtime.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.anyio
 

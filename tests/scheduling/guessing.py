@@ -2,8 +2,8 @@
 
 from random import Random
 
+from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import Draft
-from runtime.scheduling.sequence import Sequence
 from tests.scheduling.oracle import VOCAB, next_token
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
+from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.sequence import Sequence
 from tests.scheduling.oracle import OracleRank
 
 

@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.forecast import Forecast
 from runtime.scheduling.planner import Admission
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import AGED_LEVEL, OrderConfig
 from tests.scheduling.test_scheduler import World
 

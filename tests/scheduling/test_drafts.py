@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
+from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import Draft, take
-from runtime.scheduling.sequence import Sequence
 from tests.scheduling.guessing import Guesser
 from tests.scheduling.test_scheduler import World
 

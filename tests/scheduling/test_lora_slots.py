@@ -1,11 +1,11 @@
 """Who sits where, who waits, and that nobody waits for ever."""
 
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import AdapterRef, Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.lora_slots import PATIENCE, LoraSlotConfig, LoraSlots
 from runtime.scheduling.order import Now
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
 from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 

@@ -3,10 +3,10 @@
 import pytest
 
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.sequence import Sequence
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.order import POLICIES, WINDOW, Now, heaviest_prefix, longest_prefix
-from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import MAX_TENANTS, Shares
 from runtime.scheduling.waiting import AGED_EVERY, AGED_LEVEL, OrderConfig, WaitingQueue
 

@@ -7,6 +7,7 @@ from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
 from runtime.cache.pool_sizes import least_pages
+from runtime.cache.sequence import Sequence
 from runtime.cache.states import StateConfig, StatePool
 from runtime.cache.window import WindowConfig, WindowPool
 from runtime.messages.requests import FinishReason, Request
@@ -16,7 +17,6 @@ from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from runtime.scheduling.sequence import Sequence
 from tests.cache.router import Router
 from tests.cache.walk import listen
 from tests.scheduling.oracle import OracleRank, generate
