@@ -1,8 +1,8 @@
 """The grammars of requests, seen from the event loop: each is checked in a compile process before its request
 goes on.
 
-The process (runtime/grammar/compile_process.py) is started by the first grammar, and stays. When it ends, the next
-grammar starts another one. Results are cached. While a grammar is checked its request waits, and others go
+The process (runtime/grammar/compile_process.py) is started by the first grammar, and stays. When it ends, the
+next grammar starts another one. Results are cached. While a grammar is checked its request waits, and others go
 on.
 """
 

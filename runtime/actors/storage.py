@@ -2,7 +2,7 @@
 back before a request is admitted.
 
     scheduler actor ── saved() after each result ──► queue ──► writers (threads) ──► Store
-                    ── arrived(sequence) ──────────► look up ──► readers (threads) ──► prefix tree (host pages)
+                    ── arrived(sequence) ──────────► look up ──► readers (threads) ──► prefix tree
                        ◄──────── wake() ──────────── the sequence may be admitted, and finds its pages there
 
 It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing
