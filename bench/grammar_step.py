@@ -22,7 +22,7 @@ from bench.grammar import ENDLESS, EOS, SIZE
 from bench.record import record
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
-from runtime.grammar.backend import BACKENDS, Terms, find_byte_ids
+from runtime.grammar.backend import BACKENDS, GrammarVocabulary, find_byte_ids
 from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.messages.ranks import StartRank
 from runtime.messages.requests import GrammarConstraint
@@ -37,7 +37,7 @@ BACKENDS["anything"] = ("bench.grammar_step", "nothing")
 class Anything:
     """A Backend, Compiled and Matcher that bans nothing."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: GrammarVocabulary) -> None:
         self.byte_ids = find_byte_ids(terms)
 
     def compile(self, grammar: Grammar) -> "Anything":
@@ -57,12 +57,12 @@ class Anything:
         bits.fill(-1)
         return []
 
-    def forced(self) -> list[int]:
+    def jump_forward(self) -> list[int]:
         """No token is forced."""
         return []
 
 
-def open_terms(terms: Terms) -> Anything:
+def create_backend(terms: GrammarVocabulary) -> Anything:
     """The opener of the backend, as runtime/grammar/backend.py calls it."""
     return Anything(terms)
 

@@ -19,7 +19,7 @@ import msgspec
 from runtime import log
 from runtime.actors.child_environment import environment
 from runtime.errors import InternalFault, InvalidRequest
-from runtime.grammar.compile_process import Check, Verdict
+from runtime.grammar.compile_process import CompileRequest, CompileResult
 from runtime.grammar.framing import Frames, framed
 from runtime.messages.constraint import Grammar, GrammarSetup
 
@@ -34,11 +34,11 @@ class _Pending:
     """A check that is under way; several requests may wait for it."""
 
     def __init__(self) -> None:
-        self.verdict: Verdict | None = None
+        self.result: CompileResult | None = None
         self.done = anyio.Event()
 
-    def settle(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+    def settle(self, result: CompileResult) -> None:
+        self.result = result
         self.done.set()
 
 
@@ -56,7 +56,7 @@ class Grammars:
         self._prepare = prepare
         self._setup = setup
         self._limit_s = limit_s
-        self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()  # the latest used last
+        self._results: OrderedDict[Grammar, CompileResult] = OrderedDict()  # the latest used last
         self._pending: dict[Grammar, _Pending] = {}
         self._by_id: dict[int, _Pending] = {}
         self._limiter = anyio.CapacityLimiter(MAX_CONCURRENT)
@@ -70,20 +70,20 @@ class Grammars:
     async def check(self, grammar: Grammar) -> None:
         """Returns when `grammar` has been compiled. Raises InvalidRequest when it cannot be compiled,
         InternalFault when the compile process fails."""
-        while (verdict := self._verdicts.get(grammar)) is None:
+        while (result := self._results.get(grammar)) is None:
             if (pending := self._pending.get(grammar)) is None:
                 await self._ask(grammar)
             else:
                 await pending.done.wait()
-                if pending.verdict is not None and pending.verdict.is_fault:
-                    verdict = pending.verdict
+                if pending.result is not None and pending.result.is_fault:
+                    result = pending.result
                     break
         else:
-            self._verdicts.move_to_end(grammar)
-        if verdict.is_fault:
-            raise InternalFault(verdict.error)
-        if verdict.error:
-            raise InvalidRequest(f"constraint: {verdict.error}", param="constraint")
+            self._results.move_to_end(grammar)
+        if result.is_fault:
+            raise InternalFault(result.error)
+        if result.error:
+            raise InvalidRequest(f"constraint: {result.error}", param="constraint")
 
     async def _ask(self, grammar: Grammar) -> None:
         """Checks a grammar. Other requests with the same grammar wait for this check; if it is cancelled, one
@@ -92,10 +92,10 @@ class Grammars:
         try:
             async with self._limiter:
                 # what ended the first process may not be this grammar
-                verdict = await self._try(grammar) or await self._try(grammar)
+                result = await self._try(grammar) or await self._try(grammar)
             pending.settle(
-                verdict
-                or Verdict(
+                result
+                or CompileResult(
                     0,
                     "the process that compiles grammars ended twice; the server's log has the details",
                     True,
@@ -104,12 +104,12 @@ class Grammars:
         finally:
             del self._pending[grammar]
             pending.done.set()
-        self._remember(grammar, pending.verdict)
+        self._remember(grammar, pending.result)
 
-    async def _try(self, grammar: Grammar) -> Verdict | None:
+    async def _try(self, grammar: Grammar) -> CompileResult | None:
         """One attempt. -> None when the process ended, or hung and was killed"""
         self._last_id += 1
-        check = Check(self._last_id, grammar, self._limit_s)
+        check = CompileRequest(self._last_id, grammar, self._limit_s)
         asked = self._by_id[check.id] = _Pending()
         try:
             await self._send(framed(msgspec.msgpack.encode(check)))
@@ -117,19 +117,19 @@ class Grammars:
                 await asked.done.wait()
             if not asked.done.is_set():
                 self._lost("the compile process did not answer")
-            return asked.verdict
+            return asked.result
         finally:
             del self._by_id[check.id]
 
-    def _remember(self, grammar: Grammar, verdict: Verdict | None) -> None:
-        assert verdict is not None
-        if verdict.is_fault:
-            raise InternalFault(verdict.error)
-        if not verdict.error:
+    def _remember(self, grammar: Grammar, result: CompileResult | None) -> None:
+        assert result is not None
+        if result.is_fault:
+            raise InternalFault(result.error)
+        if not result.error:
             self._prepare(grammar)
-        self._verdicts[grammar] = verdict
-        if len(self._verdicts) > MAX_CACHED:
-            self._verdicts.popitem(last=False)
+        self._results[grammar] = result
+        if len(self._results) > MAX_CACHED:
+            self._results.popitem(last=False)
 
     # ── the process ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -182,9 +182,9 @@ class Grammars:
             return self._lost(ENDED)
         for frame in self._frames.feed(data):
             self._has_answered = True
-            verdict = msgspec.msgpack.decode(frame, type=Verdict)
-            if (pending := self._by_id.get(verdict.id)) is not None:  # else its request was cancelled
-                pending.settle(verdict)
+            result = msgspec.msgpack.decode(frame, type=CompileResult)
+            if (pending := self._by_id.get(result.id)) is not None:  # else its request was cancelled
+                pending.settle(result)
 
     def _lost(self, why: str) -> None:
         self.stop()

@@ -39,7 +39,7 @@ from runtime.messages.sampling import Limits, check, cut, too_long
 from runtime.messages.scheduler import Arrive
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
-from runtime.text.input_embeds import check_embeds, digest, read_embeds
+from runtime.text.input_embeds import check_embeds, digest, read_input_embeds
 from runtime.text.stop_regex import StopRegexes
 from runtime.text.vocabulary import Vocabulary
 
@@ -185,7 +185,7 @@ class TokenizerActor:
         served. Thread-safe."""
         second_at, embeds = 0, None
         if isinstance(request.prompt, Embeds):
-            embeds = read_embeds(request.prompt, self._limits)
+            embeds = read_input_embeds(request.prompt, self._limits)
             check_embeds(request, request.prompt)
         if request.pools:
             prompt_ids, second_at = self._encode_pooled(request.prompt, request.truncate)

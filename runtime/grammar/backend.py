@@ -1,5 +1,5 @@
-"""What a backend is: it compiles grammars over one vocabulary, and their matchers say which tokens may come
-next."""
+"""The protocols of a grammar backend: it compiles grammars over one vocabulary, and its matchers say which
+tokens may come next."""
 
 import re
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from msgspec import Struct
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
-# of JSON, between two tokens of it: room for indentation, and an end to models that would write blanks for
-# ever
+# most blanks between two tokens of JSON: room for indentation, and an end for models that write blanks
+# forever
 MAX_BLANKS = 16
 
 # by name on the command line: module, package
@@ -30,11 +30,12 @@ _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class GrammarError(Exception):
-    """The grammar is wrong, or this backend cannot keep it. The message is for the client."""
+    """The grammar is invalid, or this backend does not support it. The message is for the client."""
 
 
-class Terms(Struct, frozen=True, kw_only=True):
-    """A vocabulary as backends want it: the bytes of each token, none for those that are no text."""
+class GrammarVocabulary(Struct, frozen=True, kw_only=True):
+    """A vocabulary in the form that backends take: the bytes of each token, b"" for tokens that are not
+    text."""
 
     tokens: list[bytes]
     encode: Callable[[str], list[int]]
@@ -45,10 +46,10 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class Matcher(Protocol):
-    """How far one sequence is in a grammar."""
+    """The state of one sequence in a grammar."""
 
     def accept(self, token: int) -> bool:
-        """The sequence goes on with `token`, which is no eos id. False: the grammar does not allow it, or the
+        """Advances the state by `token`, which is not an eos id. False: the grammar does not allow it, or the
         backend gave up."""
         ...
 
@@ -58,39 +59,41 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> "Matcher":
-        """A matcher that is where this one is; neither moves the other."""
+        """A copy of the matcher; neither advances the other."""
         ...
 
-    def forced(self) -> list[int]:
-        """Tokens of a text with which every text goes on from here, as the tokenizer writes it; `accept`
-        takes each of them. It need not be all that is forced."""
+    def jump_forward(self) -> list[int]:
+        """Tokens of a text that every continuation begins with, as the tokenizer writes it; `accept` takes
+        each of them. It may be less than all that is determined."""
         ...
 
 
 class Compiled(Protocol):
-    """A grammar over the backend's vocabulary."""
+    """A grammar compiled over the backend's vocabulary."""
 
-    def matcher(self) -> Matcher: ...
+    def matcher(self) -> Matcher:
+        """A fresh matcher, at the beginning of the grammar."""
+        ...
 
 
 class Backend(Protocol):
-    """A library that turns grammars into masks."""
+    """A library that turns grammars into masks. `byte_ids`: a token for each byte that is a token; where a
+    mask allows two of them, nothing is determined."""
 
     byte_ids: tuple[int, ...]
-    """A token for each byte that is one: a mask with two of them is of a place where nothing is forced."""
 
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         ...
 
     def fill(self, matchers: list[Any], bits: np.ndarray) -> list[int]:
-        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> places of those that
+        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> indices of those that
         gave up"""
         ...
 
 
 def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
-    """`Backend.fill` where the library has nothing faster."""
+    """`Backend.fill` for libraries without a faster way."""
     return [
         index
         for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True))
@@ -99,9 +102,9 @@ def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
 
 
 def open_backend(setup: GrammarSetup) -> Backend:
-    """Reads the tokenizer and imports the library: seconds."""
+    """Reads the tokenizer and imports the library, which takes seconds."""
     vocabulary = Vocabulary.load(Path(setup.tokenizer_path), setup.vocab_size)
-    terms = Terms(
+    terms = GrammarVocabulary(
         tokens=token_bytes(vocabulary, setup),
         encode=partial(vocabulary.encode, add_special=False),
         eos_ids=setup.eos_ids,
@@ -109,14 +112,15 @@ def open_backend(setup: GrammarSetup) -> Backend:
         is_compact=setup.is_compact,
         special=special_tokens(vocabulary, setup),
     )
-    backend: Backend = import_module(BACKENDS[setup.backend][0]).open_terms(terms)
+    backend: Backend = import_module(BACKENDS[setup.backend][0]).create_backend(terms)
     return backend
 
 
 def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
-    """Special tokens and eos ids are no text: a grammar never asks for the letters in their names.
+    """Bytes of each token. Special tokens and eos ids are not text: a grammar never matches the letters in
+    their names.
 
-    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding can't be
+    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding cannot be
     sampled.
     """
     silent = vocabulary.special_ids | set(setup.eos_ids)
@@ -124,18 +128,19 @@ def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
 
 
 def special_tokens(vocabulary: Vocabulary, setup: GrammarSetup) -> dict[str, int]:
-    """Those that may stand in an answer, by their texts."""
+    """Ids of the special tokens that may stand in an answer, by their texts."""
     ids = vocabulary.special_ids - set(setup.eos_ids)
     return {
         vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size
     }
 
 
-def find_byte_ids(terms: Terms) -> tuple[int, ...]:
-    """`Backend.byte_ids`."""
+def find_byte_ids(terms: GrammarVocabulary) -> tuple[int, ...]:
+    """See `Backend.byte_ids`."""
     return tuple({token: id for id, token in enumerate(terms.tokens) if len(token) == 1}.values())
 
 
 def first_line(error: Exception) -> str:
-    """What a library says, without the time and the place in its own source that some put before it."""
+    """A library's message without the time and the location in its own source that some libraries put before
+    it."""
     return _PLACE.sub("", str(error).strip().split("\n", 1)[0])

@@ -1,4 +1,4 @@
-"""A choice among texts, in the notations that backends read."""
+"""A choice among texts, in the syntaxes that backends read."""
 
 import re
 
@@ -8,13 +8,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9 ]")
 
 
 def choices_as_ebnf(text: str) -> str:
-    """GBNF; `text` is a JSON list."""
+    """GBNF for a JSON list of texts."""
     return "root ::= " + " | ".join(
         f'"{"".join(map(_letter, choice))}"' for choice in msgspec.json.decode(text)
     )
 
 
 def choices_as_regex(text: str) -> str:
+    """A regular expression for a JSON list of texts."""
     return "|".join(f"({''.join(map(_literal, choice))})" for choice in msgspec.json.decode(text))
 
 
@@ -23,7 +24,8 @@ def _letter(letter: str) -> str:
 
 
 def _literal(letter: str) -> str:
-    """All that could mean something in a pattern is escaped; what lies beyond ASCII means itself."""
+    """Escapes every character that could mean something in a pattern; characters beyond ASCII mean
+    themselves."""
     if _PLAIN.match(letter) or not letter.isascii():
         return letter
     return f"\\{letter}" if letter.isprintable() else f"\\x{ord(letter):02x}"

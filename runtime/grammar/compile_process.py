@@ -1,10 +1,10 @@
-"""The compile process: `python -m runtime.grammar.compile_process`, started by actors/grammars.py when the first
-grammar comes.
+"""The compile process: `python -m runtime.grammar.compile_process`, started by actors/grammars.py when the
+first grammar comes.
 
-It says whether a grammar can be compiled over the model's vocabulary, before a rank ever sees it. A schema of
-a few bytes can keep a library busy for minutes, eat all memory or end its process, none of which a thread can
-be saved from. So each grammar is compiled in a child of this process, which is forked with the library loaded
-(milliseconds), has bounds on its time and memory, and may die.
+It decides whether a grammar can be compiled over the model's vocabulary, before a rank gets it. A schema of a
+few bytes can keep a library busy for minutes, use up all memory or end its process, and a thread cannot be
+saved from any of these. So each grammar is compiled in a child of this process, which is forked with the
+library loaded (milliseconds), has bounds on its time and memory, and may die.
 
 It imports torch where the library does, has one thread, and ends when its parent closes the socket.
 """
@@ -29,19 +29,20 @@ from runtime.grammar.backend import Backend, GrammarError, Matcher, open_backend
 from runtime.grammar.framing import Frames, framed
 from runtime.messages.constraint import Grammar, GrammarSetup
 
-MEMORY_BYTES = 1 << 30  # that a child may take beyond what it is born with
+MEMORY_BYTES = 1 << 30  # memory that a child may take beyond what it has when it is forked
 
 
-class Check(Struct, frozen=True, array_like=True):
-    """Can this be compiled within `limit_s`?"""
+class CompileRequest(Struct, frozen=True, array_like=True):
+    """A request to compile a grammar within `limit_s`."""
 
     id: int
     grammar: Grammar
     limit_s: float
 
 
-class Verdict(Struct, frozen=True, array_like=True):
-    """It can (`error` is empty), or what is wrong with it. `is_fault`: with us, not with the grammar."""
+class CompileResult(Struct, frozen=True, array_like=True):
+    """Success (`error` is empty), or what is wrong with the grammar. `is_fault`: the error is the server's,
+    not the grammar's."""
 
     id: int
     error: str
@@ -49,7 +50,7 @@ class Verdict(Struct, frozen=True, array_like=True):
 
 
 class _Child(Struct, frozen=True):
-    """A grammar that is being compiled."""
+    """A child process that compiles a grammar."""
 
     id: int
     pid: int
@@ -58,21 +59,21 @@ class _Child(Struct, frozen=True):
     limit_s: float
 
 
-class Foreman:
-    """Starts a child for each check and passes on what it says."""
+class CompileServer:
+    """Starts a child for each request and passes on its result."""
 
-    def __init__(self, backend: Backend, vocab_size: int, upwards: socket.socket) -> None:
+    def __init__(self, backend: Backend, vocab_size: int, connection: socket.socket) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
-        self._socket = upwards
+        self._socket = connection
         self._frames = Frames()
-        self._decoder = msgspec.msgpack.Decoder(Check)
+        self._decoder = msgspec.msgpack.Decoder(CompileRequest)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(upwards, selectors.EVENT_READ)
+        self._selector.register(connection, selectors.EVENT_READ)
         self._children: dict[int, _Child] = {}  # by pipe
 
     def run(self) -> None:
-        """Until the other side closes the socket."""
+        """Serves requests until the parent closes the socket."""
         while True:
             next_s = min((child.deadline_s for child in self._children.values()), default=None)
             for key, _ in self._selector.select(None if next_s is None else max(next_s - monotonic(), 0)):
@@ -84,7 +85,8 @@ class Foreman:
                 os.kill(child.pid, signal.SIGKILL)
                 self._end(
                     child,
-                    f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it simpler: in JSON "
+                    f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it "
+                    "simpler: in JSON "
                     "Schema above all its maxLength, maxItems and patterns",
                 )
 
@@ -94,83 +96,88 @@ class Foreman:
             self._start(self._decoder.decode(frame))
         return bool(data)
 
-    def _start(self, check: Check) -> None:
+    def _start(self, request: CompileRequest) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _compile(self._backend, self._vocab_size, check, writing)
+            _compile(self._backend, self._vocab_size, request, writing)
         os.close(writing)
-        self._children[reading] = _Child(check.id, pid, reading, monotonic() + check.limit_s, check.limit_s)
+        self._children[reading] = _Child(
+            request.id, pid, reading, monotonic() + request.limit_s, request.limit_s
+        )
         self._selector.register(reading, selectors.EVENT_READ)
 
     def _end(self, child: _Child, error: str = "") -> None:
-        """Passes its verdict on. A child says something short, in one piece, right before it ends."""
+        """Passes on the child's result. A child writes a short result in one piece right before it ends."""
         self._selector.unregister(child.pipe)
         del self._children[child.pipe]
-        said = b"" if error else os.read(child.pipe, 1 << 16)
+        result = b"" if error else os.read(child.pipe, 1 << 16)
         os.close(child.pipe)
         os.waitpid(child.pid, 0)
-        if said:
-            self._socket.sendall(framed(said))
+        if result:
+            self._socket.sendall(framed(result))
             return
         error = (
             error
             or "the grammar took too much memory, or ended the process that compiled it; make it simpler"
         )
-        self._socket.sendall(framed(msgspec.msgpack.encode(Verdict(child.id, error))))
+        self._socket.sendall(framed(msgspec.msgpack.encode(CompileResult(child.id, error))))
 
     def _kill_all(self) -> None:
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
 
 
-def _compile(backend: Backend, vocab_size: int, check: Check, writing: int) -> NoReturn:
-    """The life of a child."""
-    faulthandler.disable()  # how it dies is of no interest
+def _compile(backend: Backend, vocab_size: int, request: CompileRequest, writing: int) -> NoReturn:
+    """The whole work of a child."""
+    faulthandler.disable()  # the parent reports its death
     own_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MEMORY_BYTES, own_bytes + MEMORY_BYTES))
-    seconds = int(check.limit_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # if nobody is left to kill it
+    seconds = int(request.limit_s) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # in case its parent has died
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        _check_beginning(backend.compile(check.grammar).matcher(), vocab_size)
-        verdict = Verdict(check.id, "")
+        _check_beginning(backend.compile(request.grammar).matcher(), vocab_size)
+        result = CompileResult(request.id, "")
     except GrammarError as error:
-        verdict = Verdict(check.id, str(error)[:1000])
+        result = CompileResult(request.id, str(error)[:1000])
     except RecursionError:
-        verdict = Verdict(check.id, "the grammar is nested too deeply")
+        result = CompileResult(request.id, "the grammar is nested too deeply")
     except MemoryError:
-        verdict = Verdict(check.id, "the grammar takes too much memory; make it simpler")
+        result = CompileResult(request.id, "the grammar takes too much memory; make it simpler")
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        verdict = Verdict(
-            check.id, "the grammar could not be compiled; the server's log has the details", True
+        result = CompileResult(
+            request.id, "the grammar could not be compiled; the server's log has the details", True
         )
-    os.write(writing, msgspec.msgpack.encode(verdict))
+    os.write(writing, msgspec.msgpack.encode(result))
     os._exit(0)
 
 
 def _check_beginning(matcher: Matcher, vocab_size: int) -> None:
-    """A rule that no text can follow (`{"$ref": "#"}`) compiles well. Raises GrammarError."""
+    """A grammar that no text matches (`{"$ref": "#"}`) compiles without errors. Raises GrammarError for
+    one."""
     bits = np.zeros(-(-vocab_size // 32), np.int32)
     if not matcher.fill(bits) or not bits.any():
         raise GrammarError(
-            "no text can follow this rule; look for parts that need themselves, and for parts that contradict each other"
+            "no text can follow this rule; look for parts that need themselves, and for parts that "
+            "contradict each other"
         )
 
 
 def main() -> None:
+    """Runs the process."""
     parser = argparse.ArgumentParser(
         prog="runtime.grammar.compile_process",
         description="Compiles grammars; started by the runtime, not by hand.",
     )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     parser.add_argument("--setup", required=True, help="JSON")
-    given = parser.parse_args()
-    setup = msgspec.json.decode(given.setup, type=GrammarSetup)
+    arguments = parser.parse_args()
+    setup = msgspec.json.decode(arguments.setup, type=GrammarSetup)
     backend = open_backend(setup)
-    with socket.socket(fileno=given.socket) as upwards:
-        Foreman(backend, setup.vocab_size, upwards).run()
+    with socket.socket(fileno=arguments.socket) as connection:
+        CompileServer(backend, setup.vocab_size, connection).run()
 
 
 if __name__ == "__main__":

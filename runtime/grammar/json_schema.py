@@ -1,9 +1,9 @@
-"""JSON Schema before a backend sees it: limits, keywords that the backend would not keep, and objects that
-say what they hold are closed.
+"""JSON Schema before a backend gets it: limits, keywords that the backend would ignore, and objects with
+listed properties are closed.
 
-Closed means: an object that lists its `properties` and says nothing about others gets no others. That is what
-the field does and what clients expect; an object that lists none stays open. Both are texts that the client's
-schema allows.
+Closed means: an object that lists its `properties` and says nothing about others gets no others. Other
+servers do that and clients expect it; an object that lists none stays open. The client's schema allows both
+results.
 """
 
 from collections.abc import Callable
@@ -40,27 +40,30 @@ _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 Rewrite = Callable[[dict[str, Any], str], None]
 
 
-def prepare(text: str, unkept: frozenset[str], backend: str, rewrite: Rewrite | None = None) -> str:
-    """The schema for a backend. Raises GrammarError that says where: `at $.properties.age: ...`."""
+def prepare_schema(
+    text: str, unsupported: frozenset[str], backend: str, rewrite: Rewrite | None = None
+) -> str:
+    """The schema for a backend. `unsupported`: keywords that the backend ignores; `rewrite`: changes parts of
+    the schema for the backend. Raises GrammarError with the path: `at $.properties.age: ...`."""
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
-    return msgspec.json.encode(_Walk(unkept, backend, rewrite).close(schema, "$", 0)).decode()
+    return msgspec.json.encode(_Walk(unsupported, backend, rewrite).close(schema, "$", 0)).decode()
 
 
 class _Walk:
-    """One way through a schema."""
+    """A walk through a schema."""
 
-    def __init__(self, unkept: frozenset[str], backend: str, rewrite: Rewrite | None) -> None:
+    def __init__(self, unsupported: frozenset[str], backend: str, rewrite: Rewrite | None) -> None:
         self._rewrite = rewrite
-        self._unkept = unkept
+        self._unsupported = unsupported
         self._backend = backend
         self._num_nodes = 0
 
     def close(self, node: Any, path: str, depth: int, *, is_part: bool = False) -> Any:
-        """A copy of the schema at `path`; `is_part`: a member of allOf, which must not close the others
-        out."""
+        """A copy of the schema at `path`, with objects closed. `is_part`: it is a member of allOf, which must
+        not exclude the properties of the others."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise GrammarError(f"at {path}: the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
@@ -92,10 +95,11 @@ class _Walk:
         return closed
 
     def _look(self, node: dict[str, Any], path: str) -> None:
-        for key in self._unkept & node.keys():
+        for key in self._unsupported & node.keys():
             if node[key] not in (False, None, {}, []):
                 raise GrammarError(
-                    f"at {path}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
+                    f"at {path}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, "
+                    "or serve with "
                     "another --grammar-backend"
                 )
         kinds = node.get("type", [])

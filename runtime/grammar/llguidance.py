@@ -8,16 +8,16 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids
 from runtime.grammar.choice_syntax import choices_as_regex
-from runtime.grammar.json_schema import prepare
+from runtime.grammar.json_schema import prepare_schema
 from runtime.messages.constraint import Grammar
 
 
-class _Words:
-    """The vocabulary in the shape that LLTokenizer reads."""
+class _TokenizerAdapter:
+    """The vocabulary in the form that LLTokenizer reads."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: GrammarVocabulary) -> None:
         self.eos_token_id = terms.eos_ids[0]
         self.bos_token_id = None
         self.tokens = [token or f"<|{i}|>".encode() for i, token in enumerate(terms.tokens)]
@@ -25,40 +25,45 @@ class _Words:
         self.special_token_ids = [i for i, token in enumerate(terms.tokens) if not token]
 
     def __call__(self, text: str) -> list[int]:
-        """How a forced text is written: of all ways to write it, the mask allows this one."""
+        """The tokens of a determined text: of all ways to write it, the mask allows this one."""
         if not isinstance(text, str):
             raise TypeError("only texts are encoded")  # it tries bytes once, and then knows
         return self._encode(text)
 
 
 class LLGuidance:
-    """The Backend."""
+    """The backend of llguidance. See Backend."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: GrammarVocabulary) -> None:
         self.byte_ids = find_byte_ids(terms)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(terms)), len(terms.tokens), list(terms.eos_ids))
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_TokenizerAdapter(terms)), len(terms.tokens), list(terms.eos_ids)
+        )
         self._json: dict[str, Any] = {"whitespace_flexible": not terms.is_compact}
         if not terms.is_compact:
             self._json["whitespace_pattern"] = terms.whitespace_pattern or rf"[ \n\r\t]{{1,{MAX_BLANKS}}}"
 
-    def fill(self, matchers: "list[LLMatch]", bits: np.ndarray) -> list[int]:
+    def fill(self, matchers: "list[LLGuidanceMatcher]", bits: np.ndarray) -> list[int]:
+        """See Backend.fill."""
         address, size = bits.ctypes.data, bits.strides[0]
         for index, matcher in enumerate(matchers):
             matcher.inner.unsafe_compute_mask_ptr(address + index * size, size)
         return [index for index, matcher in enumerate(matchers) if matcher.inner.is_error()]
 
-    def compile(self, grammar: Grammar) -> "LLCompiled":
+    def compile(self, grammar: Grammar) -> "LLGuidanceCompiled":
+        """See Backend.compile."""
         source = self._source(grammar)
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
-        return LLCompiled(matcher)
+        return LLGuidanceCompiled(matcher)
 
     def _source(self, grammar: Grammar) -> str:
         match grammar.kind:
             case "json_schema":
-                schema = prepare(grammar.text, frozenset(), "llguidance")
-                return LLMatcher.grammar_from_json_schema(schema, overrides=self._json)  # type: ignore[arg-type]
+                schema = prepare_schema(grammar.text, frozenset(), "llguidance")
+                overrides = self._json
+                return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "ebnf":
@@ -74,33 +79,38 @@ class LLGuidance:
                 )
 
 
-class LLCompiled:
-    """A grammar of llguidance; what a matcher learns about it is shared by all that are copied from it."""
+class LLGuidanceCompiled:
+    """A compiled grammar. Matchers that are copied from one another share what they compute about it."""
 
     def __init__(self, first: LLMatcher) -> None:
         self._first = first
 
-    def matcher(self) -> "LLMatch":
-        return LLMatch(self._first.deep_copy())
+    def matcher(self) -> "LLGuidanceMatcher":
+        """See Compiled.matcher."""
+        return LLGuidanceMatcher(self._first.deep_copy())
 
 
-class LLMatch:
-    """The Matcher."""
+class LLGuidanceMatcher:
+    """See Matcher."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.inner = matcher
 
     def accept(self, token: int) -> bool:
+        """See Matcher.accept."""
         return self.inner.consume_token(token)
 
     def fill(self, bits: np.ndarray) -> bool:
+        """See Matcher.fill."""
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return not self.inner.is_error()
 
-    def fork(self) -> "LLMatch":
-        return LLMatch(self.inner.deep_copy())
+    def fork(self) -> "LLGuidanceMatcher":
+        """See Matcher.fork."""
+        return LLGuidanceMatcher(self.inner.deep_copy())
 
-    def forced(self) -> list[int]:
+    def jump_forward(self) -> list[int]:
+        """See Matcher.jump_forward."""
         return self.inner.compute_ff_tokens()
 
 
@@ -109,5 +119,6 @@ def _reason(matcher: LLMatcher) -> str:
     return msgspec.json.encode(lines[0] if lines else "the grammar cannot be read").decode().strip('"')
 
 
-def open_terms(terms: Terms) -> LLGuidance:
+def create_backend(terms: GrammarVocabulary) -> LLGuidance:
+    """The backend for this vocabulary."""
     return LLGuidance(terms)

@@ -1,4 +1,4 @@
-"""outlines-core: a regular expression as a table of states and tokens, computed whole ahead. JSON Schema
+"""outlines-core: a regular expression as a table of states and tokens, computed ahead in full. JSON Schema
 becomes a regular expression."""
 
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema
 
-from runtime.grammar.backend import GrammarError, Terms, fill_each, find_byte_ids, first_line
+from runtime.grammar.backend import GrammarError, GrammarVocabulary, fill_each, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_regex
-from runtime.grammar.json_schema import prepare
+from runtime.grammar.json_schema import prepare_schema
 from runtime.messages.constraint import Grammar
 
-# keywords that it reads over in silence
-UNKEPT = frozenset(
+# keywords that the library ignores silently
+UNSUPPORTED_KEYWORDS = frozenset(
     {
         "not",
         "if",
@@ -43,22 +43,24 @@ UNKEPT = frozenset(
 
 
 class Outlines:
-    """The Backend."""
+    """The backend of outlines-core. See Backend."""
 
-    def __init__(self, terms: Terms) -> None:
-        places: dict[bytes, list[int]] = {}
+    def __init__(self, terms: GrammarVocabulary) -> None:
+        ids_of: dict[bytes, list[int]] = {}
         for i, token in enumerate(terms.tokens):
             if token:
-                places.setdefault(token, []).append(i)
+                ids_of.setdefault(token, []).append(i)
         self.byte_ids = find_byte_ids(terms)
         self._eos_id = terms.eos_ids[0]
-        self._vocabulary = outlines_core.Vocabulary(self._eos_id, places)
+        self._vocabulary = outlines_core.Vocabulary(self._eos_id, ids_of)
         self._whitespace = "" if terms.is_compact else terms.whitespace_pattern
 
     def fill(self, matchers: "list[OutlinesMatcher]", bits: np.ndarray) -> list[int]:
+        """See Backend.fill."""
         return fill_each(list(matchers), bits)
 
     def compile(self, grammar: Grammar) -> "OutlinesCompiled":
+        """See Backend.compile."""
         try:
             return OutlinesCompiled(
                 outlines_core.Index(self._pattern(grammar), self._vocabulary), self._eos_id
@@ -69,7 +71,7 @@ class Outlines:
     def _pattern(self, grammar: Grammar) -> str:
         match grammar.kind:
             case "json_schema":
-                schema = prepare(grammar.text, UNKEPT, "outlines")
+                schema = prepare_schema(grammar.text, UNSUPPORTED_KEYWORDS, "outlines")
                 pattern: str = json_schema.build_regex_from_schema(schema, self._whitespace)
                 return pattern
             case "regex":
@@ -85,47 +87,52 @@ class Outlines:
 
 
 class OutlinesCompiled:
-    """A grammar of outlines."""
+    """A compiled grammar."""
 
     def __init__(self, index: Any, eos_id: int) -> None:
         self._index = index
         self._eos_id = eos_id
 
     def matcher(self) -> "OutlinesMatcher":
+        """See Compiled.matcher."""
         return OutlinesMatcher(outlines_core.Guide(self._index), self._index, self._eos_id)
 
 
 class OutlinesMatcher:
-    """The Matcher."""
+    """See Matcher."""
 
-    def __init__(self, guide: Any, index: Any, eos_id: int) -> None:
-        self._guide = guide
+    def __init__(self, state: outlines_core.Guide, index: outlines_core.Index, eos_id: int) -> None:
+        self._state = state
         self._index = index
         self._eos_id = eos_id
         self._tokens: list[int] = []  # accepted so far
 
     def accept(self, token: int) -> bool:
+        """See Matcher.accept."""
         try:
-            self._guide.advance(token, False)
+            self._state.advance(token, False)
         except ValueError:
             return False
         self._tokens.append(token)
         return True
 
     def fork(self) -> "OutlinesMatcher":
-        """Follows the tokens again: a guide cannot be copied."""
+        """Accepts the same tokens again, because the library's state cannot be copied."""
         other = OutlinesMatcher(outlines_core.Guide(self._index), self._index, self._eos_id)
         for token in self._tokens:
             other.accept(token)
         return other
 
     def fill(self, bits: np.ndarray) -> bool:
-        self._guide.write_mask_into(bits.ctypes.data, bits.size, bits.itemsize)
+        """See Matcher.fill."""
+        self._state.write_mask_into(bits.ctypes.data, bits.size, bits.itemsize)
         return True
 
-    def forced(self) -> list[int]:
+    def jump_forward(self) -> list[int]:
+        """Nothing: the library does not report determined texts."""
         return []  # it does not say
 
 
-def open_terms(terms: Terms) -> Outlines:
+def create_backend(terms: GrammarVocabulary) -> Outlines:
+    """The backend for this vocabulary."""
     return Outlines(terms)

@@ -1,5 +1,5 @@
-"""xgrammar: an automaton with a stack, whose masks are computed ahead for most of the vocabulary. Imports
-torch and transformers."""
+"""xgrammar: a pushdown automaton whose masks are computed ahead for most of the vocabulary. Imports torch and
+transformers."""
 
 from functools import lru_cache
 from typing import Any
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids, first_line
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_ebnf
-from runtime.grammar.json_schema import prepare
-from runtime.grammar.structural_tags import by_tokens
+from runtime.grammar.json_schema import prepare_schema
+from runtime.grammar.structural_tags import triggered_by_tokens
 from runtime.messages.constraint import Grammar
 
-# keywords that it reads over in silence: an answer could break them
-UNKEPT = frozenset(
+# keywords that the library ignores silently: an answer could violate them
+UNSUPPORTED_KEYWORDS = frozenset(
     {
         "not",
         "if",
@@ -32,16 +32,16 @@ UNKEPT = frozenset(
     }
 )
 _TOP = "above_root"
-# what may come after a forced text
+# texts that may follow a determined text
 FOLLOWING = ('"', "a", " ", "1", "\n", "}", "]", ",", ":", "{", "[", '{"', "\\", "-")
-KEPT, SHORT = 1024, 256  # forced texts whose tokens are kept, letters of each
+KEPT, SHORT = 1024, 256  # determined texts whose tokens are cached, and characters of each
 NO_TEXT = b"\xff"  # no text in UTF-8 has this byte
 
 
 class XGrammar:
-    """The Backend."""
+    """The backend of xgrammar. See Backend."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: GrammarVocabulary) -> None:
         tokens = list(terms.tokens)
         for text, id in terms.special.items():
             tokens[id] = NO_TEXT + text.encode()  # an empty one could not be asked for by its id either
@@ -53,18 +53,20 @@ class XGrammar:
         # we keep what is compiled
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._is_compact = terms.is_compact
-        self._writer = Writer(terms)
+        self._writer = JumpForwardEncoder(terms)
         # in this thread: more of them take longer than the masks
         self._batch = xgrammar.BatchGrammarMatcher(1)
 
-    def fill(self, matchers: "list[XMatcher]", bits: np.ndarray) -> list[int]:
+    def fill(self, matchers: "list[XGrammarMatcher]", bits: np.ndarray) -> list[int]:
+        """See Backend.fill."""
         bits.fill(-1)  # it leaves rows alone where everything is allowed
         self._batch.batch_fill_next_token_bitmask([matcher.inner for matcher in matchers], bits)
         return []
 
-    def compile(self, grammar: Grammar) -> "XCompiled":
+    def compile(self, grammar: Grammar) -> "XGrammarCompiled":
+        """See Backend.compile."""
         try:
-            return XCompiled(self._compile(grammar), self._writer)
+            return XGrammarCompiled(self._compile(grammar), self._writer)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(first_line(error)) from error
 
@@ -72,7 +74,7 @@ class XGrammar:
         compiler = self._compiler
         match grammar.kind:
             case "json_schema":
-                schema = prepare(grammar.text, UNKEPT, "xgrammar", _bounds_as_pattern)
+                schema = prepare_schema(grammar.text, UNSUPPORTED_KEYWORDS, "xgrammar", _bounds_as_pattern)
                 separators = (",", ":") if self._is_compact else None
                 return compiler.compile_json_schema(
                     schema,
@@ -88,20 +90,21 @@ class XGrammar:
                 # above it
                 return compiler.compile_grammar(f"{grammar.text}\n{_TOP} ::= root\n", root_rule_name=_TOP)
             case "structural_tag":
-                return compiler.compile_structural_tag(by_tokens(grammar.text, self._special))
+                return compiler.compile_structural_tag(triggered_by_tokens(grammar.text, self._special))
             case "choice":
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
 
 
 def _bounds_as_pattern(node: dict[str, Any], path: str) -> None:
-    """Its own bounded strings (0.2.8) may hold bare control characters, which is no JSON; its patterns do
-    not."""
+    """minLength and maxLength as a pattern: xgrammar's own bounded strings (0.2.8) may hold raw control
+    characters, which is not JSON; its patterns exclude them."""
     low, high = node.pop("minLength", None), node.pop("maxLength", None)
     if low is None and high is None:
         return
     if "pattern" in node or "format" in node:
         raise GrammarError(
-            f"at {path}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
+            f"at {path}: the backend xgrammar cannot keep minLength or maxLength with pattern or format; "
+            "put them into "
             "the pattern, or serve with --grammar-backend llguidance"
         )
     if any(bound is not None and (not isinstance(bound, int) or bound < 0) for bound in (low, high)):
@@ -110,16 +113,16 @@ def _bounds_as_pattern(node: dict[str, Any], path: str) -> None:
     node["pattern"] = rf'^[^\x00-\x1f"\\]{{{bounds}}}$'
 
 
-class Writer:
-    """Writes forced texts in tokens; the shorter ones once."""
+class JumpForwardEncoder:
+    """Encodes determined texts as tokens, with a cache for the shorter ones."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: GrammarVocabulary) -> None:
         self._terms = terms
         self._short = lru_cache(KEPT)(self._write)
 
     def write(self, text: str) -> list[int]:
-        """Those tokens that stay whatever follows: the last ones may be written together with it, as models
-        have learnt to."""
+        """The tokens of a determined text that stay the same whatever follows: the last ones may be merged
+        with what follows, as models have learnt to write it."""
         return (self._short if len(text) <= SHORT else self._write)(text)
 
     def _write(self, text: str) -> list[int]:
@@ -142,37 +145,42 @@ class Writer:
         return tokens[:length]
 
 
-class XCompiled:
-    """A grammar of xgrammar."""
+class XGrammarCompiled:
+    """A compiled grammar."""
 
-    def __init__(self, compiled: Any, writer: Writer) -> None:
+    def __init__(self, compiled: Any, writer: JumpForwardEncoder) -> None:
         self._compiled = compiled
         self._writer = writer
 
-    def matcher(self) -> "XMatcher":
-        return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._writer)
+    def matcher(self) -> "XGrammarMatcher":
+        """See Compiled.matcher."""
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._writer)
 
 
-class XMatcher:
-    """The Matcher."""
+class XGrammarMatcher:
+    """See Matcher."""
 
-    def __init__(self, matcher: Any, writer: Writer) -> None:
+    def __init__(self, matcher: Any, writer: JumpForwardEncoder) -> None:
         self.inner = matcher
         self._writer = writer
 
     def accept(self, token: int) -> bool:
+        """See Matcher.accept."""
         accepted: bool = self.inner.accept_token(token)
         return accepted
 
     def fill(self, bits: np.ndarray) -> bool:
+        """See Matcher.fill."""
         bits.fill(-1)
         self.inner.fill_next_token_bitmask(bits.reshape(1, -1))
         return True
 
-    def fork(self) -> "XMatcher":
-        return XMatcher(self.inner.fork(), self._writer)
+    def fork(self) -> "XGrammarMatcher":
+        """See Matcher.fork."""
+        return XGrammarMatcher(self.inner.fork(), self._writer)
 
-    def forced(self) -> list[int]:
+    def jump_forward(self) -> list[int]:
+        """See Matcher.jump_forward."""
         try:
             text = self.inner.find_jump_forward_string()
         except UnicodeDecodeError:  # it begins or ends within a character
@@ -180,5 +188,6 @@ class XMatcher:
         return self._writer.write(text) if len(text) > 1 else []
 
 
-def open_terms(terms: Terms) -> XGrammar:
+def create_backend(terms: GrammarVocabulary) -> XGrammar:
+    """The backend for this vocabulary."""
     return XGrammar(terms)

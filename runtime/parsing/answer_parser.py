@@ -18,57 +18,59 @@ class Section(Struct, frozen=True):
 
     begin: str
     end: str = ""
-    optional_ends: tuple[str, ...] = ()  # read after `end`, where they are there
+    optional_ends: tuple[str, ...] = ()  # skipped behind `end`, where they are there
 
 
 class ToolCallFormat(Struct, frozen=True, kw_only=True):
-    """How a model calls tools. A section holds items; those of `anywhere` may stand outside of sections, too."""
+    """How a model writes tool calls. Calls stand in sections, in any of `syntaxes`; calls with a beginning in
+    `anywhere` may stand outside of sections as well."""
 
     syntaxes: tuple[CallSyntax, ...]
     sections: tuple[Section, ...] = ()
-    anywhere: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
-    # beginnings that count at the start of the answer, when they call a function that exists
+    anywhere: tuple[str, ...] = ()  # beginnings of calls that count wherever they stand
+    # beginnings that count at the start of the answer, if the function exists
     at_start: tuple[str, ...] = ()
-    # beginnings that count anywhere, with NAME for that of a function that exists
+    # beginnings that count anywhere, with NAME in place of the name of an existing function
     known: tuple[str, ...] = ()
-    dropped_markers: tuple[
-        str, ...
-    ] = ()  # marks around the text of an answer, which mean nothing to who reads it
-    separators: str = ",;"  # between items, besides white space
-    # what stands before and behind a call's arguments, with NAME: where its text is JSON
+    dropped_markers: tuple[str, ...] = ()  # markers around the text of an answer, which are not reported
+    separators: str = ",;"  # between calls, in addition to white space
+    # texts before and behind a call's arguments, with NAME in place of its name; None: arguments are not JSON
     json_frame: tuple[str, str] | None = None
-    call_id_length: int = 0  # letters and digits of a call's id, where the template takes no others
+    call_id_length: int = 0  # letters and digits of a call's id, where the template requires a length
     models: str = ""
 
 
 class ReasoningFormat(Struct, frozen=True, kw_only=True):
-    """How a model thinks aloud."""
+    """How a model writes its reasoning."""
 
     begin: str = "<think>"
     end: str = "</think>"
-    alternatives: tuple[tuple[str, str], ...] = ()  # other beginnings, and their ends
-    call_begins: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
-    resumes: bool = False  # behind such a call, thinking goes on to its end
-    dropped_markers: tuple[str, ...] = ()  # as of a Format
-    is_forced: bool = False  # the answer begins inside, also where the prompt does not show it
-    stays_in_content: bool = False  # thinking is part of the content, with its markers
+    alternatives: tuple[tuple[str, str], ...] = ()  # other pairs of begin and end
+    call_begins: tuple[str, ...] = ()  # beginnings of calls that end reasoning as well
+    resumes: bool = False  # behind such a call, reasoning goes on up to `end`
+    dropped_markers: tuple[str, ...] = ()  # as in ToolCallFormat
+    is_forced: bool = False  # the answer begins inside reasoning, also where the prompt does not show it
+    stays_in_content: bool = False  # reasoning is part of the content, with its markers
     models: str = ""
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(begin, end) of reasoning, for each way to write it."""
         return ((self.begin, self.end), *self.alternatives)
 
     @property
     def begins(self) -> tuple[str, ...]:
+        """Markers that begin reasoning."""
         return tuple([begin for begin, _ in self.pairs])
 
     @property
     def ends(self) -> tuple[str, ...]:
+        """Markers that end reasoning."""
         return tuple(dict.fromkeys([end for _, end in self.pairs]))
 
     def is_open(self, tail: str, is_continued: bool) -> bool:
-        """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the
-        beginning of the answer."""
+        """Whether an answer begins inside reasoning. `tail`: the end of its prompt; `is_continued`: the
+        prompt holds the beginning of the answer."""
         if is_continued:
             return max(map(tail.rfind, self.begins)) > max(map(tail.rfind, self.ends))
         tail = tail.rstrip(SPACE)
@@ -77,7 +79,8 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
 
 
 class Parser:
-    """Feed it the pieces of an answer, then `flush`. A Scribe: its items write their calls here."""
+    """The parser of one answer: feed it the deltas of the text, then `flush`. It is the CallSink of its
+    syntaxes."""
 
     def __init__(
         self,
@@ -93,11 +96,11 @@ class Parser:
         self._events: list[Event] = []
         self._reader = Reader()
         self._kind: type[Content] | type[Reasoning] = Content
-        self._gap = ""  # white space that leaves with the next text
-        self._drops_space = False  # white space before the next text does not leave at all
-        self._is_fresh = True  # nothing stands before here, or only a call or thinking
+        self._gap = ""  # white space that is reported with the next text
+        self._drops_space = False  # white space before the next text is dropped
+        self._is_fresh = True  # nothing stands before here, or only a call or reasoning
         self._is_first = True  # nothing at all stands before here
-        self._resumes_reasoning = False  # a call stands in the middle of thinking
+        self._resumes_reasoning = False  # a call stands within reasoning
         self._known = tuple(
             [
                 begin.replace("NAME", name)
@@ -112,16 +115,17 @@ class Parser:
             )
         )
         self._has_calls = False  # since the last marker
-        self._requires_known = False  # calls of functions that don't exist are none
-        self._reread = 0  # characters that were held for nothing
+        self._requires_known = False  # only existing functions can be called here
+        self._reread = 0  # characters that were held back and turned out not to be calls
         # while text that has none of these characters may leave as it is
         self._plain: frozenset[str] | None = None
         self._reading = self._read_answer(is_open)
         next(self._reading)
         if self._events:
-            self._plain = None  # they leave with the first piece
+            self._plain = None  # these events are reported with the first delta
 
     def feed(self, piece: str) -> list[Event]:
+        """The events of this delta."""
         plain = self._plain
         if plain is not None and piece and piece[-1] not in SPACE and plain.isdisjoint(piece):
             if self._gap:
@@ -130,7 +134,7 @@ class Parser:
         return self._advance(piece)
 
     def flush(self) -> list[Event]:
-        """The rest, at the end of the answer."""
+        """The events of the rest, at the end of the answer."""
         self._reader.is_final = True
         return self._advance("")
 
@@ -140,9 +144,10 @@ class Parser:
         events, self._events = self._events, []
         return events
 
-    # ── Scribe ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── CallSink ────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, name: str, id: str | None = None) -> None:
+        """See CallSink.begin."""
         if self._requires_known and name not in self.tools:
             raise Malformed
         self._gap = ""
@@ -153,6 +158,7 @@ class Parser:
         self._reader.forget()
 
     def arguments(self, text: str) -> None:
+        """See CallSink.arguments."""
         events = self._events
         if events and isinstance(last := events[-1], Arguments):
             events[-1] = Arguments(last.index, last.text + text)
@@ -161,10 +167,11 @@ class Parser:
         self._reader.forget()
 
     def end(self) -> None:
+        """See CallSink.end."""
         self._events.append(CallEnd(self.num_calls - 1))
         self._reader.forget()
 
-    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_answer(self, is_open: bool) -> Iterator[None]:
         reader, reasoning = self._reader, self._reasoning
@@ -195,7 +202,7 @@ class Parser:
                 yield from self._read_reasoning(reasoning)
 
     def _expected_markers(self) -> Markers:
-        """What text may be followed by here."""
+        """Markers that may follow text here."""
         texts: list[str] = []
         if self._reread > MAX_REREAD:
             return markers(*self._dropped_markers)
@@ -211,7 +218,8 @@ class Parser:
         return markers(*dict.fromkeys(texts))
 
     def _read_text(self, ends: Markers) -> Read[str]:
-        """Says text up to one of `ends`, which is read. -> it, or "" at the end of the answer."""
+        """Reports text up to one of `ends`, and reads the marker. -> the marker, or "" at the end of the
+        answer"""
         reader = self._reader
         while True:
             was_fresh = self._is_fresh
@@ -244,7 +252,7 @@ class Parser:
             self._plain = None
 
     def _emit_text(self, text: str) -> None:
-        """Text leaves, but white space at its end waits: it may stand beside a call."""
+        """Reports text. White space at its end waits: it may stand next to a call."""
         text = self._gap + text
         body = text.rstrip(SPACE)
         self._gap = text[len(body) :]
@@ -262,7 +270,7 @@ class Parser:
             events.append(self._kind(body))
 
     def _after_call(self) -> None:
-        """Behind a call or thinking."""
+        """Sets the state behind a call or reasoning."""
         self._gap = ""
         self._drops_space = self._is_fresh = True
 
@@ -281,7 +289,7 @@ class Parser:
         self._after_call()
 
     def _read_calls(self, marker: str) -> Read[None]:
-        """What follows a marker of the format, which has been read."""
+        """Reads what follows a marker of the format, which has been read."""
         form, reader = self._format, self._reader
         assert form is not None
         section = next((section for section in form.sections if section.begin == marker), None)
@@ -295,8 +303,8 @@ class Parser:
             self._requires_known = False
 
     def _read_call(self, form: ToolCallFormat, section: Section | None) -> Read[bool]:
-        """Reads one item. -> whether another may follow. Malformed where there is none, and no call before
-        it."""
+        """Reads one call or list of calls. -> whether another may follow. Raises Malformed where there is
+        none, and no call before it."""
         reader, has_previous = self._reader, self._has_calls
         if has_previous:
             reader.forget()
@@ -316,7 +324,7 @@ class Parser:
 
 
 def next_syntax(reader: Reader, syntaxes: tuple[CallSyntax, ...]) -> Read[CallSyntax | None]:
-    """The kind of call that comes next."""
+    """The syntax of the call that comes next; None: no call comes next."""
     longest = max(len(begin) for syntax in syntaxes for begin in syntax.begins) or 1
     while True:
         rest = reader.text[reader.at : reader.at + longest]

@@ -1,8 +1,8 @@
-"""How calls are written: as JSON, or a name before JSON. Each kind is a declaration, whose `read` is the
+"""How calls are written: as JSON, or a name before JSON. Each syntax is a declaration, whose `read` is the
 generator that reads one call, or one list of calls.
 
-`read` begins where the call begins. It raises Malformed when the text is no such call: before `CallSink.begin`
-all of it becomes content again, after that what is left of it.
+`read` begins where the call begins. It raises Malformed when the text is no such call: before
+`CallSink.begin` all of its text becomes content again, after that the rest of it.
 """
 
 import re
@@ -21,27 +21,35 @@ _CALL_ID = re.compile(r"(?:functions\.)?([\w.\-/$]+):\d+")
 
 
 class CallSink(Protocol):
-    """Takes down the calls that are read."""
+    """Receives the calls that are read."""
 
     tools: Tools
 
-    def begin(self, name: str, id: str | None = None) -> None: ...
+    def begin(self, name: str, id: str | None = None) -> None:
+        """A call of this function begins. Raises Malformed where it cannot be one."""
+        ...
 
-    def arguments(self, text: str) -> None: ...
+    def arguments(self, text: str) -> None:
+        """The next delta of the call's arguments, as JSON text."""
+        ...
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """The call is complete."""
+        ...
 
 
 class CallSyntax(Protocol):
-    """A kind of calls."""
+    """A way to write calls."""
 
     begins: tuple[str, ...]  # what a call begins with; "": the first letter of a name
 
-    def read(self, reader: Reader, sink: CallSink) -> Read[None]: ...
+    def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """Reads one call, or one list of calls. Raises Malformed."""
+        ...
 
 
 class JsonCalls(Struct, frozen=True):
-    """{"name": ..., "arguments": {...}}, or a list of them. Other keys are allowed and mean nothing."""
+    """{"name": ..., "arguments": {...}}, or a list of them. Other keys are allowed and ignored."""
 
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -51,6 +59,7 @@ class JsonCalls(Struct, frozen=True):
     lead: str = ""
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         if self.lead:
             _, marker = yield from reader.until(markers(self.lead, "<"), MAX_NAME)
             if marker != self.lead:
@@ -107,6 +116,7 @@ class KeyedJsonCalls(Struct, frozen=True):
     begins: tuple[str, ...] = ("[",)
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         yield from reader.expect("[")
         while True:
             yield from reader.space(",")
@@ -125,14 +135,15 @@ class KeyedJsonCalls(Struct, frozen=True):
 
 
 def checked_name(name: str) -> str:
+    """The name of a function. Raises Malformed for text that cannot be one."""
     if not _NAME.fullmatch(name):
         raise Malformed
     return name
 
 
 def as_object_text(text: str) -> str:
-    """Arguments that were captured, as the text of an object: some models write the object into a string, or
-    null."""
+    """Captured arguments as the text of an object: some models write the object into a string, or null.
+    Raises Malformed for other values."""
     value = partial_json.decode(text)
     if isinstance(value, str):
         text = value
@@ -145,7 +156,7 @@ def as_object_text(text: str) -> str:
 
 
 def stream(reader: Reader, sink: CallSink, name: str, id: str | None = None) -> Read[None]:
-    """Arguments whose function is known: an object leaves as it comes."""
+    """Reads the arguments of a call whose function is known; an object is passed on as it comes."""
     if (yield from reader.peek()) != "{":
         text = as_object_text((yield from partial_json.captured(reader, MAX_HELD)))
         sink.begin(name, id)
@@ -166,9 +177,11 @@ class NamedJsonCalls(Struct, frozen=True):
 
     @property
     def begins(self) -> tuple[str, ...]:
+        """See CallSyntax."""
         return (self.begin,)
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         yield from reader.expect(self.begin)
         stops = (*self.then, self.id_then) if self.id_then else self.then
         text, marker = yield from reader.until(markers(*stops), MAX_NAME)
@@ -203,11 +216,12 @@ def skip_optional(reader: Reader, literals: tuple[str, ...]) -> Read[None]:
 
 
 def is_name_start(char: str) -> bool:
+    """Whether a function's name may begin with this character."""
     return char.isalnum() or char in "_$"
 
 
 def may_begin_call(item: CallSyntax, text: str) -> bool:
-    """Whether `text`, which is at least one character, may be the beginning of such a call."""
+    """Whether `text`, at least one character, may be the beginning of a call in this syntax."""
     return any(
         text.startswith(begin) or begin.startswith(text) if begin else is_name_start(text[0])
         for begin in item.begins

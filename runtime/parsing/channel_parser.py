@@ -1,4 +1,4 @@
-"""Answers that are messages, each with a header that says to whom it goes.
+"""Answers that are messages, each with a header that names its recipient.
 
 gpt-oss (harmony):
 
@@ -10,10 +10,10 @@ also stand in the role, `assistant to=functions.NAME`. A text without headers is
 
 Muse:
 
-     to=self<|message|>...<|eom|><|start|>assistant to=functions.NAME<|message|><atem:function_calls>...</atem:function_calls><|eot|>
+     to=self<|message|>...<|eom|><|start|>assistant to=functions.NAME<|message|><atem:function_calls>...
 
-What goes to self is reasoning, to user or commentary content; else it holds calls as markup. The first header
-has no mark before it.
+Messages to self are reasoning, messages to user or commentary are content; others hold calls as markup, up to
+</atem:function_calls>. The first header has no marker before it.
 """
 
 import re
@@ -36,18 +36,19 @@ class ChannelFormat(Struct, frozen=True, kw_only=True):
     """How messages stand in an answer."""
 
     models: str
-    header_begins: tuple[str, ...]  # each begins a header
-    ends: tuple[str, ...]  # of messages
-    final: str  # behind this stands the answer proper
+    header_begins: tuple[str, ...]  # markers that begin a header
+    ends: tuple[str, ...]  # markers that end a message
+    final: str  # header of the answer proper
     recipient: re.Pattern[str]  # in a header
-    reasoning: str  # the channel, or the recipient, of thoughts
-    non_tools: frozenset[str] = frozenset()  # recipients that are no tools
+    reasoning: str  # the channel, or the recipient, of reasoning
+    non_tools: frozenset[str] = frozenset()  # recipients that are not tools
     at_start: str = ""  # an answer's first header may begin with this, behind white space
     calls: ToolCallFormat | None = None  # how messages to tools are written; None: they are the arguments
     message: str = "<|message|>"  # ends the header
 
     @property
     def markers(self) -> tuple[str, ...]:
+        """All markers of the format."""
         return (*self.header_begins, *self.ends, self.message)
 
 
@@ -75,8 +76,8 @@ CHANNEL_FORMATS = {
 
 
 class ChannelParser:
-    """Like answer.Parser. `separates`: thoughts are told from content; `calls`: messages to tools are
-    calls."""
+    """As answer_parser.Parser. `separates`: reasoning is reported apart from content; `calls`: messages to
+    tools are reported as calls."""
 
     def __init__(
         self, format: ChannelFormat, tools: Tools, separates: bool = True, calls: bool = True
@@ -93,12 +94,14 @@ class ChannelParser:
         next(self._reading)
 
     def feed(self, piece: str) -> list[Event]:
+        """The events of this delta."""
         self._reader.add(piece)
         next(self._reading, None)
         events, self._events = self._events, []
         return events
 
     def flush(self) -> list[Event]:
+        """The events of the rest, at the end of the answer."""
         self._reader.is_final = True
         return self.feed("")
 
@@ -122,7 +125,7 @@ class ChannelParser:
                 return
 
     def _begins_with_header(self) -> Read[bool]:
-        """Whether the answer begins with a header that has no mark; nothing is read."""
+        """Whether the answer begins with a header without a marker; nothing is read."""
         reader = self._reader
         yield from reader.space()
         match = yield from reader.sees(self._framing.at_start)
@@ -130,7 +133,8 @@ class ChannelParser:
         return match
 
     def _read_header(self, marker: str) -> Read[str | None]:
-        """The header up to the mark of its end, both read; None if it is none, and then only `marker` is."""
+        """The header up to the marker of its end, both read. None: there is no header, and only `marker` is
+        read."""
         reader, message = self._reader, self._framing.message
         begin = reader.at
         stops = markers(message)
@@ -145,8 +149,8 @@ class ChannelParser:
             yield
 
     def _read_message(self, header: str) -> Read[str]:
-        """A message, up to the marker that ends it or begins the next, which is read and given back; "" at
-        the end of the answer."""
+        """Reads a message. -> the marker that ends it or begins the next, read as well; "" at the end of the
+        answer"""
         format = self._framing
         ends = format.ends + format.header_begins
         recipient, channel = format.recipient.search(header), _CHANNEL.search(header)
@@ -177,7 +181,7 @@ class ChannelParser:
         )
 
     def _read_call_syntax(self, form: ToolCallFormat, ends: tuple[str, ...]) -> Read[str]:
-        """A message that holds calls in a format of their own."""
+        """Reads a message that holds calls in a format of their own."""
         parser = Parser(form, None, self._tools)
         parser.num_calls = self.num_calls
         reader, stops = self._reader, markers(*ends)

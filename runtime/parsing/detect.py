@@ -1,5 +1,5 @@
-"""Which formats a model's answers are in: as --tool-call-parser and --reasoning-parser say, or as its chat
-template shows."""
+"""The formats of a model's answers: those that --tool-call-parser and --reasoning-parser name, or those that
+its chat template shows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -16,18 +16,18 @@ from runtime.parsing.reasoning_formats import REASONING_FORMATS
 from runtime.parsing.schema_types import Tools
 from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 
-# a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's
-# own format is
+# a JSON list of calls and nothing else: the form of answers for which tool_choice requires a call, whatever
+# the model's own format is
 REQUIRED_CALLS = ToolCallFormat(syntaxes=(JsonCalls(begins=("[",)),), at_start=("[",))
 
 _OWN_TEMPLATE = "reads a template of answers that a model brings in its own files, which is not read here"
-UNSUPPORTED = {  # names that the references have, and why they are not here
+UNSUPPORTED = {  # names of SGLang and vLLM that are not supported here, and why
     "beam": _OWN_TEMPLATE,
     "response_template": _OWN_TEMPLATE,
     "telechat4": "is a format of which nothing public says how it is written",
 }
 
-# vLLM's names, where they are others than with - for _ or without it
+# vLLM's names, where they differ by more than - and _
 VLLM_NAMES = {
     "openai": "gpt-oss",
     "openai_gptoss": "gpt-oss",
@@ -51,7 +51,7 @@ VLLM_NAMES = {
     "minimax_m2_append_think": "minimax-append-think",
 }
 
-# marks in a template -> the format that has them; the first row of which all are there counts
+# format and markers: the first row counts whose markers are all in the chat template
 TOOL_CALL_MARKERS: tuple[tuple[str, Sequence[str]], ...] = (
     ("gpt-oss", ("<|channel|>", "to=functions.")),
     ("muse", ("<atem:",)),
@@ -141,7 +141,8 @@ class AnswerFormats(Struct, frozen=True):
 
 @cache
 def markers_of(tool_calls: str | None, reasoning: str | None) -> tuple[str, ...]:
-    """All that the two declarations name: special tokens in it are text for whoever reads such answers."""
+    """All texts of the two declarations. Special tokens among them must be decoded as text for a parser of
+    such answers."""
     channel_formats = [CHANNEL_FORMATS[name] for name in (tool_calls, reasoning) if name in CHANNEL_FORMATS]
     marks = [mark for channel_format in channel_formats for mark in channel_format.markers]
     rows = (
@@ -169,8 +170,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def select_formats(tool_calls: str, reasoning: str, template: str) -> AnswerFormats:
-    """`tool_calls` and `reasoning` are names, "none", or "auto": what the chat template shows. Raises
-    OptionsError."""
+    """`tool_calls` and `reasoning` are names of formats, "none", or "auto" for the formats that the chat
+    template shows. Raises OptionsError for unknown names."""
     tool_calls, reasoning = _our_name(tool_calls, TOOL_CALL_FORMATS), _our_name(reasoning, REASONING_FORMATS)
     for flag, name, known in (
         ("--tool-call-parser", tool_calls, TOOL_CALL_FORMATS),
@@ -198,7 +199,7 @@ def select_formats(tool_calls: str, reasoning: str, template: str) -> AnswerForm
 
 
 def _our_name(name: str, known: Iterable[str]) -> str:
-    """The name here of a format that another runtime calls so."""
+    """The name here of a format that another runtime calls by this name."""
     names = {"auto", "none", *CHANNEL_FORMATS, *known}
     if name in names:
         return name
@@ -220,7 +221,9 @@ def _by_name_or_template(name: str, rows: tuple[tuple[str, Sequence[str]], ...],
 def open_parser(
     formats: AnswerFormats, tools: Tools, tail: str, *, is_continued: bool = False, is_required: bool = False
 ) -> Parser | ChannelParser:
-    """The parser of one answer. Without `tools` nothing is a call. `tail` ends the prompt."""
+    """The parser of one answer. Without `tools` nothing is a call. `tail`: the end of the prompt;
+    `is_continued`: the prompt holds the beginning of the answer; `is_required`: the answer is a JSON list of
+    calls, as tool_choice requires."""
     if not is_required:
         for name in (formats.reasoning, formats.tool_calls if tools else None):
             if name in CHANNEL_FORMATS:

@@ -1,4 +1,4 @@
-"""What a parser makes of an answer."""
+"""The events that a parser makes of an answer."""
 
 from msgspec import Struct
 
@@ -10,14 +10,14 @@ class Content(Struct, frozen=True):
 
 
 class Reasoning(Struct, frozen=True):
-    """Text that the model thought before it answered."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 class CallBegin(Struct, frozen=True):
-    """A call of a function; `index` counts from 0. Everything about call `index` comes before call `index +
-    1` begins."""
+    """The beginning of a function call. `index` counts from 0. All events of call `index` come before call
+    `index + 1` begins."""
 
     index: int
     name: str
@@ -25,16 +25,15 @@ class CallBegin(Struct, frozen=True):
 
 
 class Arguments(Struct, frozen=True):
-    """The next piece of the arguments of a call, which joined are a JSON object, unless the answer was cut
-    off or the model erred."""
+    """The next delta of a call's arguments. Joined they are a JSON object, unless the answer was cut off or
+    the model made an error."""
 
     index: int
     text: str
 
 
 class CallEnd(Struct, frozen=True):
-    """The call is written to its end. Missing where the answer was cut off or went wrong in the middle of the
-    arguments."""
+    """The end of a call. It is missing where the answer was cut off or went wrong within the arguments."""
 
     index: int
 

@@ -1,5 +1,4 @@
-"""Calls written in other notations than JSON: Python's, and Gemma's. One call is read whole, then
-understood."""
+"""Calls in other notations than JSON: Python's, and Gemma's. One call is read in full, then converted."""
 
 import ast
 import re
@@ -29,6 +28,7 @@ class PythonicCalls(Struct, frozen=True):
     begins: tuple[str, ...] = ("[",)
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         in_list = yield from reader.sees("[")
         while True:
             yield from reader.space(",")
@@ -46,7 +46,8 @@ class PythonicCalls(Struct, frozen=True):
 
 
 def balanced(reader: Reader) -> Read[str]:
-    """What stands between a parenthesis that has been read and its partner, which is read too."""
+    """The text between a parenthesis that has been read and its partner, which is read as well. Raises
+    Malformed."""
     begin = at = reader.at
     stack = [")"]
     quote = ""
@@ -78,7 +79,7 @@ def balanced(reader: Reader) -> Read[str]:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    """The arguments of a call, which must be literals with names."""
+    """The keyword arguments of a call, which must be literals. Raises Malformed."""
     if not _parses(text):  # strings on several lines, or parameters whose names are words of Python
         text = _RESERVED.sub(rf"\1{_MARK}\2", text.replace("\r", "\\r").replace("\n", "\\n"))
     call = _parsed(text)
@@ -143,16 +144,19 @@ def _text(node: ast.expr | None) -> str:
 
 
 class BareCalls(Struct, frozen=True):
-    """call:NAME{key:value,...}: keys are bare, strings stand between `quote`s, which nothing escapes."""
+    """call:NAME{key:value,...}: keys are bare, strings stand between `quote`s, inside which nothing is
+    escaped."""
 
     quote: str
     begin: str = "call:"
 
     @property
     def begins(self) -> tuple[str, ...]:
+        """See CallSyntax."""
         return (self.begin,)
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         yield from reader.expect(self.begin)
         name, _ = yield from reader.until(markers("{"), MAX_NAME)
         name = checked_name(name.strip())
@@ -163,7 +167,7 @@ class BareCalls(Struct, frozen=True):
         sink.end()
 
     def _pairs(self, reader: Reader, depth: int) -> Read[dict[str, Any]]:
-        """Up to the closing brace."""
+        """Keys and values up to the closing brace."""
         pairs: dict[str, Any] = {}
         while True:
             yield from reader.space(",")
@@ -200,7 +204,7 @@ class BareCalls(Struct, frozen=True):
         return value
 
     def _rest(self, reader: Reader) -> Read[str]:
-        """What a string without its first quote goes on with behind a comma; "" where another pair or value
+        """The continuation of a string without its first quote behind a comma; "" where another pair or value
         begins, and nothing is read."""
         begin = reader.at
         try:

@@ -1,6 +1,6 @@
-"""JSON that arrives in pieces: where a value ends is known from its brackets and quotes alone.
+"""JSON that arrives in deltas: where a value ends is known from its brackets and quotes alone.
 
-`emit` may forget what has been read; `captured` and `string` remember positions, and emit into a list.
+`emit` may discard what has been read; `captured` and `string` remember positions, and emit into a list.
 """
 
 import re
@@ -20,8 +20,8 @@ Emit = Callable[[str], None]
 
 
 def value(reader: Reader, emit: Emit) -> Read[None]:
-    """Reads an object or a list and emits its text as it comes. Malformed where brackets don't match, after
-    what is right was emitted.
+    """Reads an object or a list and emits its text as it comes. Raises Malformed where brackets do not match,
+    after the valid text was emitted.
 
     Control characters inside strings, which JSON forbids and models write, are escaped.
     """
@@ -49,7 +49,7 @@ def value(reader: Reader, emit: Emit) -> Read[None]:
 
 
 def _string(reader: Reader, emit: Emit) -> Read[None]:
-    """The rest of a string whose opening quote has been read."""
+    """Reads the rest of a string whose opening quote has been read."""
     while True:
         match = _QUOTES(reader.text, reader.at)
         if match is None:
@@ -74,7 +74,7 @@ def _string(reader: Reader, emit: Emit) -> Read[None]:
 
 
 def _leave(reader: Reader, emit: Emit, end: int) -> None:
-    """Emits what is right, wherever the text was cut."""
+    """Emits the text up to `end`, wherever the deltas were cut."""
     if text := reader.text[reader.at : end]:
         reader.at = end
         emit(text)
@@ -88,7 +88,7 @@ def _rest(reader: Reader, emit: Emit) -> Read[None]:
 
 
 def string(reader: Reader, most: int) -> Read[str]:
-    """A string, decoded."""
+    """Reads a string of at most `most` characters. -> its decoded text. Raises Malformed."""
     kept: list[str] = []
     begin = reader.at
     yield from reader.expect('"')
@@ -97,7 +97,7 @@ def string(reader: Reader, most: int) -> Read[str]:
 
 
 def captured(reader: Reader, most: int) -> Read[str]:
-    """The text of any value."""
+    """Reads a value of at most `most` characters. -> its text. Raises Malformed."""
     kept: list[str] = []
     begin = reader.at
     char = yield from reader.peek()
@@ -112,7 +112,7 @@ def captured(reader: Reader, most: int) -> Read[str]:
 
 
 def _within(reader: Reader, reading: Read[None], begin: int, most: int) -> Read[None]:
-    """Reads no more than `most` characters from `begin` on."""
+    """Reads no more than `most` characters from `begin` on. Raises Malformed where there are more."""
     for _ in reading:
         if reader.at - begin > most:
             break
@@ -123,6 +123,7 @@ def _within(reader: Reader, reading: Read[None], begin: int, most: int) -> Read[
 
 
 def decode(text: str) -> Any:
+    """The value of a JSON text. Raises Malformed."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

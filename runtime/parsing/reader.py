@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read by generators.
+"""Text that arrives in deltas, read by generators.
 
-A reading function is a generator that yields, with nothing, where it needs more text; the pieces may be cut
-anywhere without it noticing.
+A reading function is a generator that yields, with nothing, where it needs more text. It does not notice
+where the deltas were cut.
 """
 
 import re
@@ -17,11 +17,11 @@ MAX_NAME = 256  # characters of a function's or a parameter's name
 
 
 class Malformed(Exception):
-    """The text is not what the format says."""
+    """The text does not follow the format."""
 
 
 class Markers:
-    """Some strings to look for together."""
+    """Several strings that are searched together."""
 
     __slots__ = ("texts", "firsts", "_search", "_longest")
 
@@ -34,8 +34,8 @@ class Markers:
         self._search = re.compile("|".join(map(re.escape, ordered)) if texts else r"(?!)").search
 
     def find(self, text: str, start: int, is_final: bool) -> tuple[int, str]:
-        """-> where the first marker stands, and it; or where the text ends that no marker can reach back
-        into, and ""."""
+        """-> where the first marker stands, and the marker; or up to where the text cannot be part of a
+        marker, and ""."""
         match = self._search(text, start)
         held = len(text) if is_final else self.held(text, start)
         if match is None or held < match.start():
@@ -49,8 +49,8 @@ class Markers:
         return (match.start(), "") if longer else (match.start(), marker)
 
     def held(self, text: str, start: int) -> int:
-        """Where the longest end of `text` begins that is a proper beginning of a marker; its length if there
-        is none."""
+        """Where the longest end of `text` begins that is a proper beginning of a marker; the text's length if
+        there is none."""
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[at] in self.firsts:
                 rest = text[at:]
@@ -61,11 +61,12 @@ class Markers:
 
 @lru_cache(maxsize=512)
 def markers(*texts: str) -> Markers:
+    """A cached Markers of these texts."""
     return Markers(texts)
 
 
 class Reader:
-    """What is known of a text, and how far it is read."""
+    """The text so far, and how much of it has been read."""
 
     __slots__ = ("text", "at", "is_final")
 
@@ -75,10 +76,11 @@ class Reader:
         self.is_final = False  # no more pieces come
 
     def add(self, piece: str) -> None:
-        """What has been read may be forgotten only by `forget`: an attempt goes back to where it began."""
+        """Adds a delta. Only `forget` discards read text: a failed attempt goes back to where it began."""
         self.text += piece
 
     def forget(self) -> None:
+        """Discards the text that has been read."""
         if self.at:
             self.text = self.text[self.at :]
             self.at = 0
@@ -106,14 +108,15 @@ class Reader:
         return True
 
     def expect(self, literal: str) -> Read[None]:
+        """Reads `literal`. Raises Malformed where it is not next."""
         if not (yield from self.sees(literal)):
             raise Malformed
 
     def piece(self, ends: Markers) -> Read[tuple[str, str]]:
         """Reads text as far as it is known. -> (text, "") when more comes, or (text, marker) when the marker
-        has been read, too.
+        has been read as well.
 
-        At the end of the text: Malformed, with what is there unread.
+        At the end of the text: raises Malformed, with the rest unread.
         """
         while True:
             at, marker = ends.find(self.text, self.at, self.is_final)
@@ -127,8 +130,8 @@ class Reader:
         return text, marker
 
     def until(self, ends: Markers, most: int) -> Read[tuple[str, str]]:
-        """The text before a marker, and the marker, both read. Malformed when there is none within `most`
-        characters."""
+        """Reads up to a marker and the marker. -> (text before it, marker). Raises Malformed where there is
+        none within `most` characters."""
         begin = self.at
         while True:
             _, marker = yield from self.piece(ends)

@@ -1,4 +1,4 @@
-"""Values that a format writes as bare text, and that the schema of the tool gives a type."""
+"""Values that a format writes as bare text; the schema of the tool's parameters gives them a type."""
 
 import ast
 import json
@@ -36,7 +36,7 @@ MAX_PYTHON = 2**14  # characters of a value that is read as Python's
 
 
 def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> dict[str, list[Any]]:
-    """What a schema, and the ones it is put together from, say of each property."""
+    """For each property, what a schema and the schemas it is composed of say of it."""
     schema = _resolved(schema, root)
     found: dict[str, list[Any]] = {}
     if isinstance(properties := schema.get("properties"), Mapping):
@@ -49,7 +49,7 @@ def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> d
 
 
 def child_of(schema: Any, name: str, root: Schema | None) -> Any:
-    """The schema of a property."""
+    """The schema of a property; None: there is none."""
     schema = _resolved(schema, root)
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
@@ -61,7 +61,7 @@ def child_of(schema: Any, name: str, root: Schema | None) -> Any:
 
 
 def items_of(schema: Any, at: int, root: Schema | None) -> Any:
-    """The schema of the items of a list."""
+    """The schema of a list's item at this index."""
     schema = _resolved(schema, root)
     first = schema.get("prefixItems")
     return first[at] if isinstance(first, list) and at < len(first) else schema.get("items")
@@ -81,7 +81,8 @@ def _resolved(schema: Any, root: Schema | None) -> Schema:
 
 
 def kinds_of(schema: Any, root: Schema | None = None) -> frozenset[str]:
-    """The types that a value may have; none when its schema does not say. `root` holds what it refers to."""
+    """The types that a value may have; none where its schema does not say. `root`: the schema that $ref
+    points into."""
     return _kinds(schema, root, MAX_DEPTH)
 
 
@@ -113,10 +114,11 @@ def _list(value: Any) -> list[Any]:
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
-    """`text` as one of the types: what is JSON of a type that is allowed is that, the rest is a string.
+    """`text` as a value of one of the types: JSON of an allowed type is that value, anything else is a
+    string.
 
     Where the schema leaves the type open, all JSON but strings counts. Where it does not allow a string and
-    the text is nothing else, it is a string all the same: the tool shall see what the model said.
+    the text is nothing else, it is a string all the same: the tool should see what the model wrote.
     """
     if types == {"string"}:
         return text
@@ -140,8 +142,8 @@ def _json(text: str) -> Any:
 
 
 def _mended(bare: str, text: str) -> Any:
-    """What is JSON when its escapes are taken away, or a list or an object in Python's notation; `text` if it
-    is neither."""
+    """A value that is JSON without its escapes, or a list or an object in Python's notation; `text` if it is
+    neither."""
     if '\\"' in bare:
         try:
             return _json(json.loads(f'"{bare}"', strict=False))
@@ -170,6 +172,7 @@ def _finite(text: str) -> float:
 
 
 def is_json(text: str) -> bool:
+    """Whether the text is one complete JSON value."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -178,6 +181,7 @@ def is_json(text: str) -> bool:
 
 
 def as_json(value: Any) -> str:
+    """The value as JSON text, with characters beyond ASCII as they are."""
     text = json.dumps(value, ensure_ascii=False)
     if not text.isascii():
         try:

@@ -1,8 +1,8 @@
-"""The formats in which models call tools. A new model needs a row here, and nothing else unless its calls are
-a new kind of item.
+"""The formats in which models write tool calls. A new model needs a row here, and nothing else unless its
+calls have a new syntax.
 
-Where they come from: the models' chat templates and the parsers of SGLang (srt/function_call, srt/parser,
-0.5.23) and vLLM.
+Sources: the models' chat templates and the parsers of SGLang (srt/function_call, srt/parser, 0.5.23) and
+vLLM.
 """
 
 from runtime.parsing.answer_parser import Section, ToolCallFormat
@@ -40,7 +40,7 @@ _QWEN_CODER = ToolCallFormat(
 
 
 def _pairs(begin: str, end: str, name_end: str = "", suffix: str = "") -> XmlCalls:
-    """The way of GLM: pairs of keys and values; `suffix` ends the names of the tags."""
+    """GLM's way: pairs of keys and values; `suffix` ends the names of the tags."""
     return XmlCalls(
         begin=begin,
         name_end=name_end,

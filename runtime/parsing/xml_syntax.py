@@ -1,5 +1,5 @@
-"""Calls written as markup: an element for each parameter, or elements in elements. Types come from the tool's
-schema where none is told."""
+"""Calls as markup: an element for each parameter, or nested elements. Types come from the tool's schema where
+the markup does not declare them."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
     value_end: str
     ends: tuple[str, ...]  # one after the other, with white space between; all but the first may be missing
     before_value: str = ""  # after key_end and white space
-    # around the value's type, between key_end and before_value, where it is told
+    # around the value's type, between key_end and before_value, where the markup declares it
     type_tags: tuple[str, str] | None = None
     # or KEY `type_mark` TYPE: a type of JSON Schema, or true or false for a string or none
     type_mark: str = ""
@@ -47,9 +47,11 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
 
     @property
     def begins(self) -> tuple[str, ...]:
+        """See CallSyntax."""
         return (self.begin,)
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         yield from reader.expect(self.begin)
         if self.whole is not None:
             yield from reader.space()
@@ -72,7 +74,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         yield from skip_optional(reader, self.ends[1:])
 
     def _parameters(self, reader: Reader, sink: CallSink, name: str) -> Read[None]:
-        """Up to the first of `ends`. The call begins when its first parameter or its end is there."""
+        """Reads up to the first of `ends`. The call begins when its first parameter or its end is there."""
         has_begun = False
         while True:
             yield from reader.space()
@@ -95,15 +97,15 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
                 yield from self._value(reader, sink, types, others)
 
     def _key(self, reader: Reader, sink: CallSink, name: str) -> Read[tuple[str, frozenset[str]]]:
-        """Up to where the value begins. -> the parameter and its types."""
+        """Reads up to where the value begins. -> the parameter and its types"""
         key, _ = yield from reader.until(markers(self.key_end), MAX_NAME)
-        told = ""
+        declared = ""
         if self.type_mark:
-            key, _, told = key.partition(self.type_mark)
+            key, _, declared = key.partition(self.type_mark)
         elif self.type_tags:
             yield from reader.space()
             if (yield from reader.sees(self.type_tags[0])):
-                told, _ = yield from reader.until(markers(self.type_tags[1]), MAX_NAME)
+                declared, _ = yield from reader.until(markers(self.type_tags[1]), MAX_NAME)
         if self.before_value:
             yield from reader.space()
             yield from reader.expect(self.before_value)
@@ -111,23 +113,23 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         if self.is_escaped:
             key = key.replace("&quot;", '"').replace("&amp;", "&")
         root = sink.tools.get(name)
-        return key, _types(kinds_of(child_of(root, key, root), root), told.strip(' "'))
+        return key, _types(kinds_of(child_of(root, key, root), root), declared.strip(' "'))
 
     def _others(self, sink: CallSink, name: str) -> tuple[str, ...]:
-        """What ends a value that is not closed, and stays unread."""
+        """Texts that end a value that is not closed, and stay unread."""
         if not self.unclosed:
             return ()
         root = sink.tools.get(name)
         return (*self.unclosed, *[f"\n{self.key}{key}{self.key_end}" for key in parameters_of(root, root)])
 
     def _cdata(self, reader: Reader) -> Read[str]:
-        """What stands between a value and its end, besides white space."""
+        """Text that stands between a value and its end, apart from white space."""
         if self.takes_cdata and (yield from reader.sees(_CDATA)):
             return _CDATA_END
         return ""
 
     def _text(self, reader: Reader, sink: CallSink, others: tuple[str, ...]) -> Read[None]:
-        """A string leaves as it comes."""
+        """Reads a string, which is passed on as it comes."""
         cdata = yield from self._cdata(reader)
         end = cdata + self.value_end
         if self.is_trimmed and not cdata:
@@ -164,32 +166,34 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         sink.arguments(as_json(value_of(value, types)))
 
 
-def _types(types: frozenset[str], told: str) -> frozenset[str]:
-    """The types of a value, when the schema says `types` and the markup says `told`."""
-    if told in ("", "any"):
+def _types(types: frozenset[str], declared: str) -> frozenset[str]:
+    """The types of a value, where the schema allows `types` and the markup declares `declared`."""
+    if declared in ("", "any"):
         return types
-    if told == "true":
+    if declared == "true":
         return frozenset({"string"})
-    if told == "false":
+    if declared == "false":
         return types - {"string"}
-    return types if len(types - {"null"}) == 1 else frozenset({told})
+    return types if len(types - {"null"}) == 1 else frozenset({declared})
 
 
 Element = tuple[str, list[tuple[str, "Element"]]]  # its text, and its children by tag
 
 
 class NestedXmlCalls(Struct, frozen=True):
-    """Elements in elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`, where an object's value is
-    elements and a list's is elements named item. `mark` stands before every tag, so that values may hold
-    markup of their own."""
+    """Nested elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`. An object's value is elements, a
+    list's is elements named item. `mark` stands before every tag, so that values may hold markup of their
+    own."""
 
     mark: str
 
     @property
     def begins(self) -> tuple[str, ...]:
+        """See CallSyntax."""
         return (self.mark + "<invoke ", self.mark + " <invoke ", self.mark + "\n<invoke ")
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
+        """See CallSyntax.read."""
         yield from reader.expect(self.mark)
         yield from reader.space()
         yield from reader.expect('<invoke name="')
@@ -221,7 +225,7 @@ class NestedXmlCalls(Struct, frozen=True):
         return (yield from reader.until(markers(">"), MAX_NAME))[0].strip()
 
     def _element(self, reader: Reader, tag: str, depth: int) -> Read[Element]:
-        """Up to its end tag."""
+        """Reads an element up to its end tag."""
         if depth > MAX_DEPTH or tag.startswith("/"):
             raise Malformed
         children: list[tuple[str, Element]] = []

@@ -1,6 +1,6 @@
-"""Chat templates by name, for models that come without one (--chat-template NAME).
+"""Built-in chat templates by name, for models that come without one (--chat-template NAME).
 
-Written from the prompt formats that the models' authors publish; the marks are those of the models' own
+Written from the prompt formats that the models' authors publish; the markers are those of the models' own
 tokenizers.
 """
 
@@ -13,7 +13,8 @@ _SYSTEM_FIRST = """\
 {%- set turns = messages[1:] if messages and messages[0]['role'] == 'system' else messages %}
 {%- for turn in turns %}
     {%- if turn['role'] not in ['user', 'assistant'] %}
-        {{- raise_exception('this template knows user and assistant, and system as the first message; not ' + turn['role']) }}
+        {{- raise_exception('this template knows user and assistant, and system as the first message; not '
+            + turn['role']) }}
     {%- endif %}
 {%- endfor %}
 """
@@ -26,7 +27,8 @@ CHATML = """\
 
 QWEN = (
     """\
-{%- if messages and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}
+{%- if messages and messages[0]['role'] != 'system' %}{{
+    '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}
 """
     + CHATML
 )
@@ -48,7 +50,8 @@ LLAMA_2 = (
 LLAMA_3 = """\
 {{- bos_token }}
 {%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'].strip() + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'
+        + message['content'].strip() + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
@@ -70,10 +73,11 @@ MISTRAL = (
 VICUNA = (
     _SYSTEM_FIRST
     + """\
-{{- system or "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, \
-and polite answers to the user's questions." }}
+{{- system or "A chat between a curious user and an artificial intelligence assistant. \
+The assistant gives helpful, detailed, and polite answers to the user's questions." }}
 {%- for turn in turns %}
-    {{- ' USER: ' + turn['content'] if turn['role'] == 'user' else ' ASSISTANT: ' + turn['content'] + eos_token }}
+    {{- ' USER: ' + turn['content'] if turn['role'] == 'user'
+        else ' ASSISTANT: ' + turn['content'] + eos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"""
 )
@@ -81,7 +85,8 @@ and polite answers to the user's questions." }}
 ALPACA = (
     _SYSTEM_FIRST
     + """\
-{{- system or 'Below is an instruction that describes a task. Write a response that appropriately completes the request.' }}
+{{- system or 'Below is an instruction that describes a task. \
+Write a response that appropriately completes the request.' }}
 {%- for turn in turns %}
     {{- '\\n\\n### Instruction:\\n' if turn['role'] == 'user' else '\\n\\n### Response:\\n' }}
     {{- turn['content'] + ('' if turn['role'] == 'user' else eos_token) }}
@@ -118,7 +123,8 @@ DEEPSEEK = (
     + """\
 {{- bos_token + (system + '\\n\\n' if system else '') }}
 {%- for turn in turns %}
-    {{- 'User: ' + turn['content'] + '\\n\\n' if turn['role'] == 'user' else 'Assistant: ' + turn['content'] + eos_token }}
+    {{- 'User: ' + turn['content'] + '\\n\\n' if turn['role'] == 'user'
+        else 'Assistant: ' + turn['content'] + eos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 )
@@ -142,13 +148,14 @@ TEMPLATES = {
 
 
 def template_sources(sources: dict[str, str], choice: str, name: str | None) -> dict[str, str]:
-    """Of `sources`, a tokenizer's own, the one called `name`; or what --chat-template names, `choice`. Raises
-    OptionsError."""
+    """Chat templates by name: of `sources`, the tokenizer's own, all or the one called `name`; or the one
+    that --chat-template names, `choice`. Raises OptionsError."""
     if name is not None:
         if name not in sources:
             raise OptionsError(
                 [
-                    f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"
+                    f"--hf-chat-template-name {name}: the tokenizer has "
+                    f"{', '.join(sorted(sources)) or 'no templates'}"
                 ]
             )
         sources = {"default": sources[name]}
@@ -163,7 +170,8 @@ def _read_template(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(
             [
-                f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
+                f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file "
+                f"({error}); "
                 "name one of these or a Jinja file"
             ]
         ) from None

@@ -1,7 +1,7 @@
-"""Chat templates: a conversation to the text that the model was trained on.
+"""Chat templates: from a conversation to the text that the model was trained on.
 
-Templates are Jinja, in the dialect that transformers' apply_chat_template defines. They come with the model,
-so they run in a sandbox (sandbox.py) with time and output bounded.
+Templates are Jinja as transformers' apply_chat_template extends it. They come with the model, so they run in
+a sandbox (jinja_sandbox.py) with time and output bounded.
 """
 
 import json
@@ -22,7 +22,7 @@ CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template 
 
 
 class ChatTemplates:
-    """The compiled templates of a model, by name. Rendering changes nothing, so threads may share it."""
+    """The compiled templates of a model, by name. Thread-safe: rendering changes nothing."""
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         """Raises ModelError for a template that is not Jinja."""
@@ -40,8 +40,8 @@ class ChatTemplates:
                 ) from None
 
     def render(self, chat: Chat) -> str:
-        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or it
-        takes too long or too much."""
+        """The prompt's text. Raises InvalidRequest where the model has no template, the template refuses the
+        conversation, or rendering takes too long or makes too much."""
         name = self._choose(chat)
         if reserved := RESERVED & chat.template_args.keys():
             raise InvalidRequest(
@@ -79,7 +79,8 @@ class ChatTemplates:
             return "tool_use"
         if "default" not in self._templates:
             raise InvalidRequest(
-                "the model has no chat template, so it can't take messages; send a prompt to /v1/completions, "
+                "the model has no chat template, so it can't take messages; send a prompt to "
+                "/v1/completions, "
                 "or add chat_template.jinja to the model's folder",
                 param="messages",
             )
@@ -100,7 +101,8 @@ def _join(parts: Iterator[str]) -> str:
 
 
 def _reads_parts(tree: nodes.Template) -> bool:
-    """Whether a template loops over the parts of a message's content, or only takes it as a string."""
+    """Whether a template loops over the parts of a message's content, or only takes the content as a
+    string."""
 
     def is_content(node: nodes.Node) -> bool:
         return (
@@ -121,8 +123,8 @@ def _reads_parts(tree: nodes.Template) -> bool:
 
 
 def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
-    """A message as templates expect it: text parts joined for those that take strings, arguments as objects,
-    reasoning by each name."""
+    """A message as templates expect it: text parts joined for templates that take strings, arguments as
+    objects, reasoning under each of its names."""
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list):
@@ -142,8 +144,8 @@ def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]
 
 
 def _plain_call(call: Any) -> Any:
-    """OpenAI's API has `arguments` as a JSON string, templates want the object. What is no object stays as it
-    is."""
+    """OpenAI's API has `arguments` as a JSON string, templates expect an object. Anything but a JSON object
+    stays as it is."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -168,8 +170,8 @@ def _mark_final(messages: list[dict[str, Any]]) -> str:
 
 
 def _cut(text: str, final: str) -> str:
-    """Ends the rendered text where the final message ends. CUT's own space shows whether the template trims
-    messages."""
+    """Ends the rendered text where the final message ends. The space at the end of CUT shows whether the
+    template trims messages."""
     at = text.rfind(CUT.strip())
     if at < 0 or final.strip() not in text:
         raise InvalidRequest(

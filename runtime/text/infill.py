@@ -1,7 +1,7 @@
-"""Fill-in-the-middle prompts: how a code model is asked for what stands between a beginning and an end.
+"""Fill-in-the-middle prompts: a code model is asked for the text between a beginning and an end.
 
-A format is the prompt as the model was trained on it, with {prefix} and {suffix} where the two texts go. All
-else in it are special tokens of the model, which is how a model's format is found by its vocabulary alone.
+A format is the prompt as the model was trained on it, with {prefix} and {suffix} where the two texts go.
+Everything else in it are special tokens of the model, so a model's format is found by its vocabulary alone.
 
 Sources: Bavarian et al., 2022 (arXiv:2207.14255) for the idea; the model cards of StarCoder, DeepSeek-Coder,
 Qwen2.5-Coder and Codestral for the tokens.
@@ -19,15 +19,12 @@ FORMATS = {
     "qwen_coder": "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
     "codestral": "[SUFFIX]{suffix}[PREFIX]{prefix}",
 }
-_PLACES = re.compile(r"\{(prefix|suffix)\}")
+_FIELDS = re.compile(r"\{(prefix|suffix)\}")
 
 
 def find_format(choice: str, has_token: Callable[[str], bool]) -> str | None:
-    """`choice` names a format or a file with one; "auto" takes the first whose tokens the vocabulary has,
-    None if there is none.
-
-    Raises OptionsError.
-    """
+    """`choice` names a format or a file with one. "auto": the first format whose tokens the vocabulary has,
+    None if there is none. Raises OptionsError."""
     if choice == "auto":
         return next((format for format in FORMATS.values() if all(map(has_token, _tokens(format)))), None)
     if choice in FORMATS:
@@ -37,24 +34,26 @@ def find_format(choice: str, has_token: Callable[[str], bool]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(
             [
-                f"--completion-template {choice} is none of {', '.join(FORMATS)}, and cannot be read as a file "
+                f"--completion-template {choice} is none of {', '.join(FORMATS)}, and cannot be read as a "
+                "file "
                 f"({error})"
             ]
         ) from None
-    if sorted(_PLACES.findall(format)) != ["prefix", "suffix"]:
+    if sorted(_FIELDS.findall(format)) != ["prefix", "suffix"]:
         raise OptionsError(
             [
-                f"--completion-template {choice} must have {{prefix}} and {{suffix}} once each, as in {FORMATS['star_coder']}"
+                f"--completion-template {choice} must have {{prefix}} and {{suffix}} once each, as in "
+                f"{FORMATS['star_coder']}"
             ]
         )
     return format
 
 
 def infill(format: str, prefix: str, suffix: str) -> str:
-    """The prompt."""
+    """The prompt: `format` with the two texts in it."""
     texts = {"prefix": prefix, "suffix": suffix}
-    return _PLACES.sub(lambda place: texts[place[1]], format)
+    return _FIELDS.sub(lambda match: texts[match[1]], format)
 
 
 def _tokens(format: str) -> list[str]:
-    return [piece for piece in re.split(r"\{(?:prefix|suffix)\}", format) if piece]
+    return [token for token in re.split(r"\{(?:prefix|suffix)\}", format) if token]

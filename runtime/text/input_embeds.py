@@ -1,5 +1,5 @@
-"""Prompts as embeddings: a client's numbers become an array that can harm no rank, or a refusal that says
-what is wrong with them."""
+"""Prompts as embeddings (input_embeds): checks a client's numbers and makes an array that is safe for the
+ranks."""
 
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +16,7 @@ FIELD = "input_embeds"
 _row = msgspec.json.Decoder(list[float])
 
 
-def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
+def read_input_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
     """float32 [tokens, hidden], which also takes the place of the prompt's rows. Raises InvalidRequest."""
     width = limits.hidden_size
     rows = _copy(prompt.rows, width) if isinstance(prompt.rows, np.ndarray) else prompt.rows
@@ -41,7 +41,7 @@ def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
 
 
 def _copy(rows: np.ndarray, width: int) -> np.ndarray:
-    """Whoever gave them may go on to use them for something else."""
+    """A copy, because the caller may go on to use the array for something else."""
     if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind not in "fiu":
         raise InvalidRequest(
             f"{FIELD} is of {rows.dtype} {list(rows.shape)}; this model takes numbers [tokens, {width}]",
@@ -66,7 +66,7 @@ def _numbers(row: Any, index: int, width: int) -> np.ndarray:
 
 
 def check_embeds(request: GenerateRequest, prompt: Embeds) -> None:
-    """Raises InvalidRequest for what goes with tokens only."""
+    """Raises InvalidRequest for parameters that need token ids."""
     if request.before is not None or request.pools:
         raise InvalidRequest(
             f"{FIELD} goes with single requests for text, not with sessions or vectors", param=FIELD
@@ -76,11 +76,10 @@ def check_embeds(request: GenerateRequest, prompt: Embeds) -> None:
     ):
         name = "repetition_penalty" if request.params.prompt_logprobs is None else "prompt_logprobs"
         raise InvalidRequest(
-            f"{name} needs to know the prompt's tokens; give input_ids beside {FIELD}", param=name
+            f"{name} needs to know the prompt's tokens; give input_ids with {FIELD}", param=name
         )
 
 
 def digest(array: np.ndarray) -> str:
-    """A name of these numbers, for the cache: what comes of them is shared with whoever sends the same
-    ones."""
+    """A hash of the numbers, for the prefix cache: prompts with the same numbers share pages."""
     return blake2b(array, digest_size=16).hexdigest()

@@ -1,9 +1,9 @@
-"""Jinja for programs that come with a model: sandboxed, with time bounded.
+"""A Jinja sandbox for templates that come with a model, with time bounded.
 
 Time is counted, not measured: each turn of a loop and each call of a macro takes one of the render's
-`MAX_TURNS`, so the same conversation gives the same answer on a slow machine. Ranges, repeated values and
-powers are bounded too. A template that sets out to fill the memory by doubling a string still can: who serves
-a model trusts its template so far, and clients can't send one.
+`MAX_TURNS`, so the same conversation gives the same result on a slow machine. Ranges, repeated values and
+powers are bounded as well. A template that fills the memory by doubling a string is not stopped: templates
+come with the model, and clients cannot send one.
 """
 
 import json
@@ -23,7 +23,7 @@ TURN = "runtime_turn"  # what a counted loop calls; a variable of each render
 
 
 class Turns:
-    """How many turns a render may still take."""
+    """Counts down the turns that a render may still take."""
 
     def __init__(self) -> None:
         self.left = MAX_TURNS
@@ -39,6 +39,7 @@ class CountedLoops(CodeGenerator):
     """Compiles templates whose loops and macros call TURN first."""
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
+        """Adds the calls, then compiles as usual."""
         for part in node.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             turn = nodes.Output([nodes.Call(nodes.Name(TURN, "load"), [], [], None, None)])
             part.body.insert(0, turn.set_lineno(part.lineno))
@@ -47,8 +48,8 @@ class CountedLoops(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The dialect of transformers' apply_chat_template: trimmed blocks, break and continue, `tojson` without
-    HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`."""
+    """Jinja as transformers' apply_chat_template extends it: trimmed blocks, break and continue, `tojson`
+    without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`."""
 
     code_generator_class = CountedLoops
     intercepted_binops = frozenset({"*", "**", "+"})
@@ -62,6 +63,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Bounds repetitions and powers."""
         # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as
         # JSON
         if operator == "+":

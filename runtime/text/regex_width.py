@@ -1,8 +1,8 @@
-"""How long a match of a regular expression can be, in characters: what must be kept back of a text that may
-end at one.
+"""The longest match of a regular expression, in characters: as much must be held back of a text that may end
+at a match.
 
-Reads the syntax of RE2, of expressions that RE2 has compiled, so nothing here judges whether they are right.
-What is not understood is taken for longer than it is, never for shorter.
+Reads the syntax of RE2. RE2 has compiled the expressions before, so syntax errors are not reported here.
+Constructs that are not understood count as longer than they are, never as shorter.
 """
 
 import math
@@ -25,7 +25,8 @@ def longest_match(regex: str) -> float:
 
 
 def _either(regex: str, at: int) -> tuple[float, int]:
-    """Branches up to the end of a group or of the expression. -> the longest, and where that is"""
+    """Reads branches up to the end of a group or of the expression. -> the longest match, and where the end
+    is"""
     longest = width = 0.0
     while at < len(regex) and regex[at] != ")":
         if regex[at] == "|":
@@ -59,7 +60,7 @@ def _atom(regex: str, at: int) -> tuple[float, int]:
 
 
 def _times(regex: str, at: int) -> tuple[float, int]:
-    """How often at most what stands before is repeated."""
+    """How often at most the atom before is repeated, and where the repetition ends."""
     times = 1.0
     while repeat := _REPEAT.match(regex, at):
         at = repeat.end()

@@ -1,12 +1,12 @@
-"""Regular expressions that end a text, which arrives in pieces.
+"""Stop regular expressions (stop_regex) in a text that arrives in deltas.
 
 A text ends with the first character that completes a match, as if the text ended there; of the matches that
-end there the one that begins first counts. So the result does not depend on how the text was cut. A match has
-at most WINDOW characters: longer ones are not found. What is held back is as much as a match may have, which
-for many expressions is little (see width.py).
+end there, the one that begins first counts. So the result does not depend on how the text was cut. A match
+has at most WINDOW characters: longer ones are not found. As much text is held back as a match may have, which
+for many expressions is little (regex_width.py).
 
-RE2 takes time in proportion to text and expression, whatever they are; both are bounded here, so none can
-hold up the event loop.
+RE2's time is proportional to text and expression; both are bounded here, so no expression can block the event
+loop.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ MAX_PROGRAM = 1024  # instructions of all of a request's expressions together
 # worst
 MAX_WORK = 1 << 18
 MAX_MEMORY = 1 << 20  # bytes that RE2 may take for one
-ASSERTIONS = ("$", "\\b", "\\B", "\\z")  # what may hold at the end of a text, and not when more follows
+ASSERTIONS = ("$", "\\b", "\\B", "\\z")  # may hold at the end of a text, and not when more text follows
 FIELD = "stop_regex"
 
 
 class Expression:
-    """One of them. `name` is what the answer calls it."""
+    """A compiled expression. `name`: how the answer reports it."""
 
     __slots__ = ("name", "compiled", "width", "sees_end")
 
@@ -38,7 +38,7 @@ class Expression:
         self.width = int(min(longest_match(regex) + self.sees_end, WINDOW))
 
     def find(self, text: str, begin: int, end: int) -> tuple[int, int, int] | None:
-        """The first place behind `begin`, up to `end`, where a match is complete. -> that place, and where
+        """The first index behind `begin`, up to `end`, where a match is complete. -> that index, and where
         the match begins and ends"""
         if not self.sees_end and self.compiled.search(text, max(0, begin + 1 - self.width)) is None:
             return None
@@ -49,12 +49,12 @@ class Expression:
 
 
 class StopRegexes:
-    """The expressions of a request, and its stop strings; its sequences share them."""
+    """The expressions of a request, and its stop strings; all its sequences share them."""
 
     __slots__ = ("expressions", "width")
 
     def __init__(self, regexes: Sequence[str], stops: Sequence[str] = ()) -> None:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest for expressions that are invalid, too large or not supported."""
         re2 = _engine()
         self.expressions = [
             Expression(regex, regex, _compile(re2, i, regex)) for i, regex in enumerate(regexes)
@@ -76,7 +76,7 @@ class StopRegexes:
 
 
 def _engine() -> Any:
-    """Not everybody needs it."""
+    """The re2 module, imported when it is first needed. Raises InvalidRequest where it is not installed."""
     try:
         import re2
     except ImportError:
@@ -87,7 +87,7 @@ def _engine() -> Any:
 
 
 def _compile(re2: Any, index: int, regex: str) -> Any:
-    """Raises InvalidRequest, which says where."""
+    """Raises InvalidRequest, with the index of the expression."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, MAX_MEMORY
     try:
@@ -107,7 +107,7 @@ def _compile(re2: Any, index: int, regex: str) -> Any:
 
 
 class RegexSearch:
-    """The text of one sequence on its way through the expressions. `matched` is the one that ended it."""
+    """Searches the text of one sequence. `matched`: the expression that ended it."""
 
     __slots__ = ("matched", "_stops", "_seen", "_held")
 
@@ -117,12 +117,12 @@ class RegexSearch:
         self._seen = ""  # where a match may have begun, and a character before it for those that look back
         self._held = 0  # of its last characters, those that have not left
 
-    def feed(self, piece: str, keep_match: bool = False) -> str:
-        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if
-        `keep_match`."""
-        if not piece:
+    def feed(self, delta: str, keep_match: bool = False) -> str:
+        """The text that may be sent now. When this sets `matched`, it is the last text: up to the match, or
+        with it if `keep_match`."""
+        if not delta:
             return ""
-        text = self._seen + piece
+        text = self._seen + delta
         begin, unsent = len(self._seen), len(self._seen) - self._held
         found: tuple[int, int, int] | None = None
         for expression in self._stops.expressions:
@@ -137,6 +137,6 @@ class RegexSearch:
         return text[unsent : len(text) - self._held]
 
     def flush(self) -> str:
-        """What was held back: at the end of the sequence no match can complete any more."""
+        """The text that was held back: at the end of the sequence no match can be completed any more."""
         held, self._held = self._seen[len(self._seen) - self._held :], 0
         return held

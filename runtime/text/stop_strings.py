@@ -1,8 +1,8 @@
-"""Stop strings in a text that arrives in pieces.
+"""Stop strings in a text that arrives in deltas.
 
-Text leaves as soon as it cannot be part of a stop string: what is held back is the longest end of the text
-that begins one. Of several stop strings the one that is complete first wins, so the result does not depend on
-how the text was cut; of those complete at the same character, the longest.
+Text is sent as soon as it cannot be part of a stop string: the longest end of the text that begins a stop
+string is held back. Of several stop strings the one that is complete first wins, so the result does not
+depend on how the text was cut; of those complete at the same character, the longest.
 
 Each stop string is followed by its own Knuth-Morris-Pratt automaton (SIAM J. Comput. 6 (2), 1977): a
 character costs O(1) amortised for each, whatever the strings are. The failure tables grow only as far as a
@@ -23,7 +23,7 @@ class Pattern:
         self._borders = [0]
 
     def border(self, matched: int) -> int:
-        """Longest proper prefix of text[:matched] that also ends it; `matched` >= 1."""
+        """The length of the longest proper prefix of text[:matched] that also ends it; `matched` >= 1."""
         text, borders = self.text, self._borders
         while len(borders) < matched:
             char = text[len(borders)]
@@ -33,17 +33,17 @@ class Pattern:
             borders.append(k + (text[k] == char))
         return borders[matched - 1]
 
-    def advance(self, matched: int, piece: str, limit: int) -> tuple[int, int]:
-        """Reads piece[:limit] with `matched` characters matched before. -> characters matched after, end of
-        the match or -1"""
+    def advance(self, matched: int, delta: str, limit: int) -> tuple[int, int]:
+        """Reads delta[:limit] with `matched` characters matched before. -> characters matched after, and the
+        end of the match or -1"""
         text = self.text
         i = 0
         while i < limit:
             if not matched:
-                i = piece.find(text[0], i, limit)
+                i = delta.find(text[0], i, limit)
                 if i < 0:
                     return 0, -1
-            char = piece[i]
+            char = delta[i]
             while matched and text[matched] != char:
                 matched = self.border(matched)
             matched += text[matched] == char
@@ -54,7 +54,7 @@ class Pattern:
 
 
 class StopStrings:
-    """The stop strings of a request; its sequences share them."""
+    """The stop strings of a request; all its sequences share them."""
 
     __slots__ = ("patterns", "firsts")
 
@@ -65,7 +65,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """The text of one sequence on its way through the stop strings. `matched` is the one that ended it."""
+    """Searches the text of one sequence. `matched`: the stop string that ended it."""
 
     __slots__ = ("matched", "_stops", "_states", "_held")
 
@@ -75,30 +75,31 @@ class StopSearch:
         self._states = [0] * len(stops.patterns)  # characters matched, of each pattern
         self._held = ""
 
-    def feed(self, piece: str, keep_match: bool = False) -> str:
-        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if
-        `keep_match`."""
-        if not self._held and self._stops.firsts.isdisjoint(piece):
-            return piece
-        end = len(piece)
-        found: Pattern | None = None
+    def feed(self, delta: str, keep_match: bool = False) -> str:
+        """The text that may be sent now. When this sets `matched`, it is the last text: up to the match, or
+        with it if `keep_match`."""
+        if not self._held and self._stops.firsts.isdisjoint(delta):
+            return delta
+        end = len(delta)
+        match: Pattern | None = None
         # longest first, so that it wins when two end together
         for j, pattern in enumerate(self._stops.patterns):
-            state, match_end = pattern.advance(self._states[j], piece, end)
+            state, match_end = pattern.advance(self._states[j], delta, end)
             self._states[j] = state
-            if match_end >= 0 and (found is None or match_end < end):
-                end, found = match_end, pattern
-        text = self._held + piece
-        if found is None:
+            if match_end >= 0 and (match is None or match_end < end):
+                end, match = match_end, pattern
+        text = self._held + delta
+        if match is None:
             held = max(self._states)
             self._held = text[len(text) - held :]
             return text[: len(text) - held]
-        self.matched = found.text
+        self.matched = match.text
         text = text[: len(self._held) + end]
         self._held = ""
-        return text if keep_match else text[: len(text) - len(found.text)]
+        return text if keep_match else text[: len(text) - len(match.text)]
 
     def flush(self) -> str:
-        """What was held back: at the end of the sequence no stop string can complete any more."""
+        """The text that was held back: at the end of the sequence no stop string can be completed any
+        more."""
         held, self._held = self._held, ""
         return held

@@ -1,46 +1,46 @@
 """What each token adds to a text: a table, made once from the tokenizer's decoder.
 
-Two families of decoders are sums of their tokens, so a table can stand for them:
+Two families of decoders add up token by token, so a table can stand for them:
 
     ByteLevel                                      a token is bytes, written in the byte alphabet of GPT-2
     Replace(▁ → space), ByteFallback, Fuse, Strip  a token is text, or <0xNN> for one byte (SentencePiece)
 
-A piece is a str where the token is whole characters, and bytes where it may begin or end inside one. In
-ByteLevel, invalid UTF-8 becomes U+FFFD for each maximal part, as Unicode recommends; in the SentencePiece
+A token's text is a str where the token is whole characters, and bytes where it may begin or end inside one.
+In ByteLevel, invalid UTF-8 becomes U+FFFD for each maximal part, as Unicode recommends; in the SentencePiece
 family U+FFFD for each byte, as SentencePiece does. (There, `tokenizers` turns a whole run of byte tokens into
-U+FFFD when any of it is invalid. A stream can't: characters of the run have left already, and are right.)
+U+FFFD when any of it is invalid. A stream cannot: valid characters of the run have been sent already.)
 """
 
 from typing import Any
 
 from msgspec import Struct
 
-Piece = str | bytes
+TokenText = str | bytes
 SPACE_MARK = "\u2581"  # ▁
 
 
-class Pieces(Struct, frozen=True):
-    """Pieces by token id. Tokens that are skipped and ids without a token have an empty piece."""
+class TokenTexts(Struct, frozen=True):
+    """Texts by token id. Skipped tokens and ids without a token have an empty text."""
 
-    table: list[Piece]
+    table: list[TokenText]
     replaces_each_byte: bool  # of invalid UTF-8, else each maximal part
-    lead: int  # spaces dropped at the start of a text, if there are so many
+    leading_spaces: int  # spaces dropped at the start of a text, if there are so many
 
 
-class Rule(Struct, frozen=True):
-    """A decoder that is a sum of its tokens."""
+class DecoderRule(Struct, frozen=True):
+    """A decoder that adds up token by token."""
 
     is_byte_level: bool
     replaces_mark: bool = False
     has_byte_tokens: bool = False
-    lead: int = 0
+    leading_spaces: int = 0
 
 
-def rule_of(decoder: dict[str, Any] | None) -> Rule | None:
-    """The rule of a decoder as tokenizer.json writes it; None when a table can't stand for it."""
+def decoder_rule(decoder: dict[str, Any] | None) -> DecoderRule | None:
+    """The rule of a decoder as tokenizer.json writes it; None where a table cannot stand for it."""
     match _steps(decoder):
         case [{"type": "ByteLevel"}]:
-            return Rule(is_byte_level=True)
+            return DecoderRule(is_byte_level=True)
         case [*steps]:
             return _sentencepiece_rule(steps)
 
@@ -53,9 +53,9 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _sentencepiece_rule(steps: list[dict[str, Any]]) -> Rule | None:
-    """Order matters: marks are replaced before bytes are joined, and only a fused text has one start to be
-    stripped."""
+def _sentencepiece_rule(steps: list[dict[str, Any]]) -> DecoderRule | None:
+    """The order of steps matters: marks are replaced before bytes are joined, and only a fused text has one
+    start to be stripped."""
     rest = list(steps)
     replaces = (
         bool(rest)
@@ -70,27 +70,29 @@ def _sentencepiece_rule(steps: list[dict[str, Any]]) -> Rule | None:
         rest.pop(0)
     match rest:
         case [{"type": "Fuse"}]:
-            lead = 0
-        case [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": int(lead), "stop": 0}]:
+            leading_spaces = 0
+        case [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": int(leading_spaces), "stop": 0}]:
             pass
         case [] if replaces:
-            lead = 0
+            leading_spaces = 0
         case _:
             return None
-    return Rule(is_byte_level=False, replaces_mark=replaces, has_byte_tokens=has_bytes, lead=lead)
+    return DecoderRule(
+        is_byte_level=False, replaces_mark=replaces, has_byte_tokens=has_bytes, leading_spaces=leading_spaces
+    )
 
 
-def make_pieces(tokens: list[str | None], skipped: set[int], rule: Rule) -> Pieces:
-    """`tokens`: by id, as the vocabulary writes them; None where there is none. `skipped`: ids that add
+def make_token_texts(tokens: list[str | None], skipped: set[int], rule: DecoderRule) -> TokenTexts:
+    """`tokens`: by id, as the vocabulary writes them, None where there is none. `skipped`: ids that add
     nothing."""
-    read = _byte_level_piece if rule.is_byte_level else _fallback_piece if rule.has_byte_tokens else str
-    table: list[Piece] = []
+    to_text = _byte_level_text if rule.is_byte_level else _byte_fallback_text if rule.has_byte_tokens else str
+    table: list[TokenText] = []
     for i, token in enumerate(tokens):
         if token is None or i in skipped:
             table.append("")
         else:
-            table.append(read(token.replace(SPACE_MARK, " ") if rule.replaces_mark else token))
-    return Pieces(table, not rule.is_byte_level, rule.lead)
+            table.append(to_text(token.replace(SPACE_MARK, " ") if rule.replaces_mark else token))
+    return TokenTexts(table, not rule.is_byte_level, rule.leading_spaces)
 
 
 def _byte_alphabet() -> dict[int, int]:
@@ -105,7 +107,7 @@ def _byte_alphabet() -> dict[int, int]:
 _ALPHABET = {code: 0xFFFD for code in range(256)} | _byte_alphabet()
 
 
-def _byte_level_piece(token: str) -> Piece:
+def _byte_level_text(token: str) -> TokenText:
     try:
         data = token.translate(_ALPHABET).encode("latin-1")
     except UnicodeEncodeError:  # not in the byte alphabet, so it is text as it stands: an added token
@@ -113,7 +115,7 @@ def _byte_level_piece(token: str) -> Piece:
     return _shortest(data)
 
 
-def _fallback_piece(token: str) -> Piece:
+def _byte_fallback_text(token: str) -> TokenText:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return _shortest(bytes([int(token[3:5], 16)]))
@@ -122,8 +124,8 @@ def _fallback_piece(token: str) -> Piece:
     return token
 
 
-def _shortest(data: bytes) -> Piece:
-    """Text where the bytes are whole characters."""
+def _shortest(data: bytes) -> TokenText:
+    """A str where the bytes are whole characters, else the bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -30,7 +30,7 @@ class AddedSpec(Struct, frozen=True, kw_only=True):
 
 
 class TokenizerFiles(Struct, frozen=True, kw_only=True):
-    """What the folder says about its tokenizer."""
+    """What the folder's files say about its tokenizer."""
 
     special_tokens: dict[str, str] = {}  # bos_token, eos_token, ... and what else the folder names `*_token`
     extra_special_tokens: list[str] = []  # special, without a name of their own
@@ -39,7 +39,8 @@ class TokenizerFiles(Struct, frozen=True, kw_only=True):
 
 
 def read_files(folder: Path) -> TokenizerFiles:
-    """Raises ModelError for a file that is not what it should be; every file may be missing."""
+    """Reads the files, each of which may be missing. Raises ModelError for a file that is not what it should
+    be."""
     config = _object(folder / "tokenizer_config.json")
     named = config
     if "added_tokens_decoder" not in config:
@@ -75,7 +76,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _content(value: Any) -> str | None:
-    """A token is written as a string or as an object with its content."""
+    """The text of a token, which is written as a string or as an object with its content."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

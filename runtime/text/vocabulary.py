@@ -15,18 +15,18 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import InvalidRequest, ModelError
-from runtime.text.detokenize import PieceStream, TextStream, WindowStream
-from runtime.text.token_text import Pieces, make_pieces, rule_of
+from runtime.text.detokenize import TableStream, TextStream, WindowStream
+from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
 
 
 class Vocabulary:
-    """Encodes and decodes. Thread-safe: nothing changes after it is made, but for a cache of what follows
-    from that."""
+    """Encodes and decodes. Thread-safe: nothing changes after it is made, except a cache of derived
+    values."""
 
     def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0) -> None:
-        """`size`: rows of the model's embedding, which may be more than there are tokens; the rest decode to
-        nothing."""
+        """`size`: rows of the model's embedding, which may be more than there are tokens; the other ids
+        decode to nothing."""
         self.files = files
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
@@ -41,12 +41,12 @@ class Vocabulary:
         for token, i in tokens.items():
             by_id[i] = token
         self._missing = frozenset(i for i, token in enumerate(by_id) if token is None)
-        self._all, self._visible = self._make_pieces(by_id)
-        self._with: dict[tuple[str, ...], tuple[frozenset[int], Pieces | None]] = {}
+        self._all, self._visible = self._make_token_texts(by_id)
+        self._by_shown: dict[tuple[str, ...], tuple[frozenset[int], TokenTexts | None]] = {}
 
     @classmethod
     def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
-        """Raises ModelError when the folder has no tokenizer.json or it can't be read."""
+        """Raises ModelError where the folder has no tokenizer.json or it cannot be read."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(
@@ -61,27 +61,29 @@ class Vocabulary:
             ) from None
         return cls(tokenizer, read_files(folder), size)
 
-    def _make_pieces(self, tokens: list[str | None]) -> tuple[Pieces | None, Pieces | None]:
-        """With and without special tokens; None when the decoder needs a WindowStream."""
-        rule = rule_of(_state(self._tokenizer.decoder))
+    def _make_token_texts(self, tokens: list[str | None]) -> tuple[TokenTexts | None, TokenTexts | None]:
+        """With and without special tokens; None where the decoder needs a WindowStream."""
+        rule = decoder_rule(_state(self._tokenizer.decoder))
         if rule is None:
             return None, None
-        everything = make_pieces(tokens, set(), rule)
+        everything = make_token_texts(tokens, set(), rule)
         visible = list(everything.table)
         for i in self.special_ids:
             visible[i] = ""
-        return everything, Pieces(visible, everything.replaces_each_byte, everything.lead)
+        return everything, TokenTexts(visible, everything.replaces_each_byte, everything.leading_spaces)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it."""
+        """The id of a token as the vocabulary writes it; None: there is no such token."""
         return self._tokenizer.token_to_id(token)
 
     @property
     def bos_id(self) -> int | None:
+        """Id of the token at the beginning of texts; None: there is none."""
         return self._named_id("bos_token")
 
     @property
     def eos_id(self) -> int | None:
+        """Id of the token that ends texts; None: there is none."""
         return self._named_id("eos_token")
 
     def _named_id(self, name: str) -> int | None:
@@ -89,8 +91,8 @@ class Vocabulary:
         return None if token is None else self.token_id(token)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """`add_special` adds what the tokenizer adds to a fresh text (BOS, mostly). Raises InvalidRequest for
-        text that is not Unicode."""
+        """Token ids. `add_special`: adds what the tokenizer adds to a fresh text (BOS, mostly). Raises
+        InvalidRequest for text that is not Unicode."""
         try:
             # not `encode`: that one holds the GIL all the time, a second and a half for a million characters
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
@@ -103,10 +105,9 @@ class Vocabulary:
     def encode_within(
         self, text: str, second: str | None, most: int, add_special: bool = True
     ) -> tuple[list[int], int]:
-        """A text, or a pair of them, as at most `most` tokens: what is over is cut off the end, of a pair's
-        longer text first; what `add_special` adds stays. -> ids, and where the second text begins for models
-        that tell texts apart (else 0). Raises InvalidRequest.
-        """
+        """A text, or a pair of texts, as at most `most` tokens: tokens beyond that are cut off the end, for a
+        pair off the longer text first; tokens that `add_special` adds stay. -> ids, and where the second text
+        begins for models that have token types (else 0). Raises InvalidRequest."""
         tokenizer, is_pair = self._tokenizer, second is not None
         try:
             parts = tokenizer.encode_batch_fast(
@@ -120,7 +121,7 @@ class Vocabulary:
         room = most - (tokenizer.num_special_tokens_to_add(is_pair) if add_special else 0)
         if room < len(parts):
             raise InvalidRequest(
-                f"{most} tokens have no room for a token of text beside the special ones", param="truncate"
+                f"{most} tokens have no room for a token of text next to the special ones", param="truncate"
             )
         lengths = [len(part.ids) for part in parts]
         if (over := sum(lengths) - room) > 0:
@@ -135,54 +136,56 @@ class Vocabulary:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for in the middle of a text (maybe half a character); b"" for ids without
-        a token."""
+        """The bytes of a token in the middle of a text (maybe half a character); b"" for ids without a
+        token."""
         if not 0 <= token_id < self.size:
             return b""
-        piece = self._all.table[token_id] if self._all is not None else self.decode([token_id])
-        return piece if isinstance(piece, bytes) else piece.encode()
+        text = self._all.table[token_id] if self._all is not None else self.decode([token_id])
+        return text if isinstance(text, bytes) else text.encode()
 
     def stream(
         self, prompt_ids: Sequence[int] = (), skip_special: bool = True, shown: tuple[str, ...] = ()
     ) -> TextStream:
-        """The text of tokens that follow a prompt: the prompt's text and the stream's make up the text of
-        both.
+        """The text of tokens that follow a prompt: the prompt's text and the stream's text together are the
+        text of both.
 
         So a space at the start of the output is dropped only where the prompt has no visible text. `shown`:
         special tokens that are part of one of these texts are not skipped.
         """
-        shown_ids, pieces = frozenset[int](), self._visible if skip_special else self._all
+        shown_ids, texts = frozenset[int](), self._visible if skip_special else self._all
         if skip_special and shown:
-            shown_ids, pieces = self._showing(shown)
-        if pieces is None:
+            shown_ids, texts = self._with_shown(shown)
+        if texts is None:
             skipped = self._missing | (self.special_ids - shown_ids) if skip_special else self._missing
             return WindowStream(
                 partial(self.decode, skip_special=skip_special and not shown_ids), skipped, prompt_ids
             )
-        table = pieces.table
-        return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
+        table = texts.table
+        return TableStream(
+            texts, starts_text=not (texts.leading_spaces and any(table[i] for i in prompt_ids))
+        )
 
-    def _showing(self, texts: tuple[str, ...]) -> tuple[frozenset[int], Pieces | None]:
-        """The special tokens that are part of one of the texts, and the visible pieces with them. Kept:
-        formats are few."""
-        if (found := self._with.get(texts)) is None:
+    def _with_shown(self, shown: tuple[str, ...]) -> tuple[frozenset[int], TokenTexts | None]:
+        """The special tokens that are part of one of the texts, and the visible token texts with them.
+        Cached, because there are few formats."""
+        if (entry := self._by_shown.get(shown)) is None:
             ids = frozenset(
                 i
                 for i in self.special_ids
-                if (token := self._tokenizer.id_to_token(i)) and any(token in t for t in texts)
+                if (token := self._tokenizer.id_to_token(i)) and any(token in t for t in shown)
             )
-            pieces = self._visible
-            if ids and self._all is not None and pieces is not None:
-                table = list(pieces.table)
+            texts = self._visible
+            if ids and self._all is not None and texts is not None:
+                table = list(texts.table)
                 for i in ids:
                     table[i] = self._all.table[i]
-                pieces = Pieces(table, pieces.replaces_each_byte, pieces.lead)
-            found = self._with[texts] = ids, pieces
-        return found
+                texts = TokenTexts(table, texts.replaces_each_byte, texts.leading_spaces)
+            entry = self._by_shown[shown] = ids, texts
+        return entry
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:
-    """Of two texts the longer one gives first."""
+    """Tokens of each text: of two texts the longer one is cut first."""
     short = min(min(lengths), room // 2)
     return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.grammar.backend import BACKENDS, Backend, GrammarError, Matcher, Terms
-from runtime.grammar.llguidance import open_terms as open_llguidance
-from runtime.grammar.outlines import open_terms as open_outlines
-from runtime.grammar.xgrammar import open_terms as open_xgrammar
+from runtime.grammar.backend import BACKENDS, Backend, GrammarError, GrammarVocabulary, Matcher
+from runtime.grammar.llguidance import create_backend as open_llguidance
+from runtime.grammar.outlines import create_backend as open_outlines
+from runtime.grammar.xgrammar import create_backend as open_xgrammar
 from runtime.messages.constraint import (
     Choice,
     Ebnf,
@@ -24,7 +24,7 @@ from runtime.messages.constraint import (
     grammar_of,
 )
 
-OPEN: dict[str, Callable[[Terms], Backend]] = {
+OPEN: dict[str, Callable[[GrammarVocabulary], Backend]] = {
     "xgrammar": open_xgrammar,
     "llguidance": open_llguidance,
     "outlines": open_outlines,
@@ -69,7 +69,7 @@ def greedy(text: str) -> list[int]:
     return ids
 
 
-TERMS = Terms(tokens=TOKENS, encode=greedy, eos_ids=(EOS,), is_compact=True)
+TERMS = GrammarVocabulary(tokens=TOKENS, encode=greedy, eos_ids=(EOS,), is_compact=True)
 TEXTS: dict[str, tuple[Rule, list[str]]] = {  # rules of languages that are small enough to be written down
     "choice": (
         Choice(("yes", "no", "nooo", "ä!", "a,b", "öä", 'a"b')),
@@ -166,14 +166,17 @@ def test_what_is_forced_has_no_alternative(backend: str, rule: str) -> None:
         draw, matcher, prefix = random.Random(seed), compiled.matcher(), b""
         for _ in range(20):
             has_alternative = len(allowed(matcher) & set(library.byte_ids)) > 1
-            run = matcher.forced()
+            run = matcher.jump_forward()
             assert not (run and has_alternative), "masks show where it need not be asked"
-            forced = prefix + b"".join(TOKENS[token] for token in run)
-            assert all(text.startswith(forced) for text in texts if text.startswith(prefix)), (prefix, forced)
-            assert EOS not in run and (forced == prefix or prefix not in texts)
+            jump_forward = prefix + b"".join(TOKENS[token] for token in run)
+            assert all(text.startswith(jump_forward) for text in texts if text.startswith(prefix)), (
+                prefix,
+                jump_forward,
+            )
+            assert EOS not in run and (jump_forward == prefix or prefix not in texts)
             for token in run:
                 assert matcher.accept(token)
-            prefix = forced
+            prefix = jump_forward
             token = draw.choice(sorted(allowed(matcher)))
             if token == EOS:
                 break
@@ -184,7 +187,7 @@ def test_what_is_forced_has_no_alternative(backend: str, rule: str) -> None:
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 def test_long_forced_texts_are_found(backend: str) -> None:
     matcher = OPEN[backend](TERMS).compile(grammar_of(Choice(("yesyesyesno", "yesyesyesab")))).matcher()
-    run = matcher.forced()
+    run = matcher.jump_forward()
     assert len(run) > 1 and run == greedy("yesyesyes")[: len(run)]
 
 
@@ -280,7 +283,7 @@ def test_marks_that_are_special_tokens_begin_and_end_tags(is_special: bool) -> N
     tokens = [*TOKENS[:-1], b"" if is_special else b"<call>", b"" if is_special else b"</call>"]
     begin, end = len(tokens) - 2, len(tokens) - 1
     backend = open_xgrammar(
-        Terms(
+        GrammarVocabulary(
             tokens=tokens,
             encode=greedy,
             eos_ids=(EOS,),

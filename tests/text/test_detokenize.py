@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from runtime.text.detokenize import REPLACEMENT, PieceStream, Utf8, WindowStream
+from runtime.text.detokenize import REPLACEMENT, TableStream, Utf8, WindowStream
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
@@ -154,4 +154,4 @@ def test_a_window_gives_up_waiting() -> None:
 
 
 def test_tables_stand_for_the_usual_decoders() -> None:
-    assert all(isinstance(vocabulary_of(t).stream(), PieceStream) for t in (BYTE_LEVEL, LLAMA, GEMMA))
+    assert all(isinstance(vocabulary_of(t).stream(), TableStream) for t in (BYTE_LEVEL, LLAMA, GEMMA))

@@ -66,7 +66,7 @@ class SlotGrammar:
         if not self.is_masked or self.is_lost or self.run:
             return 0
         assert self.matcher is not None
-        for token in self.matcher.forced():
+        for token in self.matcher.jump_forward():
             if token in self.grammar_constraint.stop_ids:
                 break
             if not self.matcher.accept(token):

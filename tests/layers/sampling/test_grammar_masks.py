@@ -46,7 +46,7 @@ class Counting:
         self.count += 1
         return token == 4 + self.count
 
-    def forced(self) -> list[int]:
+    def jump_forward(self) -> list[int]:
         return []
 
     def _fill(self, bits: np.ndarray) -> bool:
