@@ -62,7 +62,7 @@ class TableStream:
     """A TextStream by table (token_text.py). `starts_text` is False where visible text stands before the
     first token."""
 
-    __slots__ = ("_table", "_utf8", "_lead", "_is_plain")
+    __slots__ = ("_table", "_utf8", "_leading", "_is_plain")
 
     def __init__(self, texts: TokenTexts, starts_text: bool) -> None:
         self._table = texts.table
