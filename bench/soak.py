@@ -129,7 +129,7 @@ class Tiers:
             self.counts["repeated"] += 1
             if text != self.answers[prompt]:
                 self.counts["changed"] += 1
-                print("another answer:", prompt, repr(self.answers[prompt]), repr(text), flush=True)
+                print("a different answer:", prompt, repr(self.answers[prompt]), repr(text), flush=True)
         else:
             self.answers[prompt] = text
 
@@ -162,7 +162,7 @@ def resident(port: int) -> dict[str, float]:
 
 
 def tier_options(device: str, settings: str) -> list[str]:
-    """Options of a server with too small pools, a host tier and files. `settings`: of the storage, as JSON."""
+    """Options of a server with too small pools, a host tier and files. `settings`: JSON of the storage."""
     options = (
         f"--device {device} --served-model-name soak --log-level error --context-length 512 "
         "--max-total-tokens 2048 "
