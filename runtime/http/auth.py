@@ -2,8 +2,8 @@
 
     open      no key: health, metrics and the API's description, for probes, scrapers and browsers
     user      one of --api-key, if there are any: everything else
-    admin     --admin-api-key: what changes the server for all its clients. Without that option, as a user, but
-              only on a server that listens on this machine alone; on others, such routes are refused. Where
+    admin     --admin-api-key: what changes the server for all its clients. Without that option, as a user,
+              but only on a server that listens on this machine alone; on others, such routes are refused. Where
               no key is needed, pages of other sites are refused: a browser on this machine would send
               their forms here
 
@@ -86,8 +86,8 @@ class Keys:
                 wanted = self._admin
             elif not self._is_local:
                 raise Forbidden(
-                    "this route changes the server for everybody; it needs a server with --admin-api-key, or one "
-                    "that listens on this machine alone"
+                    "this route changes the server for everybody; it needs a server with --admin-api-key, or "
+                    "one that listens on this machine alone"
                 )
             if not wanted and (b"sec-fetch-site", b"cross-site") in headers:
                 raise Forbidden(
@@ -97,8 +97,8 @@ class Keys:
         if wanted and not _has_one(wanted, headers):
             whose = "the admin key" if wanted is self._admin else "an API key"
             raise Unauthorized(
-                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not "
-                "known here"
+                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is "
+                "not known here"
             )
 
 

@@ -50,10 +50,8 @@ class Http1:
         )
         self.is_at_end = False  # the client sends nothing more
         self.is_closed = False
-        self.idle_timer: asyncio.TimerHandle | None = None
-        self.idle_until_s = 0.0
         self.requests = RequestParser(peer, self._take)
-        self._wait_idle()
+        self.idle = IdleTimer(connection.loop, lambda: self.current is None, self.close)
 
     def feed(self, data: bytes) -> None:
         """Takes what the client has sent."""
@@ -88,7 +86,7 @@ class Http1:
     def leave(self) -> None:
         """The client has left: nothing is answered any more."""
         self.is_closed = True
-        self._stop_idle_timer()
+        self.idle.stop()
         self.queue.clear()
         self.backlog.clear()
         if self.current is not None:
@@ -99,7 +97,7 @@ class Http1:
     def close(self) -> None:
         """Ends the connection when what was written is sent."""
         self.is_closed = True
-        self._stop_idle_timer()
+        self.idle.stop()
         self.connection.close()
 
     def waits_for_head(self) -> bool | None:
@@ -140,14 +138,11 @@ class Http1:
         if not self.is_tls and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = cycle
         if self.current is None:
-            self._begin(cycle)
+            self.current = cycle
+            self.shared.run(cycle)
         else:
             self.queue.append(cycle)
         return cycle
-
-    def _begin(self, cycle: RequestCycle) -> None:
-        self.current = cycle
-        self.shared.run(cycle)
 
     def _ended(self, cycle: RequestCycle) -> None:
         """The answer is complete, or given up."""
@@ -160,7 +155,8 @@ class Http1:
     def _finish(self) -> None:
         """Goes on with what waits while nothing is answered."""
         if self.queue:
-            self._begin(cycle := self.queue.popleft())
+            self.current = cycle = self.queue.popleft()
+            self.shared.run(cycle)
             self._continue()
             if not cycle.has_whole_body:
                 self._parse_backlog()
@@ -175,7 +171,7 @@ class Http1:
             if self.current is None and self.is_at_end and not self.is_closed:
                 self._finish()
         elif not self.is_at_end:
-            self._wait_idle()
+            self.idle.start()
         elif self.requests.is_in_head or self.first:
             self._refuse(400)
         else:
@@ -210,25 +206,41 @@ class Http1:
 
     def _leave_protocol(self, data: bytes) -> None:
         self.is_closed = True
-        self._stop_idle_timer()
+        self.idle.stop()
         self.hand_over(data)
 
-    def _wait_idle(self) -> None:
-        self.idle_until_s = self.connection.loop.time() + KEEP_ALIVE_S
-        if self.idle_timer is None:
-            self.idle_timer = self.connection.loop.call_later(KEEP_ALIVE_S, self._check_idle)
 
-    def _check_idle(self) -> None:
-        self.idle_timer = None
-        if self.current is not None:
-            return  # the time begins again with the end of the answer
-        left_s = self.idle_until_s - self.connection.loop.time()
-        if left_s > 0:
-            self.idle_timer = self.connection.loop.call_later(left_s, self._check_idle)
+class IdleTimer:
+    """Closes a connection on which no request has come for KEEP_ALIVE_S. One timer for many requests: it is
+    not moved with each of them, but started again when it fires too early."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, is_idle: Callable[[], bool], close: Callable[[], None]
+    ) -> None:
+        self.loop = loop
+        self.is_idle = is_idle
+        self.close = close
+        self.timer: asyncio.TimerHandle | None = None
+        self.until_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """The connection is idle from now on."""
+        self.until_s = self.loop.time() + KEEP_ALIVE_S
+        if self.timer is None:
+            self.timer = self.loop.call_at(self.until_s, self._check)
+
+    def stop(self) -> None:
+        """The connection is closed."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _check(self) -> None:
+        self.timer = None
+        if not self.is_idle():
+            return  # the end of the answer starts the timer again
+        if self.until_s > self.loop.time():
+            self.timer = self.loop.call_at(self.until_s, self._check)
         else:
             self.close()
-
-    def _stop_idle_timer(self) -> None:
-        if self.idle_timer is not None:
-            self.idle_timer.cancel()
-            self.idle_timer = None

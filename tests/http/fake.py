@@ -1,4 +1,4 @@
-"""A small scripted Service: what it says is decided by the prompt, when it says it by the test.
+"""A small scripted Service: the prompt decides what it answers, and the test when.
 
 echo      the answer to a text or chat is "<n>: " and words of the prompt, one token a word
 held      with `hold=True` nothing is generated until `step()` or `run()` is called

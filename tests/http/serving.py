@@ -36,7 +36,7 @@ async def serving(
 
 @asynccontextmanager
 async def stepping(service: FakeService) -> AsyncIterator[None]:
-    """A held service says a token whenever the loop has been round."""
+    """Has a held service produce one token after the other."""
 
     async def run() -> None:
         while True:
@@ -68,7 +68,7 @@ class Raw:
             await asyncio.get_running_loop().sock_connect(sock, address)
             yield cls(sock)
 
-    async def say(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def send(
@@ -76,7 +76,7 @@ class Raw:
     ) -> None:
         length = len(body) if declared is None else declared
         head = f"POST {path} HTTP/{version}\r\nhost: test\r\ncontent-length: {length}\r\n{more}\r\n"
-        await self.say(head.encode() + body)
+        await self.write(head.encode() + body)
 
     async def receive(self) -> bytes:
         """Some bytes; none when the server has closed."""

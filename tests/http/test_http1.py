@@ -1,4 +1,5 @@
-"""HTTP/1.1 as the server speaks it on raw sockets: framing, pipelines, upgrades, refusals, and the end of input."""
+"""HTTP/1.1 as the server speaks it on raw sockets: framing, pipelines, upgrades, refusals, and the end of
+input."""
 
 import json
 import socket
@@ -49,7 +50,7 @@ async def test_requests_may_come_in_any_pieces(size: int) -> None:
     service = FakeService()
     async with serving(service) as address, Raw.connected(address) as client:
         for at in range(0, len(whole), size):
-            await client.say(whole[at : at + size])
+            await client.write(whole[at : at + size])
         answers = await client.to_end()
     assert answers.count(b"HTTP/1.1 200 ") == 3 and len(service.requests) == 1
 
@@ -71,7 +72,7 @@ async def test_requests_may_come_in_any_pieces(size: int) -> None:
 )
 async def test_what_is_no_request_is_refused_after_those_before_it(head: bytes, status: int) -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(GET + head)
+        await client.write(GET + head)
         first, second = (await client.to_end()).split(b"HTTP/1.1 ")[1:]
     assert first.startswith(b"200 ") and second.startswith(b"%d " % status)
     assert b"connection: close" in second
@@ -82,9 +83,9 @@ async def test_an_endless_head_or_trailer_ends_the_connection() -> None:
         async with serving(FakeService()) as address, Raw.connected(address) as client:
             with anyio.fail_after(20):
                 try:
-                    await client.say(begin)
+                    await client.write(begin)
                     for _ in range(100):
-                        await client.say(b"x" * 2**14)
+                        await client.write(b"x" * 2**14)
                 except ConnectionError:
                     pass
                 assert b"HTTP/1.1 2" not in await client.to_end()
@@ -92,16 +93,16 @@ async def test_an_endless_head_or_trailer_ends_the_connection() -> None:
 
 async def test_a_client_that_expects_to_be_asked_for_its_body_is_asked() -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(POST + b"content-length: %d\r\nexpect: 100-continue\r\n\r\n" % len(BODY))
+        await client.write(POST + b"content-length: %d\r\nexpect: 100-continue\r\n\r\n" % len(BODY))
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await client.say(BODY)
+        await client.write(BODY)
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_pipelined_requests_are_answered_in_order_however_many() -> None:
     async with serving(app_of(echo)) as address, Raw.connected(address) as client:
         requests = [b"POST /%d?q HTTP/1.1\r\nhost: t\r\ncontent-length: 3\r\n\r\nabc" % i for i in range(200)]
-        await client.say(b"".join(requests))
+        await client.write(b"".join(requests))
         for i in range(200):
             assert b"POST /%d q \r\n3\r\nabc" % i in await client.until(b"0\r\n\r\n")
 
@@ -112,14 +113,13 @@ async def test_more_than_the_backlog_waits_unread(monkeypatch: pytest.MonkeyPatc
     body = b"x" * 300_000
     async with serving(app_of(echo)) as address, Raw.connected(address) as client:
 
-        async def say() -> None:
+        async def write() -> None:
             for _ in range(3):
-                await client.say(
-                    b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-                )
+                head = b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n" % len(body)
+                await client.write(head + body)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(say)
+            tasks.start_soon(write)
             for _ in range(3):
                 assert (await client.until(b"0\r\n\r\n")).count(b"x") >= len(body)
 
@@ -130,7 +130,7 @@ async def test_an_upgrade_in_the_pipeline_waits_for_its_turn() -> None:
         b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(GET + GET + upgrade)
+        await client.write(GET + GET + upgrade)
         assert (await client.until(b"HTTP/1.1 101 ")).count(b"HTTP/1.1 200 ") == 2
 
 
@@ -138,13 +138,13 @@ async def test_an_upgrade_in_the_pipeline_waits_for_its_turn() -> None:
 async def test_upgrades_that_are_not_spoken_are_requests_like_others(more: bytes) -> None:
     request = b"GET /health HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\n%b\r\n" % more
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(request + request + LAST)
+        await client.write(request + request + LAST)
         assert (await client.to_end()).count(b"HTTP/1.1 200 ") == 3
 
 
 async def test_answers_to_head_have_no_body() -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(GET.replace(b"GET", b"HEAD") + LAST)
+        await client.write(GET.replace(b"GET", b"HEAD") + LAST)
         head, second = (await client.to_end()).split(b"HTTP/1.1 200 ")[1:]
     assert head.endswith(b"\r\n\r\n") and b"content-length: " in head and not second.endswith(b"\r\n\r\n")
 
@@ -157,7 +157,7 @@ async def test_an_application_that_fails_ends_its_answer_only() -> None:
 
     for path, expected in ((b"/", b"HTTP/1.1 500 "), (b"/started", b"HTTP/1.1 200 ")):
         async with serving(app_of(fail)) as address, Raw.connected(address) as client:
-            await client.say(GET.replace(b"/health", path))
+            await client.write(GET.replace(b"/health", path))
             answer = await client.to_end()
         assert answer.startswith(expected) and not answer.endswith(b"0\r\n\r\n")
 
@@ -168,7 +168,7 @@ async def test_headers_of_answers_have_no_line_breaks() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async with serving(app_of(split)) as address, Raw.connected(address) as client:
-        await client.say(GET)
+        await client.write(GET)
         answer = await client.to_end()
     assert answer.startswith(b"HTTP/1.1 500 ") and b"cookie" not in answer
 
@@ -176,7 +176,7 @@ async def test_headers_of_answers_have_no_line_breaks() -> None:
 async def test_half_a_request_and_the_end_of_input_is_refused() -> None:
     for half in (GET[:-2], POST + b"content-length: 9\r\n\r\n{"):
         async with serving(FakeService()) as address, Raw.connected(address) as client:
-            await client.say(half)
+            await client.write(half)
             client.sock.shutdown(socket.SHUT_WR)
             assert (await client.to_end()).startswith(b"HTTP/1.1 400 ")
 
@@ -185,5 +185,5 @@ async def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "KEEP_ALIVE_S", 0.1)
     async with serving(FakeService()) as address, Raw.connected(address) as client:
         with anyio.fail_after(20):
-            await client.say(GET)
+            await client.write(GET)
             assert (await client.to_end()).startswith(b"HTTP/1.1 200 ")

@@ -308,13 +308,13 @@ async def test_bodies_over_the_limit_on_the_wire() -> None:
                 if declared:
                     await raw.send(CHAT, b"x" * 1000, declared=20_000_000)
                 else:
-                    await raw.say(
+                    await raw.write(
                         f"POST {CHAT} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n".encode()
                     )
                     with anyio.move_on_after(20):
                         piece = b"x" * 2**20
                         for _ in range(17):
-                            await raw.say(b"%x\r\n%b\r\n" % (len(piece), piece))
+                            await raw.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                 answer = await raw.until(b"}}")
                 assert answer.startswith(b"HTTP/1.1 413") and b"request_too_large" in answer
         async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http:

@@ -45,17 +45,17 @@ def texts(stream: bytes) -> str:
 
 
 @EVERY_ROUTE
-@pytest.mark.parametrize("said", [0, 3])
+@pytest.mark.parametrize("num_tokens", [0, 3])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_client_that_leaves_is_aborted_once(path: str, said: int, is_stream: bool) -> None:
+async def test_a_client_that_leaves_is_aborted_once(path: str, num_tokens: int, is_stream: bool) -> None:
     service = FakeService(hold=True)
     async with serving(service) as address:
         async with Raw.connected(address) as client:
             await client.send(path, body(path, stream=is_stream))
             await until(lambda: bool(service.running))
-            for _ in range(said):
+            for _ in range(num_tokens):
                 service.step()
-            if said and is_stream:
+            if num_tokens and is_stream:
                 await client.until(b"data: ")
         await until(lambda: not service.running)
     assert service.aborted == [service.requests[0].id]
@@ -98,7 +98,7 @@ async def test_a_client_that_asks_twice_and_closes_its_side_is_answered_twice() 
 )
 async def test_targets_may_name_scheme_and_host(target: str, status: int) -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
-        await client.say(f"GET {target} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+        await client.write(f"GET {target} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
         assert (await client.until(b"\r\n")).startswith(b"HTTP/1.1 %d " % status)
 
 
@@ -109,7 +109,7 @@ async def test_long_heads_are_refused(size: int, is_target: bool) -> None:
         target, value = ("/health?x=" + "x" * size, "y") if is_target else ("/health", "y" * size)
         head = f"GET {target} HTTP/1.1\r\nhost: test\r\nlong: {value}\r\n\r\n".encode()
         try:
-            await client.say(head)
+            await client.write(head)
             answer = await client.until(b"\r\n\r\n")
         except ConnectionError:
             assert size > 2 * MAX_HEAD_BYTES  # the end of the connection, while more came than is ever read
@@ -270,13 +270,13 @@ async def test_http_2_takes_the_ordinary_path() -> None:
             [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "test")],
         )
         wire.send_data(1, body("/v1/completions", stream=True), end_stream=True)
-        await client.say(wire.data_to_send())
+        await client.write(wire.data_to_send())
         data, is_over = b"", False
         while not is_over:
             for event in wire.receive_data(await client.receive()):
                 data += event.data if isinstance(event, h2.events.DataReceived) else b""
                 is_over = is_over or isinstance(event, h2.events.StreamEnded)
-            await client.say(wire.data_to_send())
+            await client.write(wire.data_to_send())
     assert data.count(b"[DONE]") == 1 and texts(data)
 
 

@@ -45,11 +45,11 @@ async def socket(address: tuple[str, int], **more: Any) -> AsyncIterator[ClientC
         yield connection
 
 
-async def say(connection: ClientConnection, **message: Any) -> None:
+async def send(connection: ClientConnection, **message: Any) -> None:
     await connection.send(json.dumps(message))
 
 
-async def hear(connection: ClientConnection) -> dict[str, Any]:
+async def receive(connection: ClientConnection) -> dict[str, Any]:
     with anyio.fail_after(20):
         message: dict[str, Any] = json.loads(await connection.recv())
     return message
@@ -60,15 +60,15 @@ async def test_events_are_those_of_the_http_route(path: str) -> None:
     async with serving(FakeService()) as address, socket(address) as connection, httpx.AsyncClient() as http:
         body = BODIES[path] | {"stream": True}
         answer = await http.post(f"http://{address[0]}:{address[1]}{path}", json=body)
-        await say(connection, id="a", path=path, body=body)
+        await send(connection, id="a", path=path, body=body)
         said = []
-        while "done" not in (message := await hear(connection)):
+        while "done" not in (message := await receive(connection)):
             assert message.keys() == {"id", "event"} and message["id"] == "a", message
             said.append(message["event"])
         wanted = [json.loads(payload) for payload in payloads(answer.content)]
         assert [without_names(event) for event in said] == [without_names(event) for event in wanted]
-        await say(connection, id="a", path=path, body=BODIES[path] | {"stream": False})
-        whole = (await hear(connection))["answer"]
+        await send(connection, id="a", path=path, body=BODIES[path] | {"stream": False})
+        whole = (await receive(connection))["answer"]
         assert without_names(whole) == without_names(
             (
                 await http.post(
@@ -91,11 +91,11 @@ def without_names(value: Any) -> Any:
     return value
 
 
-async def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
+async def test_requests_run_side_by_side_and_end_one_by_one() -> None:
     service = FakeService(hold=True)
     async with serving(service) as address, socket(address) as connection:
         for name, count in (("a", 6), ("b", 2), ("c", 100)):
-            await say(
+            await send(
                 connection,
                 id=name,
                 path="/v1/completions",
@@ -106,11 +106,11 @@ async def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
         async with stepping(service):
             ends, texts = [], {"a": 0, "b": 0, "c": 0}
             while len(ends) < 3:
-                message = await hear(connection)
+                message = await receive(connection)
                 if "done" in message:
                     ends.append(message["id"])
                     if ends == ["b", "a"]:
-                        await say(connection, id="c", abort=True)
+                        await send(connection, id="c", abort=True)
                 else:
                     texts[message["id"]] += 1
         assert (
@@ -124,7 +124,7 @@ async def test_who_leaves_aborts_what_is_open() -> None:
     async with serving(service) as address:
         async with socket(address) as connection:
             for name in "abc":
-                await say(
+                await send(
                     connection, id=name, path="/v1/completions", body={"prompt": name, "stream": name != "c"}
                 )
             while len(service.running) < 3:
@@ -157,17 +157,17 @@ async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
             ("[" * 900, 400, ""),
         ):
             await connection.send(message)
-            refused = await hear(connection)
+            refused = await receive(connection)
             assert refused["status"] == status and said in refused["error"]["message"], refused
             assert refused["id"] == ("x" if '"id"' in message else "")
         await connection.send(b'{"id": "x", "path": "/v1/messages", "body": {}}')
-        assert (await hear(connection))["type"] == "error"
+        assert (await receive(connection))["type"] == "error"
         service.fail_after, service.fail_with = 2, InvalidRequest("it broke")
-        await say(connection, id="s", path="/v1/completions", body={"prompt": "x", "stream": True})
-        assert "it broke" in json.dumps(await hear(connection))
+        await send(connection, id="s", path="/v1/completions", body={"prompt": "x", "stream": True})
+        assert "it broke" in json.dumps(await receive(connection))
         service.fail_after = None
-        await say(connection, id="x", path="/generate", body={"text": "hi"})
-        assert (await hear(connection))["answer"]["text"]
+        await send(connection, id="x", path="/generate", body={"text": "hi"})
+        assert (await receive(connection))["answer"]["text"]
 
 
 async def test_a_bug_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,34 +177,34 @@ async def test_a_bug_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(FakeService()) as address, socket(address) as connection:
         with monkeypatch.context() as patch:
             patch.setattr(Answer, "complete", fail)
-            await say(connection, id="x", path="/generate", body={"text": "hi"})
-            assert (await hear(connection))["status"] == 500
-        await say(connection, id="x", path="/generate", body={"text": "hi"})
-        assert "answer" in await hear(connection)
+            await send(connection, id="x", path="/generate", body={"text": "hi"})
+            assert (await receive(connection))["status"] == 500
+        await send(connection, id="x", path="/generate", body={"text": "hi"})
+        assert "answer" in await receive(connection)
 
 
 async def test_an_id_is_used_once_at_a_time() -> None:
     service = FakeService(hold=True)
     async with serving(service) as address, socket(address) as connection:
         for _ in range(2):
-            await say(connection, id="a", path="/v1/completions", body={"prompt": "x"})
-        assert "open" in (await hear(connection))["error"]["message"]
-        await say(connection, id="nobody", abort=True)
+            await send(connection, id="a", path="/v1/completions", body={"prompt": "x"})
+        assert "open" in (await receive(connection))["error"]["message"]
+        await send(connection, id="nobody", abort=True)
         service.run()
-        assert "answer" in await hear(connection)
-        await say(connection, id="a", path="/v1/completions", body={"prompt": "x", "max_tokens": 1})
+        assert "answer" in await receive(connection)
+        await send(connection, id="a", path="/v1/completions", body={"prompt": "x", "max_tokens": 1})
         while not service.running:
             await anyio.sleep(0.001)
         service.run()
-        assert "answer" in await hear(connection)
+        assert "answer" in await receive(connection)
 
 
 async def test_streams_tell_calls_as_over_http() -> None:
     body = {name: value for name, value in TOOLS_ASK.items() if name != "model"} | {"stream": True}
     async with serving(FakeService(formats=HERMES, says=SAYS)) as address, socket(address) as connection:
-        await say(connection, id="a", path="/v1/chat/completions", body=body)
+        await send(connection, id="a", path="/v1/chat/completions", body=body)
         deltas = []
-        while "event" in (told := await hear(connection)):
+        while "event" in (told := await receive(connection)):
             deltas += [choice["delta"] for choice in told["event"]["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
     assert calls and calls[0]["function"]["name"] == "add"
@@ -252,8 +252,8 @@ async def test_who_may_come_in(headers: dict[str, str], origin: Any, is_let_in: 
     async with serving(app) as address:
         if is_let_in:
             async with socket(address, additional_headers=headers, origin=origin) as connection:
-                await say(connection, id="a", path="/generate", body={"text": "hi"})
-                assert "answer" in await hear(connection)
+                await send(connection, id="a", path="/generate", body={"text": "hi"})
+                assert "answer" in await receive(connection)
         else:
             with pytest.raises(websockets.InvalidStatus) as refused:
                 async with socket(address, additional_headers=headers, origin=origin):
@@ -264,8 +264,8 @@ async def test_who_may_come_in(headers: dict[str, str], origin: Any, is_let_in: 
 async def test_a_page_of_the_server_itself_may_come_in() -> None:
     async with serving(FakeService()) as (host, port):
         async with socket((host, port), origin=f"http://{host}:{port}") as connection:
-            await say(connection, id="a", path="/generate", body={"text": "hi"})
-            assert "answer" in await hear(connection)
+            await send(connection, id="a", path="/generate", body={"text": "hi"})
+            assert "answer" in await receive(connection)
 
 
 async def test_a_server_that_stops_lets_requests_end_and_closes() -> None:
@@ -276,14 +276,14 @@ async def test_a_server_that_stops_lets_requests_end_and_closes() -> None:
         address = sockets[0].getsockname()
         tasks.start_soon(lambda: serve(http_app(service), sockets=sockets, shutdown=shutdown, grace_s=20))
         async with socket(address) as connection, socket(address) as idle:
-            await say(connection, id="a", path="/v1/completions", body={"prompt": "x"})
+            await send(connection, id="a", path="/v1/completions", body={"prompt": "x"})
             while not service.running:
                 await anyio.sleep(0.001)
             shutdown.set()
             with pytest.raises(websockets.ConnectionClosed):
-                await hear(idle)
+                await receive(idle)
             service.run()
-            assert "answer" in await hear(connection)
+            assert "answer" in await receive(connection)
             with pytest.raises(websockets.ConnectionClosed) as closed:
-                await hear(connection)
+                await receive(connection)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001

@@ -68,7 +68,8 @@ class Output:
         self.hidden += delta.hidden or ()
 
     def as_delta(self) -> Delta:
-        """The whole output as the only delta of sequence 0, for formats that write answers and streams alike."""
+        """The whole output as the only delta of sequence 0, for formats that write answers and streams
+        alike."""
         return Delta(
             0,
             self.text,

@@ -93,7 +93,7 @@ class Connection(asyncio.StreamReaderProtocol):
         self.waits_for_head: Callable[[], bool | None] | None = None
         self.stuck_s = stuck_s
         self.loop = loop
-        self.stuck_timer: asyncio.TimerHandle | None = None
+        self.progress = ProgressWatch(self, stuck_s)
         self.close_timer: asyncio.TimerHandle | None = None
         self.batch = batch
         self.unwritten: list[bytes] = []  # to be written at the end of this round
@@ -172,12 +172,12 @@ class Connection(asyncio.StreamReaderProtocol):
         """Marks the connection as full. Called by the event loop."""
         super().pause_writing()
         self.is_full = True
-        self._watch_progress()
+        self.progress.start()
 
     def resume_writing(self) -> None:
         """Lets the stream in progress write again. Called by the event loop."""
         super().resume_writing()
-        self._stop_watching()
+        self.progress.stop()
         self.is_full = False
         if self.on_drain is not None:
             self.on_drain()
@@ -187,7 +187,7 @@ class Connection(asyncio.StreamReaderProtocol):
         if self.waits_for_head is None or self.waits_for_head() is None:
             self._leave()
         else:
-            self.loop.call_later(FIRST_LOOK_S, self._look, FIRST_LOOK_S, False)
+            HalfClosed(self)
         if self.input is not None:
             self.input.eof()
         return super().eof_received()
@@ -196,7 +196,7 @@ class Connection(asyncio.StreamReaderProtocol):
         """Called by the event loop when the connection is closed, from whichever side."""
         self.is_lost = True
         self.is_full = True  # writing now would only fill the log
-        self._stop_watching()
+        self.progress.stop()
         if self.close_timer is not None:
             self.close_timer.cancel()
         super().connection_lost(error)
@@ -208,32 +208,50 @@ class Connection(asyncio.StreamReaderProtocol):
         if left is not None:
             left()
 
-    def _look(self, pause_s: float, has_asked: bool) -> None:
-        """Checks whether a client that sends no more is still there."""
-        if self.is_lost:
-            return
-        if (
-            self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-            == TCP_CLOSE
-        ):
-            self.cut()
-            return
-        if not has_asked and self.waits_for_head is not None and self.waits_for_head():
-            self.write(INTERIM)
-            has_asked = True
-        self.loop.call_later(pause_s, self._look, min(2 * pause_s, LAST_LOOK_S), has_asked)
 
-    def _watch_progress(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        self.stuck_timer = self.loop.call_later(self.stuck_s, self._check_progress, unsent)
+class ProgressWatch:
+    """Cuts a connection whose client takes nothing of what waits for it."""
 
-    def _check_progress(self, unsent_before: int) -> None:
-        if self.transport.get_write_buffer_size() >= unsent_before:
-            self.cut()
+    def __init__(self, connection: Connection, stuck_s: float) -> None:
+        self.connection = connection
+        self.stuck_s = stuck_s
+        self.timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Expects the number of unsent bytes to fall within `stuck_s`, again and again until `stop`."""
+        unsent = self.connection.transport.get_write_buffer_size()
+        self.timer = self.connection.loop.call_later(self.stuck_s, self._check, unsent)
+
+    def stop(self) -> None:
+        """Expects nothing more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _check(self, unsent_before: int) -> None:
+        if self.connection.transport.get_write_buffer_size() >= unsent_before:
+            self.connection.cut()
         else:
-            self._watch_progress()
+            self.start()
 
-    def _stop_watching(self) -> None:
-        if self.stuck_timer is not None:
-            self.stuck_timer.cancel()
-            self.stuck_timer = None
+
+class HalfClosed:
+    """Finds out whether a client that sends nothing more is still there, and cuts the connection if not."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.has_asked = False
+        connection.loop.call_later(FIRST_LOOK_S, self._look, FIRST_LOOK_S)
+
+    def _look(self, pause_s: float) -> None:
+        connection = self.connection
+        if connection.is_lost:
+            return
+        sock = connection.transport.get_extra_info("socket")
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+            connection.cut()
+            return
+        if not self.has_asked and connection.waits_for_head is not None and connection.waits_for_head():
+            connection.write(INTERIM)
+            self.has_asked = True
+        connection.loop.call_later(pause_s, self._look, min(2 * pause_s, LAST_LOOK_S))

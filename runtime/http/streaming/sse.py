@@ -25,7 +25,8 @@ def chunked(data: bytes) -> bytes:
 
 
 def typed_events(payloads: list[dict[str, Any]]) -> bytes:
-    """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's API."""
+    """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's
+    API."""
     return b"".join(
         [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
     )

@@ -6,6 +6,7 @@ import pytest
 from runtime.errors import InvalidRequest
 from runtime.http.fields.cache_salt import salts
 from runtime.http.native.generate_request import GenerateBody
+from runtime.messages.requests import GenerateRequest, Sink
 from tests.http.fake import FakeService
 from tests.http.fields.test_headers import BODIES, client
 
@@ -47,7 +48,12 @@ async def test_they_reach_the_service(path: str) -> None:
     service = FakeService()
     seen: list[str] = []
     submit = service.submit
-    service.submit = lambda ask, sink: (seen.append(ask.cache_salt), submit(ask, sink))[1]  # type: ignore[method-assign]
+
+    def note(request: GenerateRequest, sink: Sink) -> None:
+        seen.append(request.cache_salt)
+        submit(request, sink)
+
+    service.submit = note  # type: ignore[method-assign]
     async with client(service) as http:
         for more in ({}, {"cache_salt": "a"}, {"extra_key": "a"}, {"extra_key": ["a"]}):
             assert (await http.post(path, json=BODIES[path] | more)).status_code == 200

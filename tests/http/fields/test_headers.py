@@ -11,7 +11,7 @@ from runtime.http.app import http_app
 from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.http.streaming.pace import Pace
-from runtime.messages.requests import Delta, Finish, FinishReason
+from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, Sink
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +70,12 @@ async def test_what_reaches_the_service(path: str) -> None:
     service = FakeService()
     requests = []
     submit = service.submit
-    service.submit = lambda ask, sink: (requests.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
+
+    def note(request: GenerateRequest, sink: Sink) -> None:
+        requests.append(request)
+        submit(request, sink)
+
+    service.submit = note  # type: ignore[method-assign]
     async with client(service, HttpSettings(tenant_source="header")) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
         assert (

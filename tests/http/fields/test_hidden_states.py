@@ -1,5 +1,5 @@
-"""Hidden states in answers: the same in a stream and in one piece, and computed outside of the event loop, which
-many would hold up."""
+"""Hidden states in answers: the same in a stream and in one piece, and computed outside of the event loop,
+which many would hold up."""
 
 import json
 import threading
@@ -78,9 +78,8 @@ async def test_chats_tell_the_last(threads: set[int], is_stream: bool) -> None:
     text = await answer_text("/v1/chat/completions", CHAT | {"stream": is_stream})
     if is_stream:
         choices = [choice for event in events(text) for choice in event["choices"]]
-        states_of = [
-            choice["delta"]["hidden_states"] for choice in choices if "hidden_states" in choice["delta"]
-        ]
+        deltas = [choice["delta"] for choice in choices]
+        states_of = [delta["hidden_states"] for delta in deltas if "hidden_states" in delta]
     else:
         states_of = [choice["hidden_states"] for choice in json.loads(text)["choices"]]
     assert len(states_of) == 2 and all(states[1] == -1.0 and states[0] > 1.0 for states in states_of)
