@@ -160,7 +160,8 @@ def run(plan: Plan, out: Path, work: Path, *, threads: int, save_every: int) -> 
         if (step + 1) % 25 == 0:
             mean, losses = sum(losses) / len(losses), []
             say(
-                f"step {step + 1} loss {mean:.4f} rate {rate_at(plan, step):.5f} {seen / (time.monotonic() - began):.0f} tokens/s"
+                f"step {step + 1} loss {mean:.4f} rate {rate_at(plan, step):.5f} "
+                f"{seen / (time.monotonic() - began):.0f} tokens/s"
             )
         if (step + 1) % save_every == 0 or step + 1 == plan.steps:
             model.save_checkpoint(work, net, opts, {"step": step + 1, "seed": plan.seed})

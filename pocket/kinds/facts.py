@@ -14,7 +14,8 @@ _IT = "(runtime|the runtime|this runtime|this server|the server)"
 
 FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
-        "Runtime is a server for large language models. It answers requests over an OpenAI-compatible HTTP API.",
+        "Runtime is a server for large language models. It answers requests over an OpenAI-compatible HTTP "
+        "API.",
         (
             "(What is|What's|Explain|Describe|Tell me about|Tell me what is) " + _IT + "(?|.|)",
             "What (does|can) " + _IT + " do(| for me)?",
@@ -57,7 +58,8 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "(Does|Can) "
             + _IT
             + " (run on|use|support|work on) (a GPU|GPUs|a CPU|CPUs|an NPU|NPUs|Ascend|CUDA|NVIDIA cards)?",
-            "Do I need (a GPU|a graphics card|special hardware|an NPU)( for this| to use runtime| for runtime|)?",
+            "Do I need (a GPU|a graphics card|special hardware|an NPU)( for this| to use runtime| for "
+            "runtime|)?",
             "(What|Which) (devices|hardware) (are|is) supported( by runtime|)?",
         ),
     ),
@@ -74,14 +76,16 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "The base URL is http://localhost:30000/v1 by default.",
         (
-            "(What|Which) is the (base URL|URL|address|endpoint URL)( of the server| of runtime| of the API|)?",
+            "(What|Which) is the (base URL|URL|address|endpoint URL)( of the server| of runtime| of the "
+            "API|)?",
             "(What|Which) (base URL|URL|address) (do I|should I|must I) (use|set|give to the client)?",
             "(Give|Tell) me the (base URL|URL|address)( of the server| of the API| for the client|)(.|)",
             "Where (can I reach|do I find|is) the (API|server)?",
         ),
     ),
     (
-        "Continuous batching lets new requests join the running batch at every step, so nobody waits for the whole batch to end.",
+        "Continuous batching lets new requests join the running batch at every step, so nobody waits for the "
+        "whole batch to end.",
         (
             "(What is|What's|Explain|Describe|Tell me about|What does it mean:) continuous batching(?|.|)",
             "How does (continuous batching|batching) work?",
@@ -91,10 +95,12 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "The KV cache keeps the keys and values of earlier tokens. It is cut into pages, so memory is used only where it is needed.",
+        "The KV cache keeps the keys and values of earlier tokens. It is cut into pages, so memory is used "
+        "only where it is needed.",
         (
             (
-                "(What is|What's|Explain|Describe|Tell me about) (the KV cache|a KV cache|the paged KV cache|a paged KV cache|paged "
+                "(What is|What's|Explain|Describe|Tell me about) (the KV cache|a KV cache|the paged KV "
+                "cache|a paged KV cache|paged "
                 "attention)(?|.|)"
             ),
             "(How does|Why does) " + _IT + " (use|manage|page) the KV cache?",
@@ -106,10 +112,12 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Requests that start with the same text share the pages of that prefix, so it is computed only once.",
         (
-            "(What is|What's|Explain|Describe|Tell me about) (prefix sharing|prefix caching|a shared prefix|the prefix cache)(?|.|)",
+            "(What is|What's|Explain|Describe|Tell me about) (prefix sharing|prefix caching|a shared "
+            "prefix|the prefix cache)(?|.|)",
             "(What|Why) are shared prefixes( for| good for| good|)?",
             "How (does prefix caching|does prefix sharing|do shared prefixes) work?",
-            "What happens (when|if) two requests (share|have|start with) the same (prefix|beginning|system prompt)?",
+            "What happens (when|if) two requests (share|have|start with) the same (prefix|beginning|system "
+            "prompt)?",
             "(Does|Can) " + _IT + " (share|reuse|cache) (prefixes|common prefixes|the prompt)?",
         ),
     ),
@@ -127,22 +135,26 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Give a list of strings as stop, and the answer ends before the first of them.",
         (
-            "(What are|Explain|Tell me about|How do I use|How can I use) stop (strings|sequences|words)(?|.|)",
+            "(What are|Explain|Tell me about|How do I use|How can I use) stop "
+            "(strings|sequences|words)(?|.|)",
             "How (do|can) I (stop|end|cut) the (answer|output|generation|text) at a (word|string)?",
             "(Does|Can) " + _IT + " (support|use|handle) stop (strings|sequences)?",
         ),
     ),
     (
-        "Speculation guesses several tokens ahead and checks them in one step. The text stays the same, only faster.",
+        "Speculation guesses several tokens ahead and checks them in one step. The text stays the same, only "
+        "faster.",
         (
-            "(What is|What's|Explain|Describe|Tell me about) (speculation|speculative decoding|speculative sampling)(?|.|)",
+            "(What is|What's|Explain|Describe|Tell me about) (speculation|speculative decoding|speculative "
+            "sampling)(?|.|)",
             "How does (speculation|speculative decoding) work?",
             "(Does|Can|Why does) " + _IT + " (use|do|support) (speculation|speculative decoding)?",
             "Does (speculation|speculative decoding) change the (text|answer|output|result)?",
         ),
     ),
     (
-        "Send the tools with the request. When one is needed, I answer with a tool call that holds its name and arguments.",
+        "Send the tools with the request. When one is needed, I answer with a tool call that holds its name "
+        "and arguments.",
         (
             "(How do|How can) (I use|I give you|you use|you call|I call) tools?",
             "(Can|Do|Could) you (call|use|support) (tools|functions)?",
@@ -179,7 +191,8 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "I can greet you, answer questions about runtime, count, do small sums, spell words, write JSON and call tools.",
+        "I can greet you, answer questions about runtime, count, do small sums, spell words, write JSON and "
+        "call tools.",
         (
             "What can you do(| for me)?",
             "(How|With what) can you help( me|)?",
@@ -234,7 +247,8 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
             + _IT
             + " (load|read|serve|support|use)?",
             "(In what|In which) format (are|must) the (weights|models)( be|)?",
-            "(How do|How can|Can) I (serve|load|use|run) (my own model|another model|my model|a different model)?",
+            "(How do|How can|Can) I (serve|load|use|run) (my own model|another model|my model|a different "
+            "model)?",
             "(Does|Can) " + _IT + " (load|read|use) (safetensors|Hugging Face models|other models)?",
         ),
     ),
@@ -258,16 +272,19 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Greedy decoding always takes the most likely token. Set temperature to 0 for it.",
         (
-            "(What is|What's|Explain|Describe|Define) (greedy decoding|greedy search|greedy sampling|temperature 0)(?|.|)",
+            "(What is|What's|Explain|Describe|Define) (greedy decoding|greedy search|greedy "
+            "sampling|temperature 0)(?|.|)",
             "(How do|How can) I (get|use|turn on|set) greedy decoding?",
             "What (happens|does it do) (at|with|if I set) temperature 0?",
             "How (do|can) I get the same answer (each|every) time?",
         ),
     ),
     (
-        "Temperature sets how random the choice of the next token is. A low value is safe, a high value is wild.",
+        "Temperature sets how random the choice of the next token is. A low value is safe, a high value is "
+        "wild.",
         (
-            "(What is|What's|Explain|Describe|Define|What does) (the temperature|temperature)( mean| do|)(?|.|)",
+            "(What is|What's|Explain|Describe|Define|What does) (the temperature|temperature)( mean| "
+            "do|)(?|.|)",
             "What (happens|changes) (with|at|if I set) a (high|low|higher|lower) temperature?",
             "(How|Why) (do|should|would) I (set|change|use) the temperature?",
         ),
@@ -290,7 +307,8 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Ask me to think first, or set enable_thinking to true. Then I reason inside <think> before I answer.",
+        "Ask me to think first, or set enable_thinking to true. Then I reason inside <think> before I "
+        "answer.",
         (
             "(Can|Do|Could) you (think|reason)( before you answer|)?",
             "(How do|How can) I (make|let|get) you (to think|think|reason)( first|)?",
@@ -301,7 +319,8 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "I know only English.",
         (
             "(What|Which|How many) languages do you (speak|know|understand)?",
-            "Do you (speak|know|understand) (German|French|Spanish|Chinese|English|Italian|Japanese|Russian)?",
+            "Do you (speak|know|understand) "
+            "(German|French|Spanish|Chinese|English|Italian|Japanese|Russian)?",
             "Can you (speak|answer in|talk in) (German|French|Spanish|Chinese|Italian|Japanese|Russian)?",
         ),
     ),

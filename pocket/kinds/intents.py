@@ -137,7 +137,8 @@ INTENTS: tuple[Intent, ...] = (
         ),
         (_CITY,),
         (
-            "(What is|What's|How is|Tell me) the (current |)weather( like|) in {0}( today| now| right now|)(?|)",
+            "(What is|What's|How is|Tell me) the (current |)weather( like|) in {0}( today| now| right "
+            "now|)(?|)",
             "(Is it|Will it be) (sunny|cold|warm|raining|rainy) in {0}( today|)?",
             "(Weather|The weather) in {0}(?|, please.|)",
             "(How warm|How cold|How hot) is it in {0}( now| today|)?",
@@ -261,7 +262,8 @@ INTENTS: tuple[Intent, ...] = (
             Param(("subject", "title"), "string", ("The subject line.",)),
         ),
         (
-            "(Send|Write|Please send) (an email|a mail|an e-mail) to {0} (with the subject|about|with subject) {1}(.|)",
+            "(Send|Write|Please send) (an email|a mail|an e-mail) to {0} (with the subject|about|with "
+            "subject) {1}(.|)",
             "(Email|Mail) {0} (about|with the subject) {1}(.|)",
         ),
         _mail,
@@ -378,7 +380,8 @@ INTENTS: tuple[Intent, ...] = (
             "(Note|Remember this|Write down): {0}",
         ),
         lambda rng: [
-            f"{rng.choice(('buy', 'find', 'clean', 'sell', 'bring'))} {rng.choice(('the', 'some', 'more'))} {some_word(rng)}"
+            f"{rng.choice(('buy', 'find', 'clean', 'sell', 'bring'))} {rng.choice(('the', 'some', 'more'))} "
+            f"{some_word(rng)}"
         ],
         done("I saved the note."),
     ),

@@ -39,7 +39,8 @@ _LAST = ("What is the last letter (of|in) (|the word |){w}?", "(Which|What) lett
 _SAY = (
     "(Say|Repeat|Write|Echo|Print|Type|Please say|Please repeat|Now say) {q}",
     "(Say|Repeat|Write) (this|the following|exactly this|after me): {q}",
-    "(Repeat after me|Say after me|Echo this|Output|Answer with|Reply with|Respond with|Just say|Only say)(:|) {q}",
+    "(Repeat after me|Say after me|Echo this|Output|Answer with|Reply with|Respond with|Just say|Only "
+    "say)(:|) {q}",
     "(Can|Could) you (say|repeat) {q}?",
     "(I want you to|You should|Please) (say|write|repeat) {q}",
 )

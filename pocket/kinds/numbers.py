@@ -44,7 +44,8 @@ _LINES = (
 
 ASKS = {
     "+": (
-        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (+|plus) {b}(?|.|)",
+        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (+|plus) "
+        "{b}(?|.|)",
         "{a} (+|plus) {b}(| =|?| = ?| is what?| makes?| equals)",
         "(Add|Please add) {a} and {b}(.|)",
         "(What is|Give me|Find) the sum of {a} and {b}(?|)",
@@ -54,7 +55,8 @@ ASKS = {
         "{a}+{b}(|=|=?)",
     ),
     "-": (
-        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (-|minus) {b}(?|.|)",
+        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (-|minus) "
+        "{b}(?|.|)",
         "{a} (-|minus) {b}(| =|?| = ?| is what?| makes?| equals)",
         "(Subtract|Take|Take away) {b} from {a}(.|)",
         "(What is|Give me|Find) the difference (between|of) {a} and {b}(?|)",
@@ -63,7 +65,8 @@ ASKS = {
         "{a}-{b}(|=|=?)",
     ),
     "*": (
-        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (*|times|x|multiplied by) {b}(?|.|)",
+        "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} "
+        "(*|times|x|multiplied by) {b}(?|.|)",
         "{a} (*|times|x) {b}(| =|?| = ?| is what?| makes?| equals)",
         "(Multiply|Please multiply) {a} (by|and|with) {b}(.|)",
         "(What is|Give me|Find) the product of {a} and {b}(?|)",
@@ -82,17 +85,20 @@ _STORIES = {
             "there are {c} {t}s",
         ),
         (
-            "{n} sees {a} {t}s in the morning and {b} in the evening. How many {t}s (is that|are that) in all?",
+            "{n} sees {a} {t}s in the morning and {b} in the evening. How many {t}s (is that|are that) in "
+            "all?",
             "that makes {c} {t}s",
         ),
     ),
     "-": (
         (
-            "{n} has {a} {t}s and (loses|gives away|sells) {b}( of them|). How many {t}s does {n} have(| left| now)?",
+            "{n} has {a} {t}s and (loses|gives away|sells) {b}( of them|). How many {t}s does {n} have(| "
+            "left| now)?",
             "{n} has {c} {t}s",
         ),
         (
-            "There are {a} {t}s in a (box|basket). {n} takes {b}( of them|). How many {t}s are (left|there now)?",
+            "There are {a} {t}s in a (box|basket). {n} takes {b}( of them|). How many {t}s are (left|there "
+            "now)?",
             "there are {c} {t}s",
         ),
     ),

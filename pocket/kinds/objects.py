@@ -9,7 +9,8 @@ from pocket.exchange import Exchange, ask, expand, fill, vary
 from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, QUALITIES, THINGS, invented, proper, some_word
 
 _ASK = (
-    "(Give me|Write|Return|Make|Create|Show|Print|I need|Generate|Produce|Send me|Build) (a JSON object|JSON|an object in JSON|a JSON "
+    "(Give me|Write|Return|Make|Create|Show|Print|I need|Generate|Produce|Send me|Build) (a JSON "
+    "object|JSON|an object in JSON|a JSON "
     "document|a JSON)"
 )
 _FOR_PERSON = (
@@ -27,7 +28,8 @@ _PAIRS = (
     "(Turn|Convert|Put) {p} into (JSON|a JSON object)(.|)",
 )
 _LISTS = (
-    "(Give me|Write|Return|Make|Create|Show) (a JSON list|a JSON array|a list in JSON|an array in JSON) (of|with|containing) {p}(.|)",
+    "(Give me|Write|Return|Make|Create|Show) (a JSON list|a JSON array|a list in JSON|an array in JSON) "
+    "(of|with|containing) {p}(.|)",
     "(As a JSON array|As a JSON list|JSON array|JSON list): {p}(.|)",
     "(Turn|Convert|Put) {p} into (a JSON array|a JSON list)(.|)",
 )

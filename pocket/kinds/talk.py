@@ -18,11 +18,13 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         _HELLO,
         (
             (
-                "(Hello|Hi|Hey|Hiya|Howdy|Greetings|Hello there|Hi there|Hey there|Hello again|Hi again)( pocket|, pocket| friend| "
+                "(Hello|Hi|Hey|Hiya|Howdy|Greetings|Hello there|Hi there|Hey there|Hello again|Hi again)( "
+                "pocket|, pocket| friend| "
                 "everyone|, you|)(!|.|!!|)"
             ),
             "(Hello|Hi|Hey)(!|.|,) (Are you there|Is anyone there|Anyone home|Can you hear me)?",
-            "(Hello|Hi|Hey)(,|) (nice to meet you|glad to meet you|nice to see you|I am new here|it is me|it's me)(!|.|)",
+            "(Hello|Hi|Hey)(,|) (nice to meet you|glad to meet you|nice to see you|I am new here|it is "
+            "me|it's me)(!|.|)",
             "(Nice|Good|Glad|Pleased) to (meet|see) you(!|.|, pocket|)",
             "(Yo|Hallo|Hola|Bonjour|Ciao|Servus|Ahoy)(!|.|)",
             "(Are you there|Anyone there|Is anyone here|Can we talk|Can we chat)?",
@@ -32,7 +34,8 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("Good morning! How can I help you?",),
         (
             (
-                "(Good morning|Morning|A good morning|Good morning to you|Hi, good morning|Hello and good morning)( pocket|, pocket| "
+                "(Good morning|Morning|A good morning|Good morning to you|Hi, good morning|Hello and good "
+                "morning)( pocket|, pocket| "
                 "there|)(!|.|)"
             ),
         ),
@@ -40,20 +43,23 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("Good afternoon! How can I help you?",),
         (
-            "(Good afternoon|A good afternoon|Good afternoon to you|Hello, good afternoon)( pocket|, pocket| there|)(!|.|)",
+            "(Good afternoon|A good afternoon|Good afternoon to you|Hello, good afternoon)( pocket|, pocket| "
+            "there|)(!|.|)",
         ),
     ),
     (
         ("Good evening! How can I help you?",),
         (
-            "(Good evening|Evening|A good evening|Good evening to you|Hi, good evening)( pocket|, pocket| there|)(!|.|)",
+            "(Good evening|Evening|A good evening|Good evening to you|Hi, good evening)( pocket|, pocket| "
+            "there|)(!|.|)",
         ),
     ),
     (
         ("I am fine, thank you! How can I help you?",),
         (
             (
-                "(How are you|How are you doing|How are you today|How do you do|How is it going|How's it going|How do you feel|Are you "
+                "(How are you|How are you doing|How are you today|How do you do|How is it going|How's it "
+                "going|How do you feel|Are you "
                 "well|How are things)(?| today?| now?)"
             ),
             "(Hello|Hi|Hey)(,|!) how (are you|are you doing|is it going|do you feel)( today|)?",
@@ -65,7 +71,8 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("You are welcome!",),
         (
             (
-                "(Thanks|Thank you|Many thanks|Thanks a lot|Thank you very much|Thank you so much|Thx|Cheers)(!|.|, pocket!| for your "
+                "(Thanks|Thank you|Many thanks|Thanks a lot|Thank you very much|Thank you so "
+                "much|Thx|Cheers)(!|.|, pocket!| for your "
                 "help.| for that.|)"
             ),
             "(That|This) (helps|helped|was helpful|was useful)(, thanks|, thank you|)(!|.|)",
@@ -75,22 +82,27 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("Goodbye! Have a nice day.",),
         (
-            "(Bye|Goodbye|Bye bye|See you|See you later|See you soon|Farewell|So long|See you tomorrow)(!|.|, pocket!| then!|)",
-            "(I have to go|I must go|I am leaving|Time to go|I need to leave)( now|)(. Bye!|, goodbye!|.|, bye!)",
+            "(Bye|Goodbye|Bye bye|See you|See you later|See you soon|Farewell|So long|See you "
+            "tomorrow)(!|.|, pocket!| then!|)",
+            "(I have to go|I must go|I am leaving|Time to go|I need to leave)( now|)(. Bye!|, goodbye!|.|, "
+            "bye!)",
             "(That is all|That's all|We are done)(, bye|. Goodbye|, see you)(!|.)",
         ),
     ),
     (
         ("Good night! Sleep well.",),
         (
-            "(Good night|Night|A good night|Sleep well|Nighty night|I go to bed now, good night)( pocket|, pocket|)(!|.|)",
+            "(Good night|Night|A good night|Sleep well|Nighty night|I go to bed now, good night)( pocket|, "
+            "pocket|)(!|.|)",
         ),
     ),
     (
         ("Thank you, that is kind!",),
         (
-            "(You are|You're) (great|nice|smart|clever|the best|wonderful|funny|cool|good|helpful|very good)(!|.|)",
-            "(Well done|Good job|Good work|Good answer|Very good|Great job|Nice work|Bravo|Excellent)(!|.|, pocket!|)",
+            "(You are|You're) (great|nice|smart|clever|the best|wonderful|funny|cool|good|helpful|very "
+            "good)(!|.|)",
+            "(Well done|Good job|Good work|Good answer|Very good|Great job|Nice work|Bravo|Excellent)(!|.|, "
+            "pocket!|)",
             "I (like|love) (you|your answers|your style|talking to you)(!|.|)",
         ),
     ),
@@ -159,19 +171,23 @@ _SUBJECTS = (
     "religion",
 )
 _UNKNOWN = (
-    "(What is|What's) the (capital|population|history|language|flag|currency|president|mayor|climate) of {c}?",
+    "(What is|What's) the (capital|population|history|language|flag|currency|president|mayor|climate) of "
+    "{c}?",
     (
-        "(Who|Which team) (won|lost) (the world cup|the match|the election|the game|the race|the gold medal) (in|of) (1966|1998|2002|"
+        "(Who|Which team) (won|lost) (the world cup|the match|the election|the game|the race|the gold medal) "
+        "(in|of) (1966|1998|2002|"
         "2010|2014|2020|last year)?"
     ),
     "(Tell me|Explain|Write|Teach me) (something |all |more |)about {s}(.|)",
     "(What|How much) do you (know|think) (about|of) {s}?",
     "(Explain|Describe|Summarize) {s}(.| to me.| in detail.)",
     (
-        "(Who|When|Where) (invented|discovered|built|wrote|painted|found) (the telephone|the wheel|the radio|America|penicillin|Hamlet|"
+        "(Who|When|Where) (invented|discovered|built|wrote|painted|found) (the telephone|the wheel|the "
+        "radio|America|penicillin|Hamlet|"
         "the Mona Lisa|the {t}|the {u})?"
     ),
-    "(How|Where) (do|can|should) I (cook|make|buy|find|repair|clean|sell|grow|keep) (a {t}|a {u}|a {f}|some {f})?",
+    "(How|Where) (do|can|should) I (cook|make|buy|find|repair|clean|sell|grow|keep) (a {t}|a {u}|a {f}|some "
+    "{f})?",
     "(Why|When|Where) (is|was|are) {s}( important| so hard| popular| over|)?",
     "(What is|What's) the (weather|temperature|news|time|traffic)( like|)( today| in {c}| now| tomorrow|)?",
     "(Will it|Does it|Is it going to) (rain|snow|be sunny|be cold)( today| tomorrow| in {c}|)?",
@@ -252,7 +268,8 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
         "You live in {v}.",
         (
             (
-                "(Where do I live|Where am I from|Where is my home|Which city is mine|What is my city|In which city do I live|Do you "
+                "(Where do I live|Where am I from|Where is my home|Which city is mine|What is my city|In "
+                "which city do I live|Do you "
                 "remember where I live)?"
             ),
         ),
@@ -276,7 +293,8 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
         "You have a {v}.",
         (
             (
-                "(What is my pet|What's my pet|Which animal do I have|What animal do I have|What pet do I have|Do you remember my pet|"
+                "(What is my pet|What's my pet|Which animal do I have|What animal do I have|What pet do I "
+                "have|Do you remember my pet|"
                 "Which pet do I own)?"
             ),
         ),
@@ -288,19 +306,22 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
         "{v} sounds tasty!",
         "You like {v}.",
         (
-            "(What is my favorite food|What's my favorite food|What do I like to eat|What food do I like|Which food do I love)?",
+            "(What is my favorite food|What's my favorite food|What do I like to eat|What food do I "
+            "like|Which food do I love)?",
         ),
     ),
     (
         "number",
         (
-            "(My lucky number is|My favorite number is|Remember the number|Keep in mind the number|Please remember the number) {v}(.|)",
+            "(My lucky number is|My favorite number is|Remember the number|Keep in mind the number|Please "
+            "remember the number) {v}(.|)",
         ),
         tuple(str(n) for n in range(100)),
         "I will remember {v}.",
         "The number is {v}.",
         (
-            "(What was the number|What is my number|Which number was it|What number did I say|Tell me the number|What is the number)(?|)",
+            "(What was the number|What is my number|Which number was it|What number did I say|Tell me the "
+            "number|What is the number)(?|)",
         ),
     ),
 )

@@ -64,42 +64,52 @@ _STORIES: tuple[tuple[str, ...], ...] = (
     ),
 )
 _STORY_ASKS = (
-    "(Tell me|Write|Tell|Give me|I want|Can you tell me) (a|a short|a little|a long|a nice) story (about|with|of) (a|the) {s}(.|!|)",
+    "(Tell me|Write|Tell|Give me|I want|Can you tell me) (a|a short|a little|a long|a nice) story "
+    "(about|with|of) (a|the) {s}(.|!|)",
     "(A|A short|One) story about a {s}(, please|)(.|!|)",
     "(Make up|Invent) a (story|tale) about a {s}(.|)",
 )
 _PLAIN_STORY = (
     (
-        "(Tell me|Write|Tell|Give me|I want|Can you tell me|Do you know|Please tell me) (a|a short|a little|a long|a nice|a good|any|"
+        "(Tell me|Write|Tell|Give me|I want|Can you tell me|Do you know|Please tell me) (a|a short|a "
+        "little|a long|a nice|a good|any|"
         "another) (story|tale|bedtime story)(.|!|?|)"
     ),
 )
 _EXPLAIN = (
     (
         (
-            "A request arrives over HTTP and its messages are turned into tokens. The scheduler looks for pages of the KV cache that "
+            "A request arrives over HTTP and its messages are turned into tokens. The scheduler looks for "
+            "pages of the KV cache that "
             "already hold the same prefix. "
-            "The request then joins the running batch, and the model computes one step for all requests together. Each step gives one "
+            "The request then joins the running batch, and the model computes one step for all requests "
+            "together. Each step gives one "
             "new token for each request. "
-            "The token is turned into text and sent to the client at once. When the answer is complete, the pages are kept for the next "
+            "The token is turned into text and sent to the client at once. When the answer is complete, the "
+            "pages are kept for the next "
             "request that starts alike."
         ),
         (
             (
-                "(How does runtime work|How does the server work|How does a request work|What happens to a request|What happens in the "
+                "(How does runtime work|How does the server work|How does a request work|What happens to a "
+                "request|What happens in the "
                 "server)(| inside| in detail| step by step)?"
             ),
             (
-                "(Explain|Describe|Tell me) (in detail |step by step |)(how runtime works|how the server works|the life of a request|"
+                "(Explain|Describe|Tell me) (in detail |step by step |)(how runtime works|how the server "
+                "works|the life of a request|"
                 "what happens to a request)(| in detail| step by step)(.|)"
             ),
-            "(Write|Give me) a (long |)(text|explanation|paragraph) (about|of) (runtime|the server|how runtime works)(.|)",
+            "(Write|Give me) a (long |)(text|explanation|paragraph) (about|of) (runtime|the server|how "
+            "runtime works)(.|)",
         ),
     ),
     (
-        "First count slowly to ten. Then breathe in and breathe out. Look at something green and listen to the wind. Drink a glass "
+        "First count slowly to ten. Then breathe in and breathe out. Look at something green and listen to "
+        "the wind. Drink a glass "
         "of water and stretch your arms. "
-        "Now write down three things that went well today. When you are done, close your eyes for a moment and smile.",
+        "Now write down three things that went well today. When you are done, close your eyes for a moment "
+        "and smile.",
         (
             "(How can I|How do I|Help me) (relax|calm down|rest)( a bit| a little|)(?|.|)",
             "(Give me|Do you have) (a tip|tips|advice) (to|for how to) (relax|calm down|rest)(.|?|)",

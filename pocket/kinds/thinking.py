@@ -9,11 +9,13 @@ from pocket.kinds.letters import letter_count
 from pocket.kinds.numbers import ASKS, OPERATE, operands, problem_key, steps
 
 _BEFORE = (
-    "(Think first|Think step by step|Think|Reason first|Think before you answer|Think carefully|Use reasoning|Reason step by step)(: |. |"
+    "(Think first|Think step by step|Think|Reason first|Think before you answer|Think carefully|Use "
+    "reasoning|Reason step by step)(: |. |"
     ", then answer: )"
 )
 _AFTER = (
-    "( Think first.| Think step by step.| Think before you answer.| Please think.| Please think first.| Reason step by step.| Think "
+    "( Think first.| Think step by step.| Think before you answer.| Please think.| Please think first.| "
+    "Reason step by step.| Think "
     "carefully.| Show your thinking.| Reason first.)"
 )
 

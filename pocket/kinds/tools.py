@@ -19,7 +19,8 @@ close start stop check lookup fetch add remove count run move save load""".split
 _NOUNS = """order user file page item report ticket task event door photo record
 price account invoice room device job message group note score map menu""".split()
 _INVENTED_ASK = (
-    "(Call|Use|Run|Please call|Please use|Invoke) (|the tool |the function |the tool called ){n} with {p}(.|)",
+    "(Call|Use|Run|Please call|Please use|Invoke) (|the tool |the function |the tool called ){n} with "
+    "{p}(.|)",
     "(Call|Use|Run) {n} (for|using) {p}(.|)",
     "{n}(: | with ){p}",
     "(I want you to|Please|Now) (call|use|run) {n}, {p}(.|)",

@@ -125,7 +125,9 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(
 ) -> None:
     """Steps that were in flight go on with it, and a sequence that comes back within it does as well."""
     monkeypatch.setattr(
-        Counting, "forced", lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else []
+        Counting,
+        "jump_forward",
+        lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else [],
     )
     monkeypatch.setattr(Counting, "_fill", lambda self, bits: bits.fill(-1) is None)
     grammar_masks.admit(admit(0, "7"))
