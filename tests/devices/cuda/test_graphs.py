@@ -91,7 +91,7 @@ class Captured(TorchExecutor):
                 ops=CudaOps(dtype, INTERPRETER),
                 experts=CudaExperts(INTERPRETER),
                 fused=CudaFusedOps(),
-                adapters=adapters,
+                lora_ops=adapters,
                 graphs=self.tapes,
             )
 
