@@ -269,7 +269,7 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     graphs.replay(graph, ())
     assert recording.take() == ["replay"] and was_still == [True] and gc.isenabled()
-    CudaGraphs(TORCH_DEVICE, collects=True).capture(body)
+    CudaGraphs(TORCH_DEVICE, allows_gc=True).capture(body)
     assert was_still == [True, False]
 
 
