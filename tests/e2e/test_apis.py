@@ -1,4 +1,4 @@
-"""Tools and thoughts of the embedded model through Anthropic's and Ollama's clients, streaming and not."""
+"""Tools and reasoning of the embedded model through Anthropic's and Ollama's clients, streaming and not."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -74,14 +74,14 @@ def test_anthropics_loop_of_tools(api: anthropic.Anthropic) -> None:
         {"role": "assistant", "content": asked.content},
         {"role": "user", "content": [result]},
     ]
-    told = api.messages.create(messages=turns, tools=[TOOL], **ASK)
-    assert told.stop_reason == "end_turn" and "7 degrees" in told.content[0].text
-    assert told.usage.cache_read_input_tokens > 0
+    answer = api.messages.create(messages=turns, tools=[TOOL], **ASK)
+    assert answer.stop_reason == "end_turn" and "7 degrees" in answer.content[0].text
+    assert answer.usage.cache_read_input_tokens > 0
     counted = api.messages.count_tokens(model="default", messages=turns, tools=[TOOL])
-    assert counted.input_tokens == told.usage.cache_read_input_tokens + told.usage.input_tokens
+    assert counted.input_tokens == answer.usage.cache_read_input_tokens + answer.usage.input_tokens
 
 
-def test_anthropics_thoughts_are_blocks_of_their_own(api: anthropic.Anthropic) -> None:
+def test_anthropics_reasoning_is_in_blocks_of_its_own(api: anthropic.Anthropic) -> None:
     thinking: Any = {"type": "enabled", "budget_tokens": 40}
     whole = api.messages.create(messages=[SUM], thinking=thinking, **ASK)
     assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[
@@ -107,7 +107,7 @@ def test_anthropics_prefill_goes_on(api: anthropic.Anthropic) -> None:
     assert whole.content and not whole.content[0].text.startswith("The answer")
 
 
-def test_ollamas_tools_and_thoughts(lines: ollama.Client) -> None:
+def test_ollamas_tools_and_reasoning(lines: ollama.Client) -> None:
     asked = lines.chat("default", [WEATHER], tools=[FUNCTION], options=OPTIONS)
     assert asked.message.tool_calls is not None
     call = asked.message.tool_calls[0].function
@@ -120,8 +120,8 @@ def test_ollamas_tools_and_thoughts(lines: ollama.Client) -> None:
         {"city": "Paris"}
     ]
     result = {"role": "tool", "content": RESULT, "tool_name": "get_weather"}
-    told = lines.chat("default", [WEATHER, asked.message, result], tools=[FUNCTION], options=OPTIONS)
-    assert "7 degrees" in (told.message.content or "")
+    answer = lines.chat("default", [WEATHER, asked.message, result], tools=[FUNCTION], options=OPTIONS)
+    assert "7 degrees" in (answer.message.content or "")
     thought = lines.chat("default", [SUM], think=True, options=OPTIONS).message
     assert thought.thinking and (thought.content or "").strip() == "7"
     pieces = [

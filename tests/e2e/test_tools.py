@@ -1,4 +1,4 @@
-"""Tool calls, thoughts and what else completions can ask for, with the openai client and the embedded
+"""Tool calls, reasoning and what else completions can ask for, with the openai client and the embedded
 model."""
 
 import json
@@ -44,17 +44,17 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def told(message: Any) -> tuple[Any, ...]:
+def parts_of(message: Any) -> tuple[Any, ...]:
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
     return message.content or "", getattr(message, "reasoning_content", None), calls
 
 
 def streamed(server: Server, **fields: Any) -> tuple[Any, ...]:
-    content, thoughts, names, arguments = "", "", [], []
+    content, reasoning, names, arguments = "", "", [], []
     for chunk in server.client.chat.completions.create(**ASK | fields, stream=True):
         delta = chunk.choices[0].delta
         content += delta.content or ""
-        thoughts += getattr(delta, "reasoning_content", None) or ""
+        reasoning += getattr(delta, "reasoning_content", None) or ""
         for call in delta.tool_calls or ():
             if call.id:
                 names.append(call.function.name)
@@ -62,7 +62,7 @@ def streamed(server: Server, **fields: Any) -> tuple[Any, ...]:
             arguments[call.index] += call.function.arguments
     return (
         content,
-        thoughts or None,
+        reasoning or None,
         [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)],
     )
 
@@ -71,17 +71,17 @@ def streamed(server: Server, **fields: Any) -> tuple[Any, ...]:
 def test_a_demanded_call_keeps_to_the_schema(server: Server, choice: Any) -> None:
     fields = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
     answer = server.client.chat.completions.create(**ASK | fields).choices[0]
-    content, _, calls = told(answer.message)
+    content, _, calls = parts_of(answer.message)
     assert answer.finish_reason == "tool_calls" and calls and not content
     for name, arguments in calls:
         jsonschema.validate(
             arguments, {"get_weather": WEATHER, "get_time": TIME}[name]["function"]["parameters"]
         )
-    assert streamed(server, **fields) == told(answer.message)
+    assert streamed(server, **fields) == parts_of(answer.message)
 
 
 def test_a_strict_function_keeps_to_its_schema_where_the_model_calls_it_by_itself(server: Server) -> None:
-    """Its days are many, which the model does not know; thoughts and text stand before the call as the model
+    """Its days are many, which the model does not know; reasoning and text come before the call as the model
     likes."""
     schema = WEATHER["function"]["parameters"]
     days = {"type": "integer", "minimum": 41, "maximum": 49}
@@ -92,17 +92,17 @@ def test_a_strict_function_keeps_to_its_schema_where_the_model_calls_it_by_itsel
     }
     for effort in ("none", "high"):
         fields = {"tools": [tool, TIME], "reasoning_effort": effort, "parallel_tool_calls": False}
-        content, thoughts, calls = told(
+        content, reasoning, calls = parts_of(
             server.client.chat.completions.create(**ASK | fields).choices[0].message
         )
         assert (
             calls
             and calls[0][0] == "get_weather"
             and 41 <= calls[0][1]["days"] <= 49
-            and bool(thoughts) == (effort == "high")
+            and bool(reasoning) == (effort == "high")
         )
-        assert streamed(server, **fields) == (content, thoughts, calls)
-    assert not told(
+        assert streamed(server, **fields) == (content, reasoning, calls)
+    assert not parts_of(
         server.client.chat.completions.create(
             **ASK | {"tools": [tool], "messages": [{"role": "user", "content": "Count from 1 to 5."}]}
         )
@@ -125,9 +125,9 @@ def test_what_the_model_does_by_itself(
     server: Server, fields: dict[str, Any], thinks: bool, calls: list[str]
 ) -> None:
     answer = server.client.chat.completions.create(**ASK | fields)
-    content, thoughts, called = told(answer.choices[0].message)
-    assert streamed(server, **fields) == (content, thoughts, called)
-    assert (bool(thoughts), [name for name, _ in called]) == (thinks, calls)
+    content, reasoning, called = parts_of(answer.choices[0].message)
+    assert streamed(server, **fields) == (content, reasoning, called)
+    assert (bool(reasoning), [name for name, _ in called]) == (thinks, calls)
     assert (answer.usage.completion_tokens_details.reasoning_tokens > 0) == thinks
     assert answer.choices[0].finish_reason == ("tool_calls" if calls else "stop")
 
@@ -142,16 +142,16 @@ def test_completions_as_evaluations_ask_for_them(server: Server) -> None:
             value <= 0 for value in choice.logprobs.token_logprobs[1:]
         )
         assert "".join(choice.logprobs.tokens) == choice.text
-    told = server.client.completions.create(
+    completion = server.client.completions.create(
         **ask, max_tokens=6, extra_body={"return_token_ids": True, "prompt_logprobs": 1}
     )
     again = server.client.completions.create(
-        model="pocket", prompt=[told.choices[0].prompt_token_ids], max_tokens=1
+        model="pocket", prompt=[completion.choices[0].prompt_token_ids], max_tokens=1
     )
     assert (
         again.usage.prompt_tokens
-        == len(told.choices[0].prompt_logprobs)
-        == len(told.choices[0].prompt_token_ids)
+        == len(completion.choices[0].prompt_logprobs)
+        == len(completion.choices[0].prompt_token_ids)
     )
     every = server.client.completions.create(
         **ask | {"prompt": "Once"}, n=3, seed=5, max_tokens=6, logprobs=0
