@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from runtime.models.config import ModelConfig
-from runtime.models.mla_config import MlaConfig
-from runtime.models.moe_config import MoeConfig
+from runtime.models.config.mla_config import MlaConfig
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.moe_config import MoeConfig
 from runtime.options.model_sizes import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]

@@ -19,8 +19,8 @@ import torch
 from bench.gpu import Bench
 from bench.record import record
 from runtime.devices.cuda.interpret import use_interpreter
-from runtime.models.moe_config import Routing
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
+from runtime.models.config.moe_config import Routing
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # Llama-3.1-8B
 LINEARS = {

@@ -25,7 +25,7 @@ from runtime.devices.base import Device
 from runtime.devices.executor import Pending
 from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
-from runtime.models.config import ModelConfig, read_config
+from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
 from runtime.ranks.torch_executor import TorchExecutor
 

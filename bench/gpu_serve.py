@@ -14,7 +14,7 @@ import runtime.pocket
 from bench import load
 from bench.gpu_model import Model, folder_of, pages_for
 from bench.serve import server
-from runtime.models.config import ModelConfig, read_config
+from runtime.models.config.model_config import ModelConfig, read_config
 
 STREAMS = (1, 16, 64, 256)
 PROMPT, TOKENS = 128, 128

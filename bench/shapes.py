@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runtime.models.config import ModelConfig, read_config
+from runtime.models.config.model_config import ModelConfig, read_config
 
 _DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -12,7 +12,13 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "structure.svg"
-OWN_ROOMS = ("devices.ascend", "devices.cpu", "devices.cuda", "devices.null")  # subfolders that are rooms
+OWN_ROOMS = (
+    "models.config",
+    "devices.ascend",
+    "devices.cpu",
+    "devices.cuda",
+    "devices.null",
+)  # subfolders that are rooms
 WIDTH, MARGIN, BOX, FLOOR, GAP = 1180, 20, 44, 104, 14  # pixels
 INK, PAPER, LINE, WRONG, MUTED = "#1f2933", "#f7f4ee", "#8a9bb0", "#c2402a", "#5f6c7b"
 

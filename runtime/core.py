@@ -37,8 +37,8 @@ from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.request_log import RequestLogs
-from runtime.models.checksums import check_files
-from runtime.models.config import ModelConfig
+from runtime.models.config.checksums import check_files
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
 from runtime.settings import buckets, model_card, model_config, open_adapters

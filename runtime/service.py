@@ -14,7 +14,7 @@ from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
-from runtime.models.pooling import Pooling
+from runtime.models.config.pooling import Pooling
 from runtime.parsing.detect import AnswerFormats
 
 State = Literal["loading", "ready", "paused", "released", "recovering", "draining", "failed", "closed"]

@@ -22,7 +22,7 @@ from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config import ModelConfig, read_config
+from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.deadlines import Limit

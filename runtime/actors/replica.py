@@ -27,7 +27,7 @@ from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.graph_captures import Captures
 from runtime.scheduling.scheduler import Scheduler

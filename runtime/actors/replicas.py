@@ -15,7 +15,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 
 

@@ -32,7 +32,7 @@ from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
 from runtime.devices.host_memory import HostPages
 from runtime.metrics import Metrics
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
 from runtime.storage.identity import identity as identity_of

@@ -23,7 +23,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.settings import chat_templates, grammar_setup, random_seeds
 from runtime.text.infill import find_format

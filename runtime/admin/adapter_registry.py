@@ -21,9 +21,9 @@ from msgspec import Struct
 from runtime.errors import InvalidRequest, ModelError, OptionsError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
-from runtime.models.config import ModelConfig
-from runtime.models.lora_targets import lora_modules
-from runtime.models.peft import Adapter, read_adapter
+from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.peft import Adapter, read_adapter
 from runtime.service import AdapterCard
 
 

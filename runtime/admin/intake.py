@@ -10,7 +10,7 @@ from runtime.errors import InvalidRequest, Overloaded, Unavailable
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.metrics import Metrics
 from runtime.metrics.request_records import Records
-from runtime.models.pooling import Pooling
+from runtime.models.config.pooling import Pooling
 from runtime.options.plan import Plan
 from runtime.service import State, check_task
 from runtime.settings import has_priorities

@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.facts import this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
 from runtime.options.parse import from_argv, from_values

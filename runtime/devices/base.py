@@ -28,7 +28,7 @@ from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, Quantized
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,7 +30,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
     schemes: tuple[
         str, ...
-    ] = ()  # quantization schemes that it multiplies by, of models/quantization_schemes.py
+    ] = ()  # quantization schemes that it multiplies by, of models/config/quantization_schemes.py
     # (largest_k, has_top_p) of SamplingInputs for which Ops.sample can be captured, the most general one last
     captured_samplers: tuple[tuple[int, bool], ...] = ()
     has_score_caps: bool = True  # attention for models that cap their scores

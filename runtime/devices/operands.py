@@ -4,7 +4,7 @@ Torch-free at run time."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.models.quantization_schemes import Scheme
+from runtime.models.config.quantization_schemes import Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,7 @@ from runtime.layers.weight import (
     replicated_shard,
     scaled_shard,
 )
-from runtime.models.quantization_schemes import WeightFormat
+from runtime.models.config.quantization_schemes import WeightFormat
 
 # how a row-parallel layer adds up its partial sums: on every rank, on each rank for its own shard of the
 # tokens

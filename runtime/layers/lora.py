@@ -24,9 +24,9 @@ from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules, TensorReader
 from runtime.messages.lora import AdapterSetup, LoraAssignment
 from runtime.messages.steps import StepPlan
-from runtime.models.config import ModelConfig
-from runtime.models.lora_targets import lora_modules
-from runtime.models.peft import WEIGHTS, Pair, read_adapter
+from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.peft import WEIGHTS, Pair, read_adapter
 
 # this rank's weights of one adapter: A [rank, in] and B [out, rank], by layer and part
 AdapterWeights = dict[tuple[str, str], tuple[Tensor, Tensor]]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.layers.upload import upload
-from runtime.models.pooling import PoolingMode
+from runtime.models.config.pooling import PoolingMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops
-from runtime.models.rope_config import Rope
+from runtime.models.config.rope_config import Rope
 
 
 class Rotary:

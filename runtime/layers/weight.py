@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import WeightFormat
+from runtime.models.config.quantization_schemes import WeightFormat
 
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtype names of safetensors
 # name of a module below a layer -> the format of its quantized weight; None: the weight is not quantized

@@ -66,8 +66,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     processors: list[str] = []  # logits processors: package.module:Class
     config_overrides: dict[str, Any] = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
-    is_embedding: bool = False  # the model embeds instead of generating (models/tasks.py)
-    pooling: str = "auto"  # how a model that does not generate pools hidden states (models/tasks.py)
+    is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
+    pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph may serve fewer sequences than it has rows

@@ -1,4 +1,4 @@
-"""What a rank needs of any model. models/registry.py names the classes that implement it.
+"""What a rank needs of any model. models/config/registry.py names the classes that implement it.
 
     Model             hidden states, and vectors that are pooled of them          (every model)
     GenerativeModel   logits, and the step in pieces between its attentions       (decoders)
@@ -17,7 +17,7 @@ from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 
 # parts of a checkpoint's tensor names -> ours, replaced one after the other
 Renames = tuple[tuple[str, str], ...]

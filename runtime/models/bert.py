@@ -18,8 +18,8 @@ from runtime.layers.parallel.replicated import LayerNorm, ReplicatedEmbedding, R
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.base import Renames
-from runtime.models.config import ModelConfig
-from runtime.models.encoder_config import Encoder
+from runtime.models.config.encoder_config import Encoder
+from runtime.models.config.model_config import ModelConfig
 
 
 def activate(name: str, x: Tensor) -> Tensor:

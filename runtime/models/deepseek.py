@@ -18,7 +18,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.rotary import mla_score_scale
 from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama, reduction_of
 
 EPS = 1e-6  # of the norms inside attention; rms_norm_eps of config.json is that of the other norms

@@ -13,7 +13,7 @@ from runtime.layers.feed_forward import FeedForward
 from runtime.layers.norm import UnitOffsetRMSNorm
 from runtime.layers.weight import Layer
 from runtime.models.base import AttentionLayer
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
 
 

@@ -24,9 +24,9 @@ from runtime.layers.weight import (
     scaled_shard,
 )
 from runtime.models.base import AttentionLayer
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.moe_config import MoeConfig
 from runtime.models.llama import Llama
-from runtime.models.moe_config import MoeConfig
 
 ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halves are clamped to
 

@@ -24,7 +24,7 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, even_shard, kv_cache_scale
 from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces, Renames
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
 
 
 def reduction_of(device: Device) -> Reduction:

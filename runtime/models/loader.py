@@ -26,10 +26,10 @@ from runtime.layers.weight import (
 )
 from runtime.models.base import Model, Renames
 from runtime.models.checkpoint import TensorSlice, tensors, weight_files
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.quantization_config import Quantization
+from runtime.models.config.quantization_schemes import WeightFormat
 from runtime.models.dummy_weights import fill_with_random
-from runtime.models.quantization_config import Quantization
-from runtime.models.quantization_schemes import WeightFormat
 from runtime.models.stacked_experts import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -14,15 +14,15 @@ from runtime.devices.cuda import facts as cuda
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
-from runtime.models.mla_config import MlaConfig
-from runtime.models.moe_config import MoeConfig
-from runtime.models.pooling import Pooling
-from runtime.models.quantization_config import Quantization
+from runtime.models.config.mla_config import MlaConfig
+from runtime.models.config.moe_config import MoeConfig
+from runtime.models.config.pooling import Pooling
+from runtime.models.config.quantization_config import Quantization
 from runtime.options.compat.environment import RANK_VARIABLES
 
 
 class ModelFacts(Protocol):
-    """The part of runtime.models.config.ModelConfig that options depend on."""
+    """The part of runtime.models.config.model_config.ModelConfig that options depend on."""
 
     @property
     def context_len(self) -> int:

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.errors import ModelError
-from runtime.models.config import ModelConfig
-from runtime.models.mla_config import MAX_EXPANDED
+from runtime.models.config.mla_config import MAX_EXPANDED
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 

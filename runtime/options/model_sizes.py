@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from runtime.messages.memory import OffloadSpec, offloaded_layers
-from runtime.models.config import ModelConfig
-from runtime.models.encoder_config import Encoder
-from runtime.models.lora_targets import lora_modules
+from runtime.models.config.encoder_config import Encoder
+from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.model_config import ModelConfig
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
     from runtime.messages.lora import AdapterSetup

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Derived, Group
 from runtime.options.facts import MachineFacts, ModelFacts, device_facts, this_machine

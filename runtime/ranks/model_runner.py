@@ -23,7 +23,7 @@ from runtime.layers.upload import upload_int64
 from runtime.messages.ranks import CompileConfig
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
 from runtime.models.base import Model, is_generative
-from runtime.models.pooling import Pooling
+from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
@@ -103,7 +103,7 @@ class ModelRunner:
         adapters: LoraAdapters | None = None,
         load: ExpertLoad | None = None,
     ) -> None:
-        """`model`: of a class in models/registry.py; `kv`: keys and values of each layer; `windows`: sliding
+        """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`: sliding
         windows of the layers; `copies`: None without a host tier; `pooling`: None for models that generate."""
         self.device = device
         self.model = model

@@ -25,9 +25,9 @@ from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, Profile, RankReady, StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.base import Model
-from runtime.models.config import ModelConfig
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.loader import resolve_dtype
-from runtime.models.quantization_schemes import require_supported
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv
 from runtime.ranks.model_runner import ModelRunner

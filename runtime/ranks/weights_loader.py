@@ -14,9 +14,9 @@ from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import Model
-from runtime.models.config import ModelConfig, read_config
+from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.registry import model_class
 from runtime.models.loader import check_weights, layer_sizes, load
-from runtime.models.registry import model_class
 from runtime.ranks.compile import compile_model
 from runtime.ranks.weight_offload import LayerOffload
 

@@ -21,7 +21,7 @@ from runtime.messages.sampling import Limits, SamplingParams
 from runtime.messages.scheduler import Abort, Arrive, StepTokens, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
-from runtime.models.config import read_config
-from runtime.models.lora_targets import lora_modules
-from runtime.models.peft import read_adapter
+from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.model_config import read_config
+from runtime.models.config.peft import read_adapter
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import make_adapter
 

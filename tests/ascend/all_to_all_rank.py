@@ -13,7 +13,7 @@ from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
 from runtime.devices.torch_all_to_all import LowLatencyAllToAll, NormalAllToAll
-from runtime.models.quantization_schemes import Int8
+from runtime.models.config.quantization_schemes import Int8
 
 assert torch_npu  # brings the backend
 EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2

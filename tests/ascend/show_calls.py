@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import RuntimeFault
-from runtime.models.config import ModelConfig, read_config
-from runtime.models.quantization_config import DESCRIPTION
+from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.quantization_config import DESCRIPTION
 from tests.devices.drive import Planner, sampling, start
 
 PAGE_SIZE = 128

@@ -9,8 +9,8 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.models.moe_config import Routing
-from runtime.models.quantization_schemes import Int8
+from runtime.models.config.moe_config import Routing
+from runtime.models.config.quantization_schemes import Int8
 from tests.devices.conformance import Bench
 from tests.devices.test_schemes import random_weight
 

@@ -9,7 +9,7 @@ import torch
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import PackedInt
+from runtime.models.config.quantization_schemes import PackedInt
 from tests.devices.conformance import Bench
 from tests.devices.test_schemes import expected, random_weight
 from tests.models import quantise as quantiser

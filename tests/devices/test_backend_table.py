@@ -6,7 +6,7 @@ import pytest
 
 from runtime.devices.attention_backends import BACKENDS, why_not, why_unsuited
 from runtime.errors import OptionsError
-from runtime.models.moe_config import MoeConfig, Routing
+from runtime.models.config.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES
 from runtime.options.parse import from_argv
 from runtime.options.plan import Plan

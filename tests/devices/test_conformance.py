@@ -10,7 +10,7 @@ from torch import Tensor
 from runtime.devices.base import SamplingInputs
 from runtime.devices.operands import Seen
 from runtime.layers.fused_ops import UnfusedOps
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 from tests.devices.conformance import ON_DEVICES, Bench, bench, fused
 
 __all__ = ["bench"]  # a fixture

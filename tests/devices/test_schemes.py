@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.models.quantization_schemes import SCHEMES, Fp8, Int8, PackedInt, Scheme
+from runtime.models.config.quantization_schemes import SCHEMES, Fp8, Int8, PackedInt, Scheme
 from runtime.options.facts import DEVICES as FACTS
 from tests.devices.conformance import DEVICES, MARKS, TOLERANCE, Bench
 

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from runtime.devices.cpu.ops import CpuOps
 from runtime.layers.rotary import Rotary
-from runtime.models.rope_config import Rope
+from runtime.models.config.rope_config import Rope
 
 CASES: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 3.0},

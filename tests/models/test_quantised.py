@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.models.config import read_config
-from runtime.models.quantization_schemes import check_supported
+from runtime.models.config.model_config import read_config
+from runtime.models.config.quantization_schemes import check_supported
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.quantise import FORMATS, GROUP, SQUARE, Round, quantise

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.models.moe_config import MoeConfig
+from runtime.models.config.moe_config import MoeConfig
 from runtime.options.declare import Derived
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.groups import experts, graphs, kernels, memory, null, parallel, precision, schedule

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from runtime.errors import ModelError
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, footprint, stored_weights
 from runtime.options.model_sizes import offloaded_bytes, weight_count

@@ -8,7 +8,7 @@ import pytest
 from runtime import settings
 from runtime.errors import OptionsError
 from runtime.messages.ranks import CompileConfig
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
 from runtime.options.plan import Plan

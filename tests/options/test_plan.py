@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
-from runtime.models.mla_config import MlaConfig
-from runtime.models.moe_config import MoeConfig, Routing
+from runtime.models.config.mla_config import MlaConfig
+from runtime.models.config.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv

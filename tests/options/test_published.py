@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.model_sizes import cached_count, float_bytes, weight_count
 
 QWEN3: dict[str, Any] = {

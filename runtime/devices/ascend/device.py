@@ -17,8 +17,8 @@ from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
-from runtime.models.config import read_config
-from runtime.models.mla_config import MlaConfig
+from runtime.models.config.mla_config import MlaConfig
+from runtime.models.config.model_config import read_config
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps

@@ -14,7 +14,7 @@ from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_scales import WORD, GroupQuantWeight, fake_quantize, pack_group_quant
 from runtime.devices.base import Quantized
 from runtime.layers.quantization.quantized_weight import unpack_codes
-from runtime.models.quantization_schemes import PackedInt
+from runtime.models.config.quantization_schemes import PackedInt
 
 MAX_INPUTS = 20000  # inputs of a product of int8 by int4 are fewer, as CANN documents it for the fused form
 # inner sizes of npu_dequant_swiglu_quant with groups: multiples of the first, up to the second

@@ -35,7 +35,7 @@ from runtime.devices.ascend.attention import (
 from runtime.devices.attention_rows import AttentionRows
 from runtime.errors import ModelError
 from runtime.layers.upload import upload_int64
-from runtime.models.mla_config import MAX_EXPANDED
+from runtime.models.config.mla_config import MAX_EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # the operator's argument for the lengths of keys, in its second form
 MAX_QUERIES = 16  # the most queries of a sequence, absorbed

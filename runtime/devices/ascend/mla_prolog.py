@@ -28,8 +28,8 @@ from runtime.devices.ascend.mla_prolog_fused import (
 )
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
-from runtime.models.mla_config import MlaConfig
-from runtime.models.quantization_schemes import Int8
+from runtime.models.config.mla_config import MlaConfig
+from runtime.models.config.quantization_schemes import Int8
 
 
 @dataclass(frozen=True, slots=True)

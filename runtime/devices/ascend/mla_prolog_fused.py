@@ -15,7 +15,7 @@ from runtime.devices.ascend.mla import MlaPlan, UpProjection
 from runtime.devices.base import Quantized
 from runtime.layers.attention.mla_prolog import Caches, GatherTokens, PlainProlog
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla_config import MlaConfig
+from runtime.models.config.mla_config import MlaConfig
 
 Probe = Callable[[MlaConfig, "FusedMatrices", tuple[tuple[Tensor, float], ...]], None]
 CACHE_MODES = ("PA_BSND", "PA_NZ")  # npu_mla_prolog_v3's cache_mode, by whether the cache is in NZ

@@ -20,7 +20,7 @@ from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
 from runtime.devices.base import Quantized
 from runtime.layers.moe.routing import route
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 
 MAX_EXPERTS, GROUP_TILE = (
     2048,

@@ -15,7 +15,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
-from runtime.models.quantization_schemes import PackedInt
+from runtime.models.config.quantization_schemes import PackedInt
 
 WRITES = ("Norm", "PA_NZ")  # values of cache_mode, by whether pages are in NZ
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.base import Quantized
-from runtime.models.quantization_schemes import Int8
+from runtime.models.config.quantization_schemes import Int8
 
 
 @dataclass(frozen=True, slots=True)

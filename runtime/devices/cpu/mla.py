@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from runtime.devices.attention_scores import Scores
 from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.attention.sdpa import AttentionPlan, attend_decodes, attend_extend
-from runtime.models.mla_config import MAX_EXPANDED
+from runtime.models.config.mla_config import MAX_EXPANDED
 
 
 @dataclass(frozen=True, slots=True)

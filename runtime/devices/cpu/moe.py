@@ -7,7 +7,7 @@ from runtime.devices.base import Quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
 from runtime.layers.moe.routing import route
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 
 # packed weights of one expert: gate and up, then down
 ExpertWeights = tuple[Tensor | Quantized, Tensor | Quantized]

@@ -1,7 +1,7 @@
 """What is always true of the cuda device. Torch-free."""
 
 from runtime.devices.facts import ANY_K, DeviceFacts
-from runtime.models.quantization_schemes import SCHEMES
+from runtime.models.config.quantization_schemes import SCHEMES
 
 FACTS = DeviceFacts(
     name="cuda",

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan, launch_attention
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu
-from runtime.models.mla_config import MAX_EXPANDED
+from runtime.models.config.mla_config import MAX_EXPANDED
 
 ONE_PAGE = 1 << 30  # a page that holds any sequence: for keys that are contiguous
 

@@ -1,7 +1,7 @@
 """What is always true of the null device. Torch-free."""
 
 from runtime.devices.facts import DeviceFacts
-from runtime.models.quantization_schemes import SCHEMES
+from runtime.models.config.quantization_schemes import SCHEMES
 
 FACTS = DeviceFacts(
     name="null",

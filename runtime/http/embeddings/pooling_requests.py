@@ -21,7 +21,7 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
 from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
-from runtime.models.pooling import Pooling
+from runtime.models.config.pooling import Pooling
 from runtime.service import Service
 
 MAX_INPUTS = 4_096

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.base import AttentionPlan, Ops, PackedLatent
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla_config import MlaConfig
+from runtime.models.config.mla_config import MlaConfig
 
 GatherTokens = Callable[[Tensor], Tensor]  # all-gathers sequence-parallel shards: [P, ...] -> [T, ...]
 Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary keys [num_locations, 1, P]

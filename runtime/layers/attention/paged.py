@@ -6,7 +6,7 @@ from torch import Tensor
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device, ForwardBatch, Ops, PackedLatent
 from runtime.layers.fused_ops import fused_ops_of, split_and_rotate
-from runtime.models.mla_config import MlaConfig
+from runtime.models.config.mla_config import MlaConfig
 
 
 class Attention:

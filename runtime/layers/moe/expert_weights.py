@@ -21,7 +21,7 @@ from runtime.layers.weight import (
     WeightOnly,
     replicated_shard,
 )
-from runtime.models.quantization_schemes import Int8, WeightFormat
+from runtime.models.config.quantization_schemes import Int8, WeightFormat
 
 
 class Expert(Layer):

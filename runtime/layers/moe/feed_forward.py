@@ -31,7 +31,7 @@ from runtime.layers.weight import (
     even_shard,
     replicated_shard,
 )
-from runtime.models.moe_config import MoeConfig, Routing
+from runtime.models.config.moe_config import MoeConfig, Routing
 
 
 class Router(Layer):

@@ -4,7 +4,7 @@ without a kernel for it."""
 import torch
 from torch import Tensor
 
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 
 
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ from runtime.layers.quantization.module_shard import (
     skip,
 )
 from runtime.layers.weight import FLOATS, Shard, TensorReader
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # for each of eight columns, the index of its code in the word
 FP8_MAX = 448.0

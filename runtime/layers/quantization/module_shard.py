@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.errors import ModelError
 from runtime.layers.weight import FLOATS, Shard, SourceTensor, TensorReader
-from runtime.models.quantization_schemes import WeightFormat
+from runtime.models.config.quantization_schemes import WeightFormat
 
 Shapes = list[tuple[int, ...]]
 INTS = ("I64", "I32", "I16", "I8")

@@ -18,7 +18,7 @@ from runtime.errors import ModelError
 from runtime.layers.quantization.layouts import module_tensors
 from runtime.layers.quantization.module_shard import ModuleShard
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme, WeightFormat
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme, WeightFormat
 
 # mask and factor that make a float8_e4m3 of bits moved to the places of a float32's; not for NaN
 FP8_BITS, FP8_REBASE = -0x78100000, 2.0**120

@@ -2,7 +2,7 @@
 
 from runtime.devices.attention_backends import why_not, why_unsuited
 from runtime.devices.facts import DeviceFacts
-from runtime.models.quantization_schemes import check_supported
+from runtime.models.config.quantization_schemes import check_supported
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule, flag

@@ -9,7 +9,7 @@ import torch
 from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError
 from runtime.layers.weight import Shard, even_shard, kv_head_shard
-from runtime.models.config import read_config
+from runtime.models.config.model_config import read_config
 from runtime.options.model_sizes import float_bytes, weight_count
 from tests.devices.cpu.ranks import RunRanks
 from tests.models.make import make_checkpoint

@@ -22,8 +22,8 @@ from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
-from runtime.models.moe_config import Routing
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
+from runtime.models.config.moe_config import Routing
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # A100, RTX 4090, H200
 GPUS = {80: Gpu(108, 167936), 89: Gpu(128, 102400, True), 90: Gpu(132, 233472, True)}

@@ -12,7 +12,7 @@ from runtime.devices.cuda.gemm import gemm, linear, supports_torch_gemm, torch_g
 from runtime.devices.cuda.gemm_tiles import TileBytes, select_splits, select_tile
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, gpu_of
 from runtime.devices.cuda.weights import align_groups, interleave, pack
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 from tests.devices.cuda.torch_device import DTYPES, GPU, HAS_GPU, TORCH_DEVICE, near
 
 HERE = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER

@@ -12,7 +12,7 @@ from runtime.devices.cuda.kernels.moe_permute import NO_EXPERT, moe_align_block_
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.layers.moe.routing import route as wanted_route
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 from tests.devices.cuda.torch_device import DTYPES, HAS_GPU, TORCH_DEVICE, near
 
 EXPERTS = CudaExperts(gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER)

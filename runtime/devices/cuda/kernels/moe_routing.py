@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.launch import next_power_of_2
-from runtime.models.moe_config import Routing
+from runtime.models.config.moe_config import Routing
 
 EXCLUDED: tl.constexpr = tl.constexpr(float("-inf"))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
-from runtime.models.quantization_config import read_quantization
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
+from runtime.models.config.quantization_config import read_quantization
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 from tests.models.quantise import config, inputs
 
 PROJ, EXPERT, GATE = "layers.3.self_attn.q_proj", "layers.3.mlp.experts.7.down_proj", "layers.3.mlp.gate"

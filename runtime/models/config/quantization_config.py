@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
+from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"

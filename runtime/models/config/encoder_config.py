@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
-from runtime.models.tasks import family_of
+from runtime.models.config.tasks import family_of
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
-from runtime.models.config import ModelConfig, read_config
-from runtime.models.moe_config import Routing
+from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.moe_config import Routing
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -266,7 +266,7 @@ def test_refuses_folders(tmp_path: Path) -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, runtime.models.config, runtime.devices.cpu.facts; sys.exit('torch' in sys.modules)"
+    code = "import sys, runtime.models.config.model_config, runtime.devices.cpu.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
-from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.mla_config import HfMlaConfig, MlaConfig, read_mla
-from runtime.models.moe_config import HfMoeConfig, MoeConfig
-from runtime.models.pooling import Pooling
-from runtime.models.quantization_config import Quantization, read_quantization
-from runtime.models.registry import Family, check_architecture, check_pools, decoder_family
-from runtime.models.rope_config import HfRope, Rope, read_rope
-from runtime.models.tasks import family_of, longest_text, read_pooling
+from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
+from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
+from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
+from runtime.models.config.pooling import Pooling
+from runtime.models.config.quantization_config import Quantization, read_quantization
+from runtime.models.config.registry import Family, check_architecture, check_pools, decoder_family
+from runtime.models.config.rope_config import HfRope, Rope, read_rope
+from runtime.models.config.tasks import family_of, longest_text, read_pooling
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Ids = int | list[int] | None

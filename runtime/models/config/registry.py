@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.encoder_config import ENCODERS
-from runtime.models.moe_config import HfMoeConfig, MoeConfig, deepseek2, deepseek3, gpt_oss, qwen2, qwen3
-from runtime.models.tasks import GENERATES, family_of
+from runtime.models.config.encoder_config import ENCODERS
+from runtime.models.config.moe_config import (
+    HfMoeConfig,
+    MoeConfig,
+    deepseek2,
+    deepseek3,
+    gpt_oss,
+    qwen2,
+    qwen3,
+)
+from runtime.models.config.tasks import GENERATES, family_of
 
 if TYPE_CHECKING:
     from runtime.models.base import Model

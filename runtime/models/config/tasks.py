@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from runtime.errors import ModelError
-from runtime.models.pooling import Activation, Pooling
+from runtime.models.config.pooling import Activation, Pooling
 
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}  # names of sentence-transformers

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.core import Core
 from runtime.errors import StartError
-from runtime.models.checksums import check_files
+from runtime.models.config.checksums import check_files
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
 from tests.test_core import running

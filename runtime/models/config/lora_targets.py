@@ -1,7 +1,7 @@
 """The linear layers of a model that LoRA adapters can change, and their sizes. Torch-free."""
 
-from runtime.models.config import ModelConfig
-from runtime.models.registry import MODELS
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.registry import MODELS
 
 
 def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:

@@ -3,9 +3,9 @@
 import pytest
 
 from runtime.errors import ModelError
-from runtime.models.encoder_config import ENCODERS
-from runtime.models.registry import FAMILIES, MODELS, model_class
-from runtime.models.tasks import family_of
+from runtime.models.config.encoder_config import ENCODERS
+from runtime.models.config.registry import FAMILIES, MODELS, model_class
+from runtime.models.config.tasks import family_of
 
 
 @pytest.mark.parametrize("name", MODELS)
