@@ -25,9 +25,8 @@ from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.actors.text_pipeline import TextPipeline
 from runtime.admin import warmup
-from runtime.admin.adapter_registry import AdapterRegistry
+from runtime.admin.adapter_registry import AdapterRegistry, open_adapters
 from runtime.admin.control import Control
-from runtime.admin.heartbeat import log_long_collections
 from runtime.admin.intake import Intake, check_open
 from runtime.admin.memory_saver import MemorySaver
 from runtime.admin.scheduler_commands import SchedulerCommands
@@ -36,12 +35,13 @@ from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
+from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
 from runtime.models.config.checksums import check_files
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
-from runtime.settings import buckets, model_card, model_config, open_adapters
+from runtime.settings import buckets, model_card, model_config
 
 STOPPING = "the server is stopping; try again later"
 
@@ -61,9 +61,8 @@ class Core:
         self._warmups = warmup.parse(plan.http.warmups)
         logs = RequestLogs(plan, metrics)
         requests = Channel[GenerateRequest](math.inf)
-        inboxes = [
-            Channel[ToScheduler](math.inf) for _ in range(num_replicas)
-        ]  # max_queued_requests bounds them
+        # bounded by max_queued_requests, which the router checks
+        inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
         step_tokens = Channel[ToDetokenizer](64)
         closed = Listeners[str]()  # ids of requests that have ended
         self._open_requests = OpenRequests(closed)
@@ -72,14 +71,16 @@ class Core:
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload
         )
-        self.card: ModelCard = model_card(plan, self.model, self.adapters)
+        self.card: ModelCard = model_card(
+            plan, self.model, {} if self.adapters is None else self.adapters.cards
+        )
         self.replicas = Replicas(
             plan,
             self.model,
             inboxes=inboxes,
             outbox=step_tokens,
             metrics=metrics,
-            adapters=self.adapters,
+            adapters=None if self.adapters is None else self.adapters.setup,
             on_death=logs.rank_died,
         )
         self._text = TextPipeline(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 
-from runtime.admin.adapter_registry import AdapterRegistry, LoraLimits, adapter_specs_of
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
 from runtime.messages.constraint import GrammarSetup
-from runtime.messages.lora import LoadAdapter
+from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
@@ -30,43 +29,14 @@ from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
-from runtime.service import ModelCard
+from runtime.service import AdapterCard, ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.tokenizer_files import read_files
 from runtime.text.vocabulary import Vocabulary
 
 
-async def no_ranks(load: LoadAdapter) -> None:
-    """Loads nothing: there are no ranks yet, or never will be."""
-
-
-def open_adapters(
-    plan: Plan,
-    model: ModelConfig,
-    load_on_ranks: Callable[[LoadAdapter], Awaitable[None]] = no_ranks,
-    forget: Callable[[int], None] = lambda adapter: None,
-) -> AdapterRegistry | None:
-    """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of
-    AdapterRegistry. Raises OptionsError, ModelError."""
-    if not plan.lora.enable_lora:
-        return None
-    return AdapterRegistry(
-        model,
-        plan.api.served_model_name,
-        adapter_specs_of(plan.lora.lora_paths),
-        LoraLimits(
-            num_lora_slots=plan.lora.max_loras_per_batch,
-            max_rank=plan.lora.max_lora_rank,
-            targets=plan.lora.lora_target_modules,
-            max_loaded=plan.lora.max_loaded_loras,
-        ),
-        load_on_ranks=load_on_ranks,
-        forget=forget,
-    )
-
-
-def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None = None) -> StartRank:
+def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = None) -> StartRank:
     """The first message to a rank. It may make a temporary folder (--enable-profile-cuda-graph)."""
     return StartRank(
         device=plan.parallel.device,
@@ -104,7 +74,7 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None 
         piecewise_sizes=piecewise_sizes(plan),
         compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.graphs.enable_profile_cuda_graph else "",
-        adapters=None if adapters is None else adapters.setup(),
+        adapters=adapters,
         offload_setup=WeightOffload(plan.memory.offload, plan.weights.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps,
         config_overrides=plan.model.json_model_override_args,
@@ -197,8 +167,8 @@ def model_config(plan: Plan) -> ModelConfig:
     )
 
 
-def model_card(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None) -> ModelCard:
-    """What clients may know of the served model. Raises OptionsError, ModelError."""
+def model_card(plan: Plan, model: ModelConfig, adapters: dict[str, AdapterCard]) -> ModelCard:
+    """What clients may know of the served model; `adapters` changes as adapters come and go. Raises OptionsError, ModelError."""
     preferred = preferred_sampling(plan)
     defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
     return ModelCard(
@@ -213,7 +183,7 @@ def model_card(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None)
         weight_version=plan.weights.weight_version,
         storage=plan.tiers.hicache_storage_backend,
         has_cache_report=plan.api.enable_cache_report,
-        adapters={} if adapters is None else adapters.cards,
+        adapters=adapters,
         reads_items_apart=plan.api.multi_item_scoring_delimiter is not None,
     )
 

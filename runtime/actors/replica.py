@@ -20,12 +20,12 @@ from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.supervisor import Supervisor
-from runtime.admin.adapter_registry import AdapterRegistry
-from runtime.admin.heartbeat import StepLog
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, RankDied, StartError
+from runtime.messages.lora import AdapterSetup
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
+from runtime.metrics.heartbeat import StepLog
 from runtime.metrics.meter import Meter
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
@@ -51,20 +51,21 @@ class Replica:
         inbox: Channel[ToScheduler],
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
-        adapters: AdapterRegistry | None,
+        adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
     ) -> None:
-        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `on_death` is called
+        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `adapters` gives
+        what new ranks must know of adapters; `on_death` is called
         for each death of a rank."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
         self.supervisor = Supervisor(
-            start_rank(plan, model, adapters),
+            start_rank(plan, model, None if adapters is None else adapters()),
             metrics,
             watchdog_s=plan.schedule.watchdog_timeout,
             soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
-            adapters=None if adapters is None else adapters.setup,
+            adapters=adapters,
             on_death=on_death,
         )
         self.commands = RankCommands(self.supervisor)

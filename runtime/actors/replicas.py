@@ -9,10 +9,9 @@ from anyio.abc import TaskGroup
 from runtime.actors.channels import Channel
 from runtime.actors.fan_out import call_all
 from runtime.actors.replica import Replica
-from runtime.admin.adapter_registry import AdapterRegistry
 from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
-from runtime.messages.lora import LoadAdapter
+from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.models.config.model_config import ModelConfig
@@ -30,7 +29,7 @@ class Replicas:
         inboxes: Sequence[Channel[ToScheduler]],
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
-        adapters: AdapterRegistry | None,
+        adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
     ) -> None:
         """The arguments are those of Replica."""

@@ -24,6 +24,7 @@ from runtime.messages.requests import AdapterRef
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import Adapter, read_adapter
+from runtime.options.plan import Plan
 from runtime.service import AdapterCard
 
 
@@ -289,3 +290,32 @@ def _parse_spec(text: str) -> AdapterSpec:
             [f"--lora-paths {text}: give PATH, NAME=PATH without a colon in the name, or JSON"]
         )
     return AdapterSpec(name, str(Path(path).expanduser()), pinned)
+
+
+async def no_ranks(load: LoadAdapter) -> None:
+    """Loads nothing: there are no ranks yet, or never will be."""
+
+
+def open_adapters(
+    plan: Plan,
+    model: ModelConfig,
+    load_on_ranks: Callable[[LoadAdapter], Awaitable[None]] = no_ranks,
+    forget: Callable[[int], None] = lambda adapter: None,
+) -> AdapterRegistry | None:
+    """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of
+    AdapterRegistry. Raises OptionsError, ModelError."""
+    if not plan.lora.enable_lora:
+        return None
+    return AdapterRegistry(
+        model,
+        plan.api.served_model_name,
+        adapter_specs_of(plan.lora.lora_paths),
+        LoraLimits(
+            num_lora_slots=plan.lora.max_loras_per_batch,
+            max_rank=plan.lora.max_lora_rank,
+            targets=plan.lora.lora_target_modules,
+            max_loaded=plan.lora.max_loaded_loras,
+        ),
+        load_on_ranks=load_on_ranks,
+        forget=forget,
+    )

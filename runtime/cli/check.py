@@ -96,7 +96,7 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints the memory of one rank. Returns 0 if it fits, else 1."""
-    from runtime.settings import open_adapters  # imports numpy, which --help need not wait for
+    from runtime.admin.adapter_registry import open_adapters  # imports numpy, which --help need not wait for
 
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model.model_path))

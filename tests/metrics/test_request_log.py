@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from runtime import log
-from runtime.admin import heartbeat
 from runtime.errors import OptionsError, StartError
 from runtime.messages.requests import Chat, GenerateRequest, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import SamplingParams
+from runtime.metrics import heartbeat
 from runtime.metrics.request_log import as_text, open_folder
 from runtime.metrics.request_records import MAX_CHARS, Record, as_json
 from runtime.options.parse import from_values

@@ -174,8 +174,9 @@ def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path)
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
 def test_lora_slots(family: str, tmp_path: Path) -> None:
     """As many bytes as a rank takes for them."""
+    from runtime.admin.adapter_registry import open_adapters
     from runtime.ranks.open_executor import open_executor
-    from runtime.settings import open_adapters, start_rank
+    from runtime.settings import start_rank
 
     targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
     folder = make_checkpoint(family, tmp_path, shared_expert_intermediate_size=64)
@@ -188,7 +189,7 @@ def test_lora_slots(family: str, tmp_path: Path) -> None:
     found = footprint(plan, config, MACHINE, stored_weights(folder), adapters.setup())
     rank = open_executor("cpu", 0)
     try:
-        ready = rank.start(start_rank(plan, config, adapters), lambda phase, fraction: None)
+        ready = rank.start(start_rank(plan, config, adapters.setup()), lambda phase, fraction: None)
     finally:
         rank.close()
     assert (

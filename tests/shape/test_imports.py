@@ -93,7 +93,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.actors", "runtime.http"),
     (
         "runtime.actors.blocking",
-        "runtime.admin.heartbeat",
+        "runtime.metrics.heartbeat",
         "runtime.metrics.request_log",
         "runtime.rpc",
         "runtime.settings",
