@@ -3,7 +3,7 @@
     open      no key: health, metrics and the API's description, for probes, scrapers and browsers
     user      one of --api-key, if there are any: everything else
     admin     --admin-api-key: what changes the server for all its clients. Without that option, as a user,
-              but only on a server that listens on this machine alone; on others, such routes are refused. Where
+              but only on a server that listens on this machine alone; others refuse such routes. Where
               no key is needed, pages of other sites are refused: a browser on this machine would send
               their forms here
 

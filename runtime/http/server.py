@@ -2,8 +2,8 @@
 WebSocket.
 
 What it adds to hypercorn's own: a client that leaves is noticed even while requests are pipelined, one that
-closes its own side only is answered, request targets may be absolute, heads are bounded whatever their
-pieces, and the application has no lifespan: the caller of `serve` starts and stops it.
+closes its own side only is answered, request targets may be absolute, heads are bounded however they
+arrive, and the application has no lifespan: the caller of `serve` starts and stops it.
 """
 
 import asyncio
