@@ -62,8 +62,8 @@ class LLGuidance:
         match grammar.kind:
             case "json_schema":
                 schema = prepare_schema(grammar.text, frozenset(), "llguidance")
-                overrides = self._json
-                return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+                convert = LLMatcher.grammar_from_json_schema
+                return convert(schema, overrides=self._json)  # type: ignore[arg-type]
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "ebnf":

@@ -9,7 +9,8 @@ import math
 import re
 
 _ESCAPE = re.compile(
-    r"\\(?:Q(?P<quoted>.*?)(?:\\E|$)|[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|0?[0-7]{1,3}|(?P<empty>[AbBzE])|.)",
+    r"\\(?:Q(?P<quoted>.*?)(?:\\E|$)|[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)"
+    r"|0?[0-7]{1,3}|(?P<empty>[AbBzE])|.)",
     re.DOTALL,
 )
 _CLASS = re.compile(r"\[\^?\]?(?:\[:\^?\w+:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*\]", re.DOTALL)

@@ -128,7 +128,8 @@ def told(call: Call) -> str:
         type(None): "null",
     }
     parts = [
-        f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>{text_of(value)}<|close|>argument<|sep|>'
+        f'<|open|>argument key="{key}" '
+        f'type="{kinds[type(value)]}"<|sep|>{text_of(value)}<|close|>argument<|sep|>'
         for key, value in call[1].items()
     ]
     return f'<|open|>call tool="{call[0]}" index="1"<|sep|>{"".join(parts)}<|close|>call<|sep|>'
@@ -160,7 +161,8 @@ def nested_items(values: Sequence[Any]) -> str:
 
 def kimi(calls: Sequence[Call]) -> str:
     parts = [
-        f"<|tool_call_begin|>functions.{call[0]}:{i}<|tool_call_argument_begin|>{plain(call)}<|tool_call_end|>"
+        f"<|tool_call_begin|>functions.{call[0]}:{i}<|tool_call_argument_begin|>{plain(call)}<|tool_call_end|"
+        ">"
         for i, call in enumerate(calls)
     ]
     return "<|tool_calls_section_begin|>" + "".join(parts) + "<|tool_calls_section_end|>"
@@ -239,7 +241,9 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     ),
     "muse": lambda calls: "<|start|>assistant".join(
         [
-            f" to={call[0]}<|message|><atem:function_calls>\n{invoke('atem:', False)(call)}\n</atem:function_calls><|eom|>"
+            " "
+            f"to={call[0]}<|message|><atem:function_calls>"
+            f"\n{invoke('atem:', False)(call)}\n</atem:function_calls><|eom|>"
             for call in calls
         ]
     ),

@@ -8,9 +8,7 @@ import pytest
 
 from runtime.parsing.answer_parser import Parser
 from runtime.parsing.channel_parser import CHANNEL_FORMATS, ChannelParser
-from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
-from runtime.parsing.reasoning_formats import REASONING_FORMATS
-from runtime.parsing.schema_types import kinds_of, value_of
+from runtime.parsing.events import Arguments, CallBegin, Content
 from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 from tests.parsing.test_tool_call_formats import cuts, parse
 
@@ -378,7 +376,7 @@ CASES: dict[str, tuple[str, str, Calls, str]] = {  # a format, a text, its calls
 }
 
 
-def told(name: str, pieces: list[str]) -> tuple[Calls, str]:
+def calls_and_content(name: str, pieces: list[str]) -> tuple[Calls, str]:
     events = parse(
         lambda: (
             ChannelParser(CHANNEL_FORMATS[name], TOOLS)
@@ -399,91 +397,4 @@ def told(name: str, pieces: list[str]) -> tuple[Calls, str]:
 def test_calls_as_models_write_them(case: str) -> None:
     name, text, calls, content = CASES[case]
     for pieces in cuts(text):
-        assert told(name, pieces) == (calls, content)
-
-
-INKLING = "<|message_model|><|content_thinking|>why<|end_message|><|message_model|><|content_text|>42<|end_message|>"
-THOUGHTS: dict[str, tuple[str, bool, list[Event]]] = {  # a text, whether it begins inside, what it says
-    "inkling": (INKLING, False, [Reasoning("why"), Content("42")]),
-    "kimi_k3": (
-        "why<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>",
-        True,
-        [Reasoning("why"), Content("42")],
-    ),
-    "minimax-m3": ("</mm:think>42", False, [Content("42")]),
-    "k2_horizon": ("why</ifm|think_fast>\n42", True, [Reasoning("why"), Content("42")]),
-    "hunyuan": ("<think:opensource>why</think:opensource>42", False, [Reasoning("why"), Content("42")]),
-    "qwen3": ("a <think> in text", False, [Content("a <think> in text")]),
-}
-
-
-@pytest.mark.parametrize("name", THOUGHTS)
-def test_thoughts_as_models_write_them(name: str) -> None:
-    text, is_open, events = THOUGHTS[name]
-    for pieces in cuts(text):
-        assert parse(lambda: Parser(None, REASONING_FORMATS[name], {}, is_open), pieces) == events
-
-
-def test_where_thoughts_begin() -> None:
-    row = REASONING_FORMATS["k2_horizon"]
-    assert row.is_open("...<ifm|think_faster>\n", False) and not row.is_open(
-        "<ifm|think_fast></ifm|think_fast>", False
-    )
-    assert row.is_open("<ifm|think_fast>so", True) and not row.is_open(
-        "<ifm|think_fast>so</ifm|think_fast>", True
-    )
-
-
-def test_thoughts_go_on_behind_a_call() -> None:
-    text = '<|inner_prefix|>a<|tools_prefix|>[{"w": {"days": 3}}]<|tools_suffix|>b<|inner_suffix|>42'
-    for pieces in cuts(text):
-        events = parse(
-            lambda: Parser(TOOL_CALL_FORMATS["apertus2509"], REASONING_FORMATS["apertus2509"], TOOLS), pieces
-        )
-        assert [type(event).__name__ for event in events] == [
-            "Reasoning",
-            "CallBegin",
-            "Arguments",
-            "CallEnd",
-            "Reasoning",
-            "Content",
-        ]
-        assert [event.text for event in events if isinstance(event, Reasoning)] == ["a", "b"]
-        no_tools = parse(lambda: Parser(None, REASONING_FORMATS["apertus2509"], {}), pieces)
-        assert [type(event) for event in no_tools] == [Reasoning, Content]
-
-
-@pytest.mark.parametrize(
-    ("schema", "text", "value"),
-    [
-        ({"type": ["integer", "string"]}, "auto", "auto"),
-        ({"type": ["string", "integer"]}, "7", 7),
-        ({"type": ["string", "object"]}, "7", "7"),
-        ({"type": ["string", "null"]}, "null", None),
-        ({"enum": ["ok", None]}, "null", None),
-        ({"enum": ["7", None]}, "7", "7"),
-        ({"const": 7}, "7", 7),
-        ({"const": "null"}, "null", "null"),
-        ({"anyOf": [{"type": "null"}, {"type": "array"}]}, "[1, 2]", [1, 2]),
-        ({}, "123_456", "123_456"),
-        ({}, '{"a": false}', {"a": False}),
-        ({"type": "string"}, "1e2", "1e2"),
-        ({"type": "number"}, "1.25e2", 125.0),
-        ({"type": "number"}, "123abc", "123abc"),
-        ({"type": "number"}, r"\"123\"", 123),
-        ({"type": "integer"}, "", ""),
-        ({"type": "array"}, "['it\\'s', (1, 2)]", ["it's", [1, 2]]),
-        ({"type": "array"}, "[__import__('os')]", "[__import__('os')]"),
-        ({"type": "object"}, "{1: {2}}", "{1: {2}}"),
-        ({"$ref": "#/$defs/x"}, "5", 5),
-        ({"type": "array"}, "[" * 5000, "[" * 5000),
-        ({"type": "number"}, "NaN", "NaN"),
-        ({"type": "number"}, "-1e400", "-1e400"),
-        ({"type": "boolean"}, "0", False),
-        ({"type": "str"}, "5", "5"),
-        ({"type": "float"}, "3.5", 3.5),
-    ],
-)
-def test_values_by_schema(schema: dict[str, Any], text: str, value: Any) -> None:
-    found = value_of(text, kinds_of(schema, {"$defs": {"x": {"$ref": "#/$defs/x"}}}))
-    assert found == value and type(found) is type(value)
+        assert calls_and_content(name, pieces) == (calls, content)

@@ -17,15 +17,18 @@ from runtime.parsing.tool_call_formats import TOOL_CALL_FORMATS
 TOOLS = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}, "g": {}}
 DSML = "｜DSML｜"
 HERMES = (
-    'hi\n<tool_call>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}\n</tool_call>\n<tool_call>\n{"name": "g", '
+    'hi\n<tool_call>\n{"name": "f", "arguments": {"a": 5, "s": '
+    '"x\\"]y"}}\n</tool_call>\n<tool_call>\n{"name": "g", '
     '"arguments": {}}\n</tool_call>bye'
 )
 CODER = (
-    'hi\n<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=s>\nx"]y\n</parameter>\n</function>\n</tool_call>\n'
+    'hi\n<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=s>\nx"]y\n</parameter>'
+    "\n</function>\n</tool_call>\n"
     "<tool_call>\n<function=g>\n</function>\n</tool_call>bye"
 )
 GLM = (
-    'hi\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>x"]y</arg_value>\n</tool_call>'
+    'hi\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>x"]'
+    "y</arg_value>\n</tool_call>"
     "\n<tool_call>g\n</tool_call>bye"
 )
 JSONS = '[{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}, {"name": "g", "arguments": {}}]'
@@ -35,7 +38,8 @@ BARE = '<{0}>call:f{{a:5,s:{2}x"]y{2}}}<{1}><{0}>call:g{{}}<{1}>bye'
 def invokes(mark: str, outer: str, strings: bool, inner: tuple[str, str] = ("", "")) -> str:
     says = [' string="false"', ' string="true"'] if strings else ["", ""]
     return (
-        f'hi\n\n{outer}\n{inner[0]}<{mark}invoke name="f">\n<{mark}parameter name="a"{says[0]}>5</{mark}parameter>\n'
+        f'hi\n\n{outer}\n{inner[0]}<{mark}invoke name="f">\n<{mark}parameter '
+        f'name="a"{says[0]}>5</{mark}parameter>\n'
         f'<{mark}parameter name="s"{says[1]}>x"]y</{mark}parameter>\n</{mark}invoke>{inner[1]}\n'
         f'{inner[0]}<{mark}invoke name="g">\n</{mark}invoke>{inner[1]}\n</{outer[1:]}bye'
     )
@@ -71,7 +75,8 @@ GOLDEN = {
     "deepseekv31": deepseek("", "<｜tool▁sep｜>", ""),
     "deepseekv32": invokes(DSML, f"<{DSML}function_calls>", True),
     "deepseekv4": invokes(DSML, f"<{DSML}tool_calls>", True),
-    "kimi_k2": 'hi<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 5, "s": "x\\"]y"}'
+    "kimi_k2": "hi<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|"
+    'tool_call_argument_begin|>{"a": 5, "s": "x\\"]y"}'
     "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
     "<|tool_calls_section_end|>bye",
     "step3": invokes(
@@ -86,7 +91,8 @@ GOLDEN = {
     "gemma4": "hi" + BARE.format("|tool_call", "tool_call|", '<|"|>'),
     "phi4": "hi<|tool_call|>" + JSONS + "<|/tool_call|>bye",
     "granite": "hi<|tool_call|>" + JSONS,
-    "interns1": 'hi<|action_start|> <|plugin|>\n{"name": "f", "parameters": {"a": 5, "s": "x\\"]y"}}<|action_end|>'
+    "interns1": 'hi<|action_start|> <|plugin|>\n{"name": "f", "parameters": {"a": 5, "s": "x\\"]'
+    'y"}}<|action_end|>'
     '<|action_start|> <|plugin|>\n{"name": "g", "parameters": {}}<|action_end|>bye',
     "hunyuan": "hi<tool_calls>" + JSONS + "</tool_calls>bye",
     "jamba": "hi<tool_calls>" + JSONS + "</tool_calls>bye",
@@ -104,30 +110,44 @@ GOLDEN = {
     "ernie45": HERMES.replace("hi", "<response>\nhi\n</response>"),
     "deepseekv41": invokes(DSML + " ", f"<{DSML} calls>", True),
     "gigachat35": invokes("｜GCML｜", "<｜GCML｜tool_calls>", True),
-    "gigachat3": 'hi<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}<|message_sep|>'
+    "gigachat3": 'hi<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": '
+    '{"a": 5, "s": "x\\"]y"}}<|message_sep|>'
     '<|function_call|>{"name": "g", "arguments": {}}<|message_sep|>bye',
     "apertus2509": 'hi<|tools_prefix|>[{"f": {"a": 5, "s": "x\\"]y"}}, {"g": {}}]<|tools_suffix|>bye',
     "dots": invokes("", "<dots_function_call>", False),
-    "inkling": '<|message_model|><|content_text|>hi<|end_message|><|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": '
-    '{"a": 5, "s": "x\\"]y"}}<|end_message|><|message_model|>g<|content_invoke_tool_json|>{"name":"g","args":{}}<|end_message|>'
+    "inkling": "<|message_model|><|content_text|>hi<|end_message|><|message_model|>f<|"
+    'content_invoke_tool_json|>{"name": "f", "args": '
+    '{"a": 5, "s": '
+    '"x\\"]y"}}<|end_message|><|message_model|>g<|content_invoke_tool_json|>{"name":"g","args":{}}<|'
+    "end_message|>"
     "<|message_model|><|content_text|>bye<|end_message|><|content_model_end_sampling|>",
-    "k2_horizon": "hi\n<ifm|tool_calls>\n<ifm|tool_call>f\n<ifm|arg_key>a</ifm|arg_key>\n<ifm|arg_type>integer</ifm|arg_type>\n"
-    '<ifm|arg_value>5</ifm|arg_value>\n<ifm|arg_key>s</ifm|arg_key>\n<ifm|arg_value>x"]y</ifm|arg_value>\n</ifm|tool_call>\n'
+    "k2_horizon": "hi\n<ifm|tool_calls>\n<ifm|tool_call>f\n<ifm|arg_key>a</ifm|arg_key>\n<ifm|"
+    "arg_type>integer</ifm|arg_type>\n"
+    '<ifm|arg_value>5</ifm|arg_value>\n<ifm|arg_key>s</ifm|arg_key>\n<ifm|arg_value>x"]y</ifm|arg_value>'
+    "\n</ifm|tool_call>\n"
     '<ifm|tool_call>{"name": "g", "arguments": {}}</ifm|tool_call>\n</ifm|tool_calls>bye',
-    "kimi_k3": '<|open|>response<|sep|>hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>'
-    'argument key="a" type="integer"<|sep|>5<|close|>argument<|sep|><|open|>argument key="s" type="string"<|sep|>x"]y'
-    '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    "kimi_k3": "<|open|>response<|sep|>hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call "
+    'tool="f" index="1"<|sep|><|open|>'
+    'argument key="a" type="integer"<|sep|>5<|close|>argument<|sep|><|open|>argument key="s" '
+    'type="string"<|sep|>x"]y'
+    '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="g" '
+    'index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
     "<|close|>message<|sep|>bye",
-    "minicpm5": 'hi\n<function name="f"><param name="a">5</param><param name="s"><![CDATA[x"]y]]></param></function>\n'
+    "minicpm5": 'hi\n<function name="f"><param name="a">5</param><param name="s"><![CDATA[x"]y]]>'
+    "</param></function>\n"
     '<function name="g"></function>bye',
     "minimax-m3": (
-        'hi\n@<tool_call>\n@<invoke name="f">@<a>5@</a>@<s>x"]y@</s>@</invoke>\n@<invoke name="g">@</invoke>\n@</tool_call>'
+        'hi\n@<tool_call>\n@<invoke name="f">@<a>5@</a>@<s>x"]y@</s>@</invoke>\n@<invoke '
+        'name="g">@</invoke>\n@</tool_call>'
         "bye"
     ).replace("@", "]<]minimax[>["),
-    "gpt-oss": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 5, "s": "x\\"]y"}<|call|><|start|>assistant'
+    "gpt-oss": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 5, "s": '
+    '"x\\"]y"}<|call|><|start|>assistant'
     "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|call|>",
-    "muse": ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="a">5</atem:parameter>\n<atem:parameter '
-    'name="s">x"]y</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=g<|message|>'
+    "muse": ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter '
+    'name="a">5</atem:parameter>\n<atem:parameter '
+    'name="s">x"]y</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant '
+    "to=g<|message|>"
     '<atem:function_calls><atem:invoke name="g"></atem:invoke></atem:function_calls><|eot|>',
 }
 MARKS = sorted(
@@ -281,7 +301,8 @@ def test_thinking_is_told_from_the_answer(name: str) -> None:
 
 def test_channels() -> None:
     text = (
-        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        "<|constrain|>json"
         '<|message|>{"a":1}<|call|><|start|>assistant<|channel|>final<|message|>done'
     )
     for pieces in cuts(text):

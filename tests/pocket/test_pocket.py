@@ -132,8 +132,10 @@ def test_template_renders_a_tool_conversation() -> None:
         f"<|im_start|>system\n# Tools\nYou may call these functions:\n<tools>\n{json.dumps(TOOL)}\n</tools>\n"
         "A call is JSON with name and arguments inside <tool_call></tool_call>.<|im_end|>\n"
         "<|im_start|>user\nHow is the weather in Oslo?<|im_end|>\n"
-        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\ncloudy\n</tool_response><|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": '
+        '"Oslo"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>"
+        "\ncloudy\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 

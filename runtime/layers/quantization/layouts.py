@@ -1,13 +1,13 @@
 """How quantization tools write a weight to a checkpoint, tensor by tensor, and how each tensor is read.
 
-    layout      weight                                     scales                    other tensors
-    fp8         weight, float8 [out, in]                   weight_scale(_inv)        input_scale
-    compressed  weight, float8 or int8 [out, in]           weight_scale              input_scale, input_zero_point
-    packed      weight_packed, int32 [out, in/n]           weight_scale              weight_zero_point, weight_g_idx
-    awq         qweight, int32 [in, out/n], shuffled       scales [groups, out]      qzeros
-    gptq        qweight, int32 [in/n, out]                 scales [groups, out]      qzeros (less 1 but in v2), g_idx
-    modelslim   weight, int8 [out, in], or two in a byte   deq_scale, weight_scale   input_scale, quant_bias, ...
-    online      weight, not quantized                      computed from it
+    layout      weight                                scales                   other tensors
+    fp8         weight, float8 [out, in]              weight_scale(_inv)       input_scale
+    compressed  weight, float8 or int8 [out, in]      weight_scale             input_scale, input_zero_point
+    packed      weight_packed, int32 [out, in/n]      weight_scale             weight_zero_point, weight_g_idx
+    awq         qweight, int32 [in, out/n], shuffled  scales [groups, out]     qzeros
+    gptq        qweight, int32 [in/n, out]            scales [groups, out]     qzeros (less 1; not v2), g_idx
+    modelslim   weight, int8 [out, in], or packed     deq_scale, weight_scale  input_scale, quant_bias, ...
+    online      weight, not quantized                 computed from it
 
 n is the number of codes in a 32-bit word; the first code is in the lowest bits, except in the shuffled order
 of awq.

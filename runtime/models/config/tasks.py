@@ -69,7 +69,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def _pooling(task: str, mode: str, is_causal: bool, **rest: Any) -> Pooling:
     """A causal model's last token has seen the whole text, so with mode "last" a text may be computed in
     chunks."""
-    return Pooling(task=task, mode=mode, is_whole=not is_causal or mode != "last", **rest)  # type: ignore[arg-type]
+    is_whole = not is_causal or mode != "last"
+    return Pooling(task=task, mode=mode, is_whole=is_whole, **rest)  # type: ignore[arg-type]
 
 
 def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
