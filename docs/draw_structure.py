@@ -1,8 +1,8 @@
 """Draws docs/structure.svg from the imports of the package: `python docs/draw_structure.py`.
 
-A room is a folder of runtime/ (or a subfolder that stands for itself, such as a device), or one of the files in
-runtime/ itself. An arrow from A to B says that A imports B. A room stands one floor above the highest room that it
-imports, so all arrows point down; an arrow that cannot is drawn in red, and a test refuses it.
+A room is a folder of runtime/ (or a subfolder that stands for itself, such as a device), or one of the files
+in runtime/ itself. An arrow from A to B says that A imports B. A room stands one floor above the highest room
+that it imports, so all arrows point down; an arrow that cannot is drawn in red, and a test refuses it.
 """
 
 import ast
@@ -49,7 +49,7 @@ def read() -> tuple[Counter[str], Arrows]:
 
 
 def _imports(tree: ast.Module) -> list[str]:
-    """Modules of this package that a file imports, also within functions; not those for type checkers alone."""
+    """Modules of this package that a file imports, also within functions; not those for type checkers."""
     found: list[str] = []
     pending: list[ast.AST] = [tree]
     while pending:
@@ -65,7 +65,7 @@ def _imports(tree: ast.Module) -> list[str]:
 
 
 def floors(rooms: list[str], arrows: Arrows) -> dict[str, int]:
-    """The floor of each room: 0 for those that import nothing; rooms in a circle are taken in order of name."""
+    """The floor of each room, 0 for those that import nothing; rooms in a circle come in order of name."""
     below = {room: {b for (a, b) in arrows if a == room} for room in rooms}
     level: dict[str, int] = {}
     left = sorted(rooms)
@@ -93,7 +93,9 @@ def draw() -> str:
             boxes[room] = (x, MARGIN + 46 + (top - floor) * FLOOR, width)
             x += width + space
     height = MARGIN * 2 + 46 + top * FLOOR + BOX
-    body = [_arrow(boxes[a], boxes[b], n, level[a] > level[b]) for (a, b), n in sorted(arrows.items())]
+    body = [
+        _arrow(f"{a} {b}", boxes[a], boxes[b], n, level[a] > level[b]) for (a, b), n in sorted(arrows.items())
+    ]
     body += [_box(room, lines[room], *boxes[room]) for room in lines]
     caption = (
         f"{len(lines)} rooms, {sum(lines.values()):,} lines. An arrow points from a room to what it imports; "
@@ -124,7 +126,8 @@ def _ordered(row: list[str], arrows: Arrows, boxes: dict[str, tuple[float, float
 def _box(room: str, lines: int, x: float, y: float, width: float) -> str:
     middle = x + width / 2
     return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BOX}" rx="6" fill="white" stroke="{INK}"/>'
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BOX}" rx="6" '
+        f'fill="white" stroke="{INK}"/>'
         f'<text x="{middle:.1f}" y="{y + 20:.1f}" font-size="14" text-anchor="middle" fill="{INK}">'
         f"{escape(room)}</text>"
         f'<text x="{middle:.1f}" y="{y + 36:.1f}" font-size="11" text-anchor="middle" fill="{MUTED}">'
@@ -133,13 +136,13 @@ def _box(room: str, lines: int, x: float, y: float, width: float) -> str:
 
 
 def _arrow(
-    start: tuple[float, float, float], end: tuple[float, float, float], count: int, is_down: bool
+    name: str, start: tuple[float, float, float], end: tuple[float, float, float], count: int, is_down: bool
 ) -> str:
     x1, y1 = start[0] + start[2] / 2, start[1] + BOX
     x2, y2 = end[0] + end[2] / 2, end[1]
     bend = (y2 - y1) / 2
     return (
-        f'<path d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} {x2:.1f},{y2 - bend:.1f} {x2:.1f},{y2:.1f}" '
+        f'<path data-arrow="{name}" d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} {x2:.1f},{y2 - bend:.1f} {x2:.1f},{y2:.1f}" '
         f'fill="none" stroke="{LINE if is_down else WRONG}" stroke-width="{0.6 + count**0.5 * 0.45:.2f}" '
         f'stroke-opacity="{0.55 if is_down else 0.9}"/>'
     )

@@ -1,168 +1,44 @@
-"""Who may import whom: arrows point down only, and torch stays on the rank side."""
+"""Who may import whom: arrows point down only, actors do not know each other, torch stays on the rank side.
+
+The rooms are those of docs/structure.svg, which docs/draw_structure.py makes of the same imports.
+"""
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.shape import source
 
-# The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the
-# longest one counts.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("runtime.errors", "runtime.models.config.pooling", "runtime.parsing.events"),
-    (
-        "runtime.messages.codec",
-        "runtime.messages.constraint",
-        "runtime.messages.lora",
-        "runtime.messages.memory",
-    ),
-    ("runtime.messages.sampling",),
-    ("runtime.messages.requests",),
-    ("runtime.messages.scheduler", "runtime.messages.steps"),
-    ("runtime.messages.ranks",),
-    ("runtime.scheduling.sequence",),
-    ("runtime", "runtime.actors.child_environment"),
-    ("runtime.adapters", "runtime.parsing"),
-    (
-        "runtime.cache",
-        "runtime.actors.channels",
-        "runtime.log",
-        "runtime.models.config.checksums",
-        "runtime.models.config.peft",
-        "runtime.models.config.mla_config",
-        "runtime.models.config.quantization_schemes",
-        "runtime.models.config.moe_config",
-        "runtime.models.config.tasks",
-        "runtime.service",
-        "runtime.text",
-    ),
-    ("runtime.models.config.encoder_config", "runtime.models.config.quantization_config", "runtime.models.config.rope_config"),
-    ("runtime.models.config.registry",),
-    ("runtime.models.config.model_config", "runtime.scheduling", "runtime.storage"),
-    ("runtime.models.config.lora_targets",),
-    ("runtime.devices.facts", "runtime.devices.options", "runtime.devices.rendezvous"),
-    ("runtime.devices.attention_backends",),
-    tuple(
-        f"runtime.devices.{name}.{file}"
-        for name in ("ascend", "cpu", "cuda", "null")
-        for file in ("facts", "options")
-    ),
-    ("runtime.options", "runtime.pocket"),
-    (
-        "runtime.devices.attention_rows",
-        "runtime.devices.single_rank",
-        "runtime.devices.streams",
-        "runtime.devices.torch_collectives",
-        "runtime.ranks.benchmark_results",
-        "runtime.ranks.ring",
-        "runtime.devices.all_to_all",
-        "runtime.devices.host_memory",
-        "runtime.devices.lora",
-        "runtime.devices.operands",
-        "runtime.devices.attention_scores",
-        "runtime.devices.page_copies",
-        "runtime.admin.adapter_registry",
-        "runtime.metrics",
-        "runtime.actors.open_requests",
-        "runtime.metrics.request_records",
-    ),
-    ("runtime.devices.base", "runtime.devices.executor", "runtime.grammar"),
-    ("runtime.devices.torch_all_to_all",),
-    ("runtime.layers",),
-    ("runtime.models",),
-    ("runtime.devices.ascend", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.null"),
-    (
-        "runtime.ranks.compile",
-        "runtime.ranks.profiler",
-        "runtime.ranks.sample_rows",
-        "runtime.ranks.transfers",
-        "runtime.ranks.weight_offload",
-    ),
-    ("runtime.ranks.expert_counts", "runtime.ranks.slot_lengths", "runtime.ranks.weights_loader"),
-    ("runtime.ranks.slots",),
-    ("runtime.ranks.decode_graphs", "runtime.ranks.prompt_logprobs", "runtime.ranks.step_inputs"),
-    ("runtime.ranks.piecewise_graphs",),
-    ("runtime.ranks.model_runner",),
-    ("runtime.ranks.memory_saver", "runtime.ranks.profile_run"),
-    ("runtime.ranks.torch_executor",),
-    ("runtime.ranks.open_executor",),
-    ("runtime.ranks.benchmark", "runtime.ranks.worker"),
-    ("runtime.actors", "runtime.http"),
-    (
-        "runtime.actors.blocking",
-        "runtime.metrics.heartbeat",
-        "runtime.metrics.request_log",
-        "runtime.rpc",
-        "runtime.settings",
-        "runtime.actors.supervisor",
-        "runtime.http.embeddings.library",
-        "runtime.admin.warmup",
-    ),
-    ("runtime.actors.rank_commands", "runtime.actors.text_pipeline"),
-    ("runtime.actors.replica",),
-    ("runtime.actors.replicas",),
-    (
-        "runtime.admin.expert_load",
-        "runtime.admin.profiling",
-        "runtime.admin.scheduler_commands",
-        "runtime.admin.sessions",
-        "runtime.admin.status",
-    ),
-    (
-        "runtime.admin.intake",
-        "runtime.admin.control",
-        "runtime.admin.engine_controls",
-        "runtime.admin.memory_saver",
-    ),
-    ("runtime.core",),
-    ("runtime.engine", "runtime.server"),
-    ("runtime.cli",),
-    ("runtime.__main__",),
+# The rooms, lowest floor first. A module may import modules of lower floors and of its own room.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "log", "pocket"),
+    ("models/config", "parsing", "storage"),
+    ("messages",),
+    ("cache", "devices", "service", "text"),
+    ("grammar", "scheduling"),
+    ("layers",),
+    ("devices/ascend", "devices/cpu", "devices/cuda", "devices/null", "models"),
+    ("options", "ranks"),
+    ("metrics",),
+    ("settings",),
+    ("actors",),
+    ("http",),
+    ("admin", "rpc"),
+    ("core",),
+    ("engine", "server"),
+    ("cli",),
+    ("__main__",),
 )
-SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
-SHARED = {
-    "runtime.actors": (
-        "runtime.actors.channels",
-        "runtime.actors.child_environment",
-        "runtime.actors.fan_out",
-        "runtime.actors.open_requests",
-        "runtime.actors.rank_process",
-        "runtime.actors.rank_replies",
-        "runtime.actors.watchdog",
-    ),
-    "runtime.devices": tuple(
-        f"runtime.devices.{name}"
-        for name in (
-            "all_to_all",
-            "attention_backends",
-            "attention_rows",
-            "attention_scores",
-            "base",
-            "executor",
-            "facts",
-            "host_memory",
-            "lora",
-            "operands",
-            "options",
-            "page_copies",
-            "rendezvous",
-            "single_rank",
-            "streams",
-            "torch_all_to_all",
-            "torch_collectives",
-        )
-    ),
-}
-COMPOSED = (  # put actors together, and are none themselves
-    "runtime.actors.rank_commands",
-    "runtime.actors.replica",
-    "runtime.actors.replicas",
-    "runtime.actors.supervisor",
-    "runtime.actors.text_pipeline",
-)
+# tasks of the event loop that are linked by messages only
+ACTORS = ("detokenizer", "events", "router", "scheduler", "storage", "tokenizer")
+# what the ranks load; everything else belongs to the event-loop process
 RANK_SIDE = (
     "runtime.ranks",
     "runtime.devices.ascend",
@@ -176,76 +52,78 @@ RANK_SIDE = (
     "runtime.layers",
     "runtime.models",
 )
+# of these rooms, what the event-loop process loads as well
 TORCH_FREE = (
     *(
         f"runtime.devices.{name}.{file}"
         for name in ("ascend", "cpu", "cuda")
         for file in ("facts", "options")
     ),
+    "runtime.models.config",
     "runtime.ranks.benchmark_results",
     "runtime.ranks.open_executor",
     "runtime.ranks.ring",
     "runtime.ranks.worker",
-    "runtime.models.config.lora_targets",
-    "runtime.models.config.peft",
-    "runtime.models.config.checksums",
-    "runtime.models.config.model_config",
-    "runtime.models.config.encoder_config",
-    "runtime.models.config.mla_config",
-    "runtime.models.config.quantization_config",
-    "runtime.models.config.registry",
-    "runtime.models.config.rope_config",
-    "runtime.models.config.quantization_schemes",
-    "runtime.models.config.moe_config",
-    "runtime.models.config.tasks",
 )
 TORCH = {"torch", "torch_npu", "transformers"}
 
 PATHS = pytest.mark.parametrize("path", source.files(), ids=str)
 
 
+def _load_drawing() -> ModuleType:
+    spec = spec_from_file_location("draw_structure", source.ROOT / "docs" / "draw_structure.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+DRAWING = _load_drawing()
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
 def within(module: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether a module is one of these, or lies in one of these packages."""
     return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
 
 
-def layer(module: str) -> int:
-    matches = [
-        (len(prefix), level)
-        for level, prefixes in enumerate(LAYERS)
-        for prefix in prefixes
-        if module == prefix or (prefix != "runtime" and module.startswith(prefix + "."))
-    ]
-    assert matches, f"{module} has no layer; give it one in LAYERS"
-    return max(matches)[1]
-
-
-def prefix_of(module: str) -> str:
-    return max((prefix for prefixes in LAYERS for prefix in prefixes if within(module, (prefix,))), key=len)
+def own_imports(path: Path, *, lazy: bool = True) -> set[str]:
+    """Modules of this package that a file imports."""
+    return {target for target in source.imports(path, lazy=lazy) if within(target, ("runtime",))}
 
 
 @PATHS
 def test_arrows_point_down(path: Path) -> None:
-    module = source.module_name(path)
-    for target in source.imports(path, lazy=True):
-        if within(target, ("runtime",)) and prefix_of(target) != prefix_of(module):
-            assert layer(target) < layer(module), (
-                f"{module} imports {target}, which stands above or beside it"
-            )
+    room = DRAWING.room_of(source.module_name(path))
+    if room == "package":
+        return
+    assert room in FLOOR_OF, f"{path} is in the room {room}, which has no floor; give it one in FLOORS"
+    for target in own_imports(path):
+        other = DRAWING.room_of(target)
+        if other not in (room, "package") and "." + other.replace("/", ".") in "." + target:
+            assert FLOOR_OF[other] < FLOOR_OF[room], f"{path} imports {target}, which does not stand below it"
 
 
-@PATHS
-def test_siblings_do_not_know_each_other(path: Path) -> None:
-    module = source.module_name(path)
-    for family in SIBLINGS:
-        if not module.startswith(family + ".") or module in COMPOSED:
-            continue
-        own = ".".join(module.split(".")[:3])
-        strangers = [
-            target
-            for target in source.imports(path, lazy=True)
-            if target.startswith(family + ".") and not within(target, (own, *SHARED[family]))
-        ]
-        assert not strangers, f"{module} imports {strangers}: members of {family} are linked by messages only"
+def test_no_circles() -> None:
+    """Also within a room: files that import each other cannot be understood one after the other."""
+    names = {source.module_name(path): path for path in source.files()}
+    TopologicalSorter(
+        {name: own_imports(path, lazy=False) & names.keys() - {name} for name, path in names.items()}
+    ).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_actors_do_not_know_each_other(name: str) -> None:
+    others = tuple(f"runtime.actors.{other}" for other in ACTORS if other != name)
+    found = [t for t in own_imports(Path(f"runtime/actors/{name}.py")) if within(t, others)]
+    assert not found, f"actors/{name}.py imports {found}: actors are linked by messages only"
+
+
+def test_the_picture_has_the_arrows_of_this_package() -> None:
+    drawn = set(re.findall(r'data-arrow="([^"]+)"', DRAWING.PICTURE.read_text(encoding="utf-8")))
+    assert drawn == {f"{a} {b}" for a, b in DRAWING.read()[1]}, (
+        "docs/structure.svg is of an older state: python docs/draw_structure.py"
+    )
 
 
 @PATHS
