@@ -266,10 +266,10 @@ class Metrics:
 
     def _define_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
-        self.adapter_slots = Gauge("runtime_adapter_seats", "LoRA slots on the device.")
-        self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "LoRA slots that hold an adapter.")
+        self.adapter_slots = Gauge("runtime_adapter_slots", "LoRA slots on the device.")
+        self.taken_adapter_slots = Gauge("runtime_adapter_taken_slots", "LoRA slots that hold an adapter.")
         self.used_adapter_slots = Gauge(
-            "runtime_adapter_used_seats", "LoRA slots that running sequences use."
+            "runtime_adapter_used_slots", "LoRA slots that running sequences use."
         )
         self.waiting_for_adapter_slots = Gauge(
             "runtime_adapter_waiting_sequences", "Sequences that wait for a LoRA slot."

@@ -153,7 +153,7 @@ async def test_they_come_and_go(
         assert {
             "runtime_loaded_adapters 1",
             "runtime_adapter_loads_total 2",
-            "runtime_adapter_used_seats 0",
+            "runtime_adapter_used_slots 0",
         } <= set(told)
         with pytest.raises(InvalidRequest, match="no adapter z is loaded; loaded are x"):
             await engine.adapters.unload("z")
