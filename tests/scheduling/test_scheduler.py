@@ -175,8 +175,18 @@ class World:
     def submit(self) -> bool:
         if len(self.results) >= self.depth or (plan := self.scheduler.plan()) is None:
             return False
+        self.check_bounds()
         self.results.append(self.rank.execute(plan))
         return True
+
+    def check_bounds(self) -> None:
+        """Pages are there for the most that the steps in flight may compute, and for no more than a sequence
+        may have."""
+        cache = self.scheduler.cache
+        for sequence in self.scheduler.roster.decoding:
+            most = sequence.computed_len + sequence.drafting
+            assert most < sequence.max_len or most == len(sequence.tokens)
+            assert cache.pages_for(most) <= len(sequence.pages) <= cache.pages_for(sequence.max_len)
 
     def receive(self) -> None:
         self.take(self.scheduler.apply(self.results.popleft()))
