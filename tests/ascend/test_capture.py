@@ -30,18 +30,18 @@ def test_forward_and_choice(
         planner.row(1, [7] * 200, sampling()),
     ]
     planner.run([], [(row, len(row.tokens)) for row in rows])
-    loaded: Any = executor
-    loaded = loaded.loaded
+    concrete: Any = executor
+    runner = concrete.loaded
     plan = planner.plan(rows, [])
     with torch.inference_mode():
-        loaded.slots.update(plan)
-        batch = loaded.batch(plan, None)
+        runner.slots.update(plan)
+        batch = runner.inputs.batch(plan, runner.slots.lengths.starts(plan.slots), None)
         places = torch.tensor([0, 1], device="npu")
-        draw = loaded.slots.draw(places, torch.tensor([5, 202], device="npu"), largest_k=20, has_top_p=True)
+        inputs = runner.slots.draw(places, torch.tensor([5, 202], device="npu"), largest_k=20, has_top_p=True)
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
-            logits = loaded.model.logits(loaded.model.forward(batch))
-            return logits, loaded.device.ops.sample(logits, draw)
+            logits = runner.model.logits(runner.model.forward(batch))
+            return logits, runner.device.ops.sample(logits, inputs)
 
         expected = [tensor.cpu() for tensor in step()]
         graph = torch.npu.NPUGraph()
