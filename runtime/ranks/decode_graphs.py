@@ -1,27 +1,27 @@
 """Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and
 no other work of the host.
 
-    what a step needs                              where it runs
-    page updates, embedding, layers                the forward graph, from static inputs to static hidden states; one with adapters,
-                                                   where there are some, and one without
-    head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
-    head, draw, last tokens                        a random graph, when all are plain and some random: the first of DeviceFacts.captured_samplers that filters
-                                                   what these rows want filtered
-    the same with penalties                        a graph of its own, on devices that penalise in one launch
-    head, then other draws, log probabilities,     launched one by one behind the forward graph (Loaded.sample)
-      other penalties, biases, bans, processors,
+    part of a step                                where it runs
+    page updates, embedding, layers               the forward graph, from static inputs to static hidden states;
+                                                  with LoRA adapters there is one with and one without them
+    head, argmax, last tokens and lengths         the greedy graph, when all rows are plain and greedy
+    head, sampling, last tokens and lengths       a sampling graph, when all are plain and some random: the
+                                                  first of DeviceFacts.captured_samplers with the filters that
+                                                  these rows need
+    the same with penalties                       a graph of its own, on devices with a fused penalty kernel
+    head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
+      other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
-    prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
-      encoders, states, models that pool
+    prompts, drafts, pages from host memory,      no graph here: the whole step is launched kernel by kernel, or
+      admits, encoders, states, pooling models    in piecewise graphs
 
-Inputs are what a plan says, packed into one array: slots and page updates, int32 [1 + 3 * pools, size].
-Everything else, positions among it, is device state that slots keep. Rows up to the size are padding: they belong to a slot
-that no sequence has, whose pages are the padding page, so they write there, and the token that they choose is
-nobody's.
+Inputs are slots and page updates, packed into one array, int32 [1 + 3 * pools, size]. Everything else,
+positions included, is device state of the slots. Rows up to the size are padding: they belong to a slot that
+no sequence has, whose pages are the padding page, so they write there, and their tokens are dropped.
 
-All ranks of a model must take the same way for the same plan, or their collectives would not meet: whatever
-decides here is a function of plans and of what was captured, and a capture counts only when it came off on
-every rank.
+All ranks of a model must take the same way for the same plan, or their collectives would not match: the
+choice is a function of plans and of what was captured, and a capture counts only if it succeeded on every
+rank.
 """
 
 from bisect import bisect_left
@@ -49,33 +49,33 @@ from runtime.ranks.slots import Slots
 from runtime.ranks.transfers import Transfers
 
 T = TypeVar("T")
-ANYTHING = (ANY_K, True)  # a draw for all wishes
-FEW = 8  # rows that may be padding whatever the number of sequences
+ANY_FILTERS = (ANY_K, True)  # samples whatever the rows ask for
+FEW = 8  # a step of fewer rows may be padded up to so many
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The graphs of one size."""
+    """The graphs captured for one number of rows."""
 
     forward: Any
     adapted: Any  # the same for rows with adapters; None: there are none
     greedy: Any
-    penalised: Any  # a draw behind penalties; None: this device penalises outside
+    penalised: Any  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
-    # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits draws outside
-    draws: dict[tuple[int, bool], Any]
+    # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits samplers outside
+    samplers: dict[tuple[int, bool], Any]
 
 
-def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
+def attempt(device: Device, request: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
     """What became of it on all ranks, and what was recorded if it came off on each."""
     begin, free_bytes = perf_counter(), device.memory.free_bytes()
     recorded, error = None, ""
     try:
-        recorded = record(wish.size)
+        recorded = record(request.size)
         torch.zeros(1, device=device.torch_device).item()  # it may still wait for another rank in an exchange
     except RuntimeError as failure:  # out of memory is one
         log.get("graphs").exception(
-            "a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True
+            "a step could not be captured", size=request.size, unit=request.unit, exc_info=True
         )
         error = (
             f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
@@ -83,11 +83,11 @@ def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[
     try:
         outcomes = device.collectives.outcomes(error)
     except Stranded as fault:
-        return Captured(wish.size, perf_counter() - begin, 0, str(fault), wish.unit, True), None
+        return Captured(request.size, perf_counter() - begin, 0, str(fault), request.unit, True), None
     if any(outcomes):
         recorded, error = None, error or f"another rank could not ({next(filter(None, outcomes))})"
     num_bytes = max(0, free_bytes - device.memory.free_bytes())
-    return Captured(wish.size, perf_counter() - begin, num_bytes, error, wish.unit), recorded
+    return Captured(request.size, perf_counter() - begin, num_bytes, error, request.unit), recorded
 
 
 class DecodeGraphs:
@@ -125,7 +125,7 @@ class DecodeGraphs:
         self.penalises = device.fused is not None
         if self.penalises:
             slots.penalties.counts.reserve(slots.padding)
-        self.draws = list(device.facts.captured_samplers)  # those that could be captured until now
+        self.samplers = list(device.facts.captured_samplers)  # those that could be captured until now
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
@@ -184,9 +184,10 @@ class DecodeGraphs:
             # more are penalised than it knows
             graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None
         elif slots.is_random[plan.slots].any():
-            largest_k, has_top_p = slots.cuts(plan.slots)
+            largest_k, has_top_p = slots.filters(plan.slots)
             graph = next(
-                (graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None
+                (graph for (k, p), graph in recorded.samplers.items() if k >= largest_k and p >= has_top_p),
+                None,
             )
         if graph is None:
             return None
@@ -196,20 +197,22 @@ class DecodeGraphs:
     # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def capture(self, size: int) -> Captured:
-        """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that
+        """Graphs of one more size. One that cannot be captured leaves everything as it was; a sampler that
         cannot be is left outside from now on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
         bodies = [
-            self.step,
-            partial(self.pick, None),
-            *([] if self.adapters is None else [partial(self.step, is_adapted=True)]),
+            self.forward_body,
+            partial(self.sample_body, None),
+            *([] if self.adapters is None else [partial(self.forward_body, is_adapted=True)]),
         ]
         captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
         if graphs is None:
             return captured
-        draws = {}
-        for cuts in self.draws:
-            more, draw = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, cuts)]))
+        samplers = {}
+        for filters in self.samplers:
+            more, sampler = attempt(
+                self.device, Capture(size), partial(self.record, [partial(self.sample_body, filters)])
+            )
             if more.is_fatal:
                 return more
             captured = structs.replace(
@@ -217,14 +220,14 @@ class DecodeGraphs:
                 seconds=captured.seconds + more.seconds,
                 num_bytes=captured.num_bytes + more.num_bytes,
             )
-            if draw is not None:
-                draws[cuts] = draw[0]
-        self.draws, penalised = list(draws), None
-        if self.penalises and ANYTHING in draws:
+            if sampler is not None:
+                samplers[filters] = sampler[0]
+        self.samplers, penalised = list(samplers), None
+        if self.penalises and ANY_FILTERS in samplers:
             more, penalised = attempt(
                 self.device,
                 Capture(size),
-                partial(self.record, [partial(self.pick, ANYTHING, penalises=True)]),
+                partial(self.record, [partial(self.sample_body, ANY_FILTERS, penalises=True)]),
             )
             if more.is_fatal:
                 return more
@@ -239,7 +242,7 @@ class DecodeGraphs:
             graphs[1],
             penalised and penalised[0],
             self.slots.penalties.counts.generated,
-            draws,
+            samplers,
         )
         self.ready = sorted(self.recorded)
         return captured
@@ -264,7 +267,7 @@ class DecodeGraphs:
 
     # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def step(self, size: int, *, is_adapted: bool = False) -> None:
+    def forward_body(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""
         rows = self.inputs(size)
         slots = rows[0]
@@ -294,9 +297,9 @@ class DecodeGraphs:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
 
-    def pick(self, cuts: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
+    def sample_body(self, filters: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
         """From hidden states to tokens, which become their slots' last ones, and one more in the slots'
-        lengths; greedy ones, or by a draw that filters so much."""
+        lengths; greedy ones, or sampled with filters (largest top_k, whether top_p)."""
         assert self.hidden is not None
         slots = self.inputs(size)[0]
         positions = self.lengths[slots]
@@ -305,12 +308,12 @@ class DecodeGraphs:
         if self.device.collectives.rank == 0:
             clean(logits)
             if penalises:
-                self.slots.penalties.counts.apply_there(logits, slots)
+                self.slots.penalties.counts.apply_captured(logits, slots)
                 clean(logits)
-            draw = None if cuts is None else self.slots.draw(slots, positions + 1, *cuts)
-            tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
+            inputs = None if filters is None else self.slots.sampling_inputs(slots, positions + 1, *filters)
+            tokens.copy_(logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs))
             if penalises:
-                self.slots.penalties.counts.add_there(slots, tokens)
+                self.slots.penalties.counts.add_captured(slots, tokens)
         self.device.collectives.broadcast(tokens)
         self.slots.last_token.index_put_((slots,), tokens)
         self.lengths.index_put_((slots,), positions + (slots != self.slots.padding))

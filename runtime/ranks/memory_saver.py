@@ -43,8 +43,8 @@ def first_line(error: Exception) -> str:
 def drop_graphs(runner: ModelRunner) -> None:
     """Drops all captured graphs, because what they refer to is released. No step is running."""
     runner.unsettled = None  # its step is complete
-    if (runner.graphs is not None or runner.pieces is not None) and runner.device.graphs is not None:
-        runner.graphs = runner.pieces = None
+    if (runner.graphs is not None or runner.piecewise is not None) and runner.device.graphs is not None:
+        runner.graphs = runner.piecewise = None
         runner.device.graphs.forget()
 
 

@@ -118,7 +118,7 @@ class ModelRunner:
         self.inputs = StepInputs(device, slots, kv, page_size, windows)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
-        self.pieces: PiecewiseGraphs | None = None
+        self.piecewise: PiecewiseGraphs | None = None
         self.unsettled: Launched | None = (
             None  # the latest step whose tokens a grammar or processor must know
         )
@@ -143,11 +143,11 @@ class ModelRunner:
         batch = self.inputs.batch(plan, starts, page_loads)
         if self.adapters is not None:
             self.adapters.use_plan(plan, has_adapters=is_adapted)
-        size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
+        size = None if self.piecewise is None or is_adapted else self.piecewise.size_for(batch)
         hidden = (
             self.model.forward(batch)
-            if self.pieces is None or size is None
-            else self.pieces.forward(size, batch)
+            if self.piecewise is None or size is None
+            else self.piecewise.forward(size, batch)
         )
         if self.load is not None:
             self.load.ended(plan)
@@ -328,7 +328,7 @@ class ModelRunner:
             self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
             self.graphs.adapters = self.adapters
         if piecewise_sizes and is_generative(self.model):
-            self.pieces = PiecewiseGraphs(
+            self.piecewise = PiecewiseGraphs(
                 self.device,
                 self.device.graphs,
                 self.model,
@@ -339,7 +339,7 @@ class ModelRunner:
                 piecewise_sizes,
                 masks=self.load is not None,
             )
-            self.pieces.compiles = compiled.is_piecewise
+            self.piecewise.compiles = compiled.is_piecewise
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""

@@ -6,12 +6,12 @@ tokens.
                keys and values stored    the next projections, stored    feed-forward
 
 Attention is launched between the graphs with the plan of the step at hand, over its tokens alone, so graphs
-know neither rows nor lengths. What crosses from a graph to attention, or back, is copied to tensors that all
-layers and sizes share: that is one copy more on each side, below a hundredth of a layer's time, and no tensor
+depend on neither rows nor lengths. What crosses from a graph to attention, or back, is copied to tensors that
+all layers and sizes share: one more copy on each side, less than a hundredth of a layer's time, and no tensor
 of a graph is read from outside. Tokens up to the size are padding: they are stored to the padding page, and
-what they become is nobody's.
+their results are dropped.
 
-All ranks of a model take the same way for the same plan, as in decoding.py.
+All ranks of a model take the same way for the same plan, as in decode_graphs.py.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ from runtime.models.base import AttentionLayer, GenerativeModel
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.slots import Slots
 
-FEW = 128  # tokens that a step computes in the time of one, or nearly: it waits for weights
+FEW = 128  # a step of fewer tokens takes the time of one token: it is bound by reading weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Walk:
         self.hidden: Tensor | None = None  # at the end
 
     def advance(self) -> None:
+        """Computes the next piece, up to an attention or to the end."""
         if getgeneratorstate(self.pieces) == GEN_CLOSED:  # a capture is tried again that had failed half way
             raise torch.OutOfMemoryError("no memory for a piece of a step")
         try:
@@ -95,6 +96,7 @@ class Walk:
             self.asked = layer, tuple(self.keep(f"query {i}", query) for i, query in enumerate(queries))
 
     def keep(self, index: str, x: Tensor) -> Tensor:
+        """A copy of `x` in the shared tensor of that name."""
         kept = self.crossings.like(index, x, self.size)
         kept.copy_(x)
         return kept

@@ -67,8 +67,8 @@ def _row(
     for at in range(0, len(targets), chunk):
         logits = clean(model.logits(hidden[at : at + chunk]))
         part = logprobs(logits, known[at : at + chunk], width)
-        if slot in slots.picks:
-            slots.pick(part, logits, slice(None), slot, width)
+        if slot in slots.logprob_ids:
+            slots.add_logprob_ids(part, logits, slice(None), slot, width)
         parts.append((part.chosen, part.top_ids, part.top))
     return PromptRow(
         slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))

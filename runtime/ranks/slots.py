@@ -60,7 +60,7 @@ class Slots:
         # of the last step, by row of logits: tokens that a grammar forces after the sampled one
         self.forced: dict[int, list[int]] = {}
         # tokens whose log probabilities a slot wants: the last columns of its width
-        self.picks: dict[int, Tensor] = {}
+        self.logprob_ids: dict[int, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
         """Applies a plan's admits, then its page updates."""
@@ -87,12 +87,12 @@ class Slots:
             self.has_top_p[admit.slot] = sampling.top_p < 1
             self.is_plain[admit.slot] = is_plain(admit)
             self.is_penalised[admit.slot] = has_penalties(sampling)
-            self.picks.pop(admit.slot, None)
+            self.logprob_ids.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
             self.top_logprobs[admit.slot] = sampling.top_logprobs
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:
-                self._admit_picks(admit.slot, sampling)
+                self._admit_logprob_ids(admit.slot, sampling)
         slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
         self.lengths.admit(slots, [admit.length for admit in admits])
         index = int64_tensor(slots, self.torch_device)
@@ -101,8 +101,8 @@ class Slots:
         )
         self.ints[index] = int64_tensor([[p.seed, p.top_k] for p in params], self.torch_device)
 
-    def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
-        self.picks[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
+    def _admit_logprob_ids(self, slot: int, sampling: SlotSampling) -> None:
+        self.logprob_ids[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
         for widths in (self.top_logprobs, self.prompt_logprobs):
             if widths[slot] >= 0:
                 widths[slot] += len(sampling.logprob_ids)
@@ -112,9 +112,9 @@ class Slots:
         """Whether some slot must be told the tokens that it takes."""
         return bool(self.grammar_masks.slots or self.processors.slots)
 
-    def pick(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
+    def add_logprob_ids(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
         """Puts the tokens that the slot wants in the last of its `width` columns."""
-        ids = self.picks[slot]
+        ids = self.logprob_ids[slot]
         columns = slice(width - len(ids), width)
         found.top_ids[rows, columns] = ids.int()
         found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
@@ -125,29 +125,29 @@ class Slots:
         With log probabilities for all rows, as wide as the widest that is asked for, when a row asks for them.
         """
         clean(logits)
-        slots, names, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
+        slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
         contexts = rows.contexts({*self.penalties.counts.rows, *self.processors.slots})
-        adjusted = self.penalties.apply(logits, names, lengths, contexts)
+        changed = self.penalties.apply(logits, slot_list, lengths, contexts)
         if self.processors.slots:
-            adjusted = self.processors.apply(adjusted, names, contexts, is_own=adjusted is not logits)
+            changed = self.processors.apply(changed, slot_list, contexts, is_own=changed is not logits)
         width = int(self.top_logprobs[slots].max())
         if self.grammar_masks.slots:
-            adjusted = self._mask(ops, adjusted, rows, is_own=width < 0 or adjusted is not logits)
+            changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
         if self.is_random[slots].any():
-            draw = self.draw(
+            inputs = self.sampling_inputs(
                 upload_int64(slots, self.torch_device),
                 upload_int64(rows.lengths, self.torch_device),
-                *self.cuts(slots),
+                *self.filters(slots),
             )
-            tokens = ops.sample(adjusted, draw)
+            tokens = ops.sample(changed, inputs)
         else:
-            tokens = adjusted.argmax(dim=1)
+            tokens = changed.argmax(dim=1)
         if width < 0:
             return tokens, None
         found = logprobs(logits, tokens, width)
-        for row, slot in enumerate(names if self.picks else ()):
-            if slot in self.picks and self.top_logprobs[slot] >= 0:
-                self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
+        for row, slot in enumerate(slot_list if self.logprob_ids else ()):
+            if slot in self.logprob_ids and self.top_logprobs[slot] >= 0:
+                self.add_logprob_ids(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
 
     def _mask(self, ops: Ops, logits: Tensor, rows: SampleRows, *, is_own: bool) -> Tensor:
@@ -159,11 +159,13 @@ class Slots:
             ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
         return logits
 
-    def cuts(self, slots: np.ndarray) -> tuple[int, bool]:
+    def filters(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k, and whether somebody has top_p, as the host knows."""
         return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
 
-    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool) -> SamplingInputs:
+    def sampling_inputs(
+        self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool
+    ) -> SamplingInputs:
         """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N]
         each. The last two are what the host knows of these slots (`cuts`)."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)

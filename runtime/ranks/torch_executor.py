@@ -218,7 +218,7 @@ class TorchExecutor:
     def capture(self, size: int, unit: str = "sequences") -> Captured:
         """See Executor.capture."""
         assert self.loaded is not None, "a capture before start"
-        graphs = self.loaded.graphs if unit == "sequences" else self.loaded.pieces
+        graphs = self.loaded.graphs if unit == "sequences" else self.loaded.piecewise
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
         if self.loaded.adapters is not None:

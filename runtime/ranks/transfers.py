@@ -1,9 +1,9 @@
-"""What a step sends to its device and brings back, without making the host wait.
+"""Copies of a step's inputs to the device and of its results to the host, which do not make the host wait.
 
-Up: host arrays in pinned memory, copied in the order of the device's work. Down: tensors copied behind that
-work on a stream of their own, so that the next step need not wait for the copy, with an event that says when
-they have come. torch's allocators of pinned and of device memory keep both ends alive until the device is
-done with them, and give the memory to nobody else before.
+To the device: host arrays in pinned memory, copied in the order of the device's work. To the host: tensors
+copied after that work on a stream of their own, so that the next step need not wait for the copy, and an event
+that marks its end. torch's allocators of pinned and of device memory keep both ends alive until the device is
+done with them.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,9 +47,11 @@ class Here:
         self._arrays = arrays
 
     def is_done(self) -> bool:
+        """Whether `arrays` returns at once: always."""
         return True
 
     def arrays(self) -> list[np.ndarray]:
+        """The tensors."""
         return self._arrays
 
 
@@ -57,9 +59,11 @@ class Direct:
     """Of a device whose calls are done when they return."""
 
     def upload(self, array: np.ndarray, to: Tensor) -> None:
+        """Copies into a tensor."""
         to.copy_(torch.from_numpy(array))
 
     def fetch(self, tensors: Sequence[Tensor]) -> Here:
+        """The tensors as they are now."""
         return Here([tensor.cpu().numpy() for tensor in tensors])
 
 
@@ -73,9 +77,11 @@ class OnTheWay:
         self._take_device = take_device
 
     def is_done(self) -> bool:
+        """Whether `arrays` returns at once."""
         return bool(self._event.query())
 
     def arrays(self) -> list[np.ndarray]:
+        """Waits for the copies, in any thread."""
         self._take_device()
         self._event.synchronize()
         return [copy.numpy() for copy in self._copies]
@@ -91,9 +97,11 @@ class Streamed:
         self._take_device = partial(streams.set_device, streams.current_device())
 
     def upload(self, array: np.ndarray, to: Tensor) -> None:
+        """Copies into a tensor, in the order of the device's work."""
         to.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> OnTheWay:
+        """Starts to copy tensors to the host."""
         self._down.wait_stream(self._streams.current_stream())
         copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         with self._streams.stream(self._down):

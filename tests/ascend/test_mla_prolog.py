@@ -176,7 +176,7 @@ def test_captured_steps(launches: None, tmp_path: Path) -> None:
         piecewise_sizes=[64],
         device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True},
     )
-    assert executor.capture(64, "tokens").error == "" and executor.loaded.pieces.ready == [64]
+    assert executor.capture(64, "tokens").error == "" and executor.loaded.piecewise.ready == [64]
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:252], sampling())
     planner.run([], [(short, len(SHORT))])
     planner.run([short], [(long, 252)])

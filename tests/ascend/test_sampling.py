@@ -70,7 +70,7 @@ def test_captured_draws_are_those_outside_and_the_cpus(
     """Greedy rows among them; all rows are padded to eight."""
     found, replayed, graphs = tokens(folder, requests, [8], device_options={"sampling_backend": backend})
     recorded = graphs.recorded[8]
-    assert replayed == [recorded.forward, recorded.draws[draw]] * COUNT
+    assert replayed == [recorded.forward, recorded.samplers[draw]] * COUNT
     outside, replayed, _ = tokens(folder, requests, [], device_options={"sampling_backend": backend})
     assert found == outside and not replayed
     on_cpu, _, _ = tokens(folder, requests, [], device="cpu", page_size=16)

@@ -67,7 +67,10 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_which_captures_are_compiled(
-    compiled: CompileConfig, asked: dict[tuple[str, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: CompileConfig,
+    asked: dict[tuple[str, int], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[tuple[str, int], bool] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)

@@ -215,7 +215,7 @@ def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
     assert tapes.replays == 2
     tapes.fails_at = 2
     assert [planner.executor.capture(size).error for size in (2, 4)] == ["", ""] and tapes.fails_at is None
-    assert len(graphs.recorded[2].draws) == len(graphs.recorded[4].draws) == 0 < len(graphs.recorded[8].draws)
+    assert len(graphs.recorded[2].samplers) == len(graphs.recorded[4].samplers) == 0 < len(graphs.recorded[8].samplers)
     planner.run([row], [])
     assert tapes.replays == 3
 

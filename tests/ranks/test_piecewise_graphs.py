@@ -170,7 +170,7 @@ def test_the_size_of_a_step(
 ) -> None:
     """As padding is free up to 128 tokens, and may be a quarter beyond."""
     _, executor = opened(llama[0], piecewise_sizes=[8])
-    pieces = executor.loaded.pieces
+    pieces = executor.loaded.piecewise
     pieces.ready = ready
     tokens = torch.zeros(count, dtype=torch.int64)
     assert pieces.size_for(ForwardBatch(tokens, tokens, (tokens,), [], None)) == size
@@ -182,7 +182,7 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, llama: tuple[Path
     """No memory for a piece twice: at first all pieces are tried again."""
     folder, reference = llama
     planner, executor = opened(folder)
-    pieces, capture = executor.loaded.pieces, executor.tapes.capture
+    pieces, capture = executor.loaded.piecewise, executor.tapes.capture
 
     def again() -> Captured:
         pieces.recorded.pop(16, None)

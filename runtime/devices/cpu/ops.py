@@ -13,7 +13,7 @@ from runtime.devices.cpu.mla import Up, attend_latents
 from runtime.devices.cpu.quantized import multiply
 from runtime.layers.attention.kv_dtype import store_as
 from runtime.layers.attention.sdpa import AttentionPlan, attend, plan_attention
-from runtime.layers.sampling.sampler import BANNED, choose
+from runtime.layers.sampling.sampler import BANNED, sample_tokens
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 # upper limits of the logits of 8 tokens, by their byte of a mask
@@ -112,7 +112,7 @@ class CpuOps:
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         """See Ops.sample."""
-        return choose(logits, inputs)
+        return sample_tokens(logits, inputs)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See Ops.mask."""

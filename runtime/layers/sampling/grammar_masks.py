@@ -1,13 +1,16 @@
 """Grammars of the slots, on the rank that samples: which tokens each of them may take next.
 
 A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay
-in flight as they are. `took` only notes a step's tokens; the work is done in `masks`, when the next step's
+in flight as they are. `took` only records a step's tokens; the work is done in `masks`, when the next step's
 forward has been launched and the device is busy.
 
-Where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence is as long
-the mask of each position allows the run's token alone. So a run is the same whether the scheduler is told of
-it (`runs`) and computes it as known tokens, or not and samples one after the other; and what steps that were
-in flight sample meanwhile is what they must.
+Jump-forward: where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence
+is as long the mask of each position allows the run's token alone. So a run is the same whether the scheduler
+learns of it (`runs`) and drafts it, or not and its tokens are sampled one by one; and steps that are in flight
+meanwhile sample tokens of the run.
+
+Along drafts (verify rows) the masks follow copies of the matcher; the copy at the last accepted draft replaces
+the slot's own.
 """
 
 import copy
@@ -24,9 +27,9 @@ from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
 KEPT = 64  # compiled grammars
-# A run worth telling saves n - 2 steps with two in flight, and its extend row is dearer than a decode. Among
-# more than FEW sequences it is
-# LONG, because the others take their steps anyway.
+# With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode. So
+# runs are reported from SHORTEST tokens on, and among more than FEW sequences, which take their steps anyway,
+# from LONG tokens on.
 FEW, SHORTEST, LONG = 2, 4, 8
 
 
@@ -109,6 +112,7 @@ class SlotGrammar:
 
     @property
     def is_masked(self) -> bool:
+        """Whether the next token is constrained."""
         return self.is_lost or (self.is_on and not self.is_ended)
 
 
@@ -130,7 +134,7 @@ class GrammarMasks:
         self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
 
     def prepare(self, grammar: Grammar | None) -> None:
-        """Begins to load the backend and to compile, beside the steps; `admit` waits for what is not done."""
+        """Starts to load the backend and to compile, in another thread; `admit` waits for what is not done."""
         if self._setup is None:
             return
         if self._backend is None:
@@ -149,16 +153,16 @@ class GrammarMasks:
         if admit.grammar_constraint is None or self._setup is None:  # None: another rank chooses the tokens
             return
         self.prepare(admit.grammar_constraint.grammar)
-        guided = self.slots[admit.slot] = SlotGrammar(
+        grammar = self.slots[admit.slot] = SlotGrammar(
             admit.grammar_constraint, self._compiled[admit.grammar_constraint.grammar].result()
         )
-        guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
+        grammar.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
         """The token that a step sampled for each of `slots`."""
         for slot, token in zip(slots, tokens, strict=True):
-            if (guided := self.slots.get(slot)) is not None:
-                guided.pending = token
+            if (grammar := self.slots.get(slot)) is not None:
+                grammar.pending = token
 
     def accepted(self, slot: int, places: list[int], token: int) -> None:
         """A step with drafts came to the last of `places` (as in `masks`) and sampled `token` there."""
@@ -167,12 +171,12 @@ class GrammarMasks:
         if places[-1] not in self._walked:  # its row has no drafts
             self.slots[slot].pending = token
             return
-        guided = self._walked[places[-1]]
-        if guided is None or any((walked := self._walked[at]) is None or walked.is_lost for at in places):
+        grammar = self._walked[places[-1]]
+        if grammar is None or any((walked := self._walked[at]) is None or walked.is_lost for at in places):
             self.slots[slot].is_lost = True
             return
-        self.slots[slot] = guided
-        guided.pending = token
+        self.slots[slot] = grammar
+        grammar.pending = token
 
     def masks(
         self, slots: list[int], lengths: list[int], drafts: DraftRows | None = None
@@ -186,13 +190,13 @@ class GrammarMasks:
         walked = {} if drafts is None else self._walk(slots, lengths, drafts)
         for index, slot in enumerate(slots):
             if index in walked:
-                guided = walked[index]
-            elif (guided := self.slots.get(slot)) is not None:
-                guided.settle(lengths[index])
-            if guided is not None and guided.is_masked:
+                grammar = walked[index]
+            elif (grammar := self.slots.get(slot)) is not None:
+                grammar.settle(lengths[index])
+            if grammar is not None and grammar.is_masked:
                 places.append(index)
-                rows.append(guided)
-                lefts.append(guided.length - lengths[index])
+                rows.append(grammar)
+                lefts.append(grammar.length - lengths[index])
         bits = np.empty((len(rows), self._width), np.int32)
         if rows:
             self._fill(rows, lefts, bits)
@@ -215,10 +219,10 @@ class GrammarMasks:
         grammar does not allow, which is not accepted."""
         walked = self._walked = {}
         for row, (first, count) in enumerate(zip(drafts.first.tolist(), drafts.counts.tolist(), strict=True)):
-            if (guided := self.slots.get(slots[first])) is None:
+            if (grammar := self.slots.get(slots[first])) is None:
                 continue
-            guided.settle(lengths[first])
-            walked[first] = guided
+            grammar.settle(lengths[first])
+            walked[first] = grammar
             tokens, parents = drafts.tokens[row].tolist(), drafts.parents[row].tolist()
             for node in range(1, count):
                 parent = walked[first + parents[node]]
@@ -227,7 +231,7 @@ class GrammarMasks:
 
     def _fill(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""
-        open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or lefts[row] > 0)]
+        open_rows = [row for row, grammar in enumerate(rows) if not (grammar.is_lost or lefts[row] > 0)]
         if not open_rows:
             return
         assert self._backend is not None
@@ -256,12 +260,12 @@ class GrammarMasks:
     def _end(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Where the text may end, all that can end it may come; a lost slot ends."""
         kinds: dict[tuple[int, ...], list[int]] = {}  # rows by what can end them
-        for row, guided in enumerate(rows):
-            if guided.is_lost:
+        for row, grammar in enumerate(rows):
+            if grammar.is_lost:
                 bits[row] = 0
-                allow(bits, [row], guided.grammar_constraint.stop_ids)
-            elif len(guided.grammar_constraint.stop_ids) > 1 and lefts[row] <= 0:
-                kinds.setdefault(guided.grammar_constraint.stop_ids, []).append(row)
+                allow(bits, [row], grammar.grammar_constraint.stop_ids)
+            elif len(grammar.grammar_constraint.stop_ids) > 1 and lefts[row] <= 0:
+                kinds.setdefault(grammar.grammar_constraint.stop_ids, []).append(row)
         for stop_ids, alike in kinds.items():
             words, ones = split(stop_ids)
             ending = (bits[np.ix_(alike, words)] & ones).any(axis=1)
@@ -298,5 +302,6 @@ def words_of(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def allow(bits: np.ndarray, rows: Sequence[int] | np.ndarray, ids: tuple[int, ...]) -> None:
+    """Sets the bits of these tokens in some rows of a mask, in place."""
     for word, one in zip(*split(ids), strict=True):
         bits[rows, word] |= one

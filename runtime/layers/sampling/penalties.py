@@ -1,7 +1,7 @@
-"""What changes logits before a token is drawn: penalties on tokens seen before, logit bias, and banned stop
+"""What changes logits before a token is sampled: penalties on tokens seen before, logit bias, and banned stop
 ids.
 
-State per slot, on the device; nothing is allocated before somebody asks for it.
+State per slot, on the device; nothing is allocated before a request needs it.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # FusedOps.penalise
 
 
 def has_penalties(sampling: SlotSampling) -> bool:
+    """Whether logits depend on the tokens before."""
     return (
         sampling.frequency_penalty != 0 or sampling.presence_penalty != 0 or sampling.repetition_penalty != 1
     )
@@ -41,28 +42,28 @@ class Counts:
         self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=torch_device)
         self.penalties = torch.zeros(0, 3, device=torch_device)  # frequency, presence, repetition
         # int64 [slots + 1], row by slot on the device, where captured steps penalise
-        self.rows_there: Tensor | None = None
+        self.captured_rows: Tensor | None = None
 
     def reserve(self, num_slots: int) -> None:
         """Rows for captured steps, which hold as long as the tensors do not grow beyond."""
-        if self.rows_there is None:
+        if self.captured_rows is None:
             self._grow(1 + max(1, min(num_slots, RESERVED // (5 * self.vocab_size))))
-            self.rows_there = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.torch_device)
+            self.captured_rows = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.torch_device)
 
     def admit(self, slot: int, admit: Admit) -> None:
         """Forgets what the slot held; counts the new sequence's tokens if its penalties need them."""
         if slot in self.rows:
             self.free.append(self.rows.pop(slot))
-            if self.rows_there is not None:
-                self.rows_there[slot] = 0
+            if self.captured_rows is not None:
+                self.captured_rows[slot] = 0
         sampling = admit.sampling
         if not has_penalties(sampling):
             return
         if not self.free:
             self._grow(max(4, 2 * len(self.generated)))
         row = self.rows[slot] = self.free.pop()
-        if self.rows_there is not None:
-            self.rows_there[slot] = row
+        if self.captured_rows is not None:
+            self.captured_rows[slot] = row
         history = upload_int64(admit.history, self.torch_device)
         self.in_prompt[row] = False
         self.in_prompt[row, history[: admit.prompt_len]] = True
@@ -116,19 +117,19 @@ class Counts:
             generated.index_put_(index, ones, accumulate=True)
         return Seen(generated, self.in_prompt[at], self.penalties[at])
 
-    def apply_there(self, logits: Tensor, slots: Tensor) -> None:
+    def apply_captured(self, logits: Tensor, slots: Tensor) -> None:
         """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device
         alone."""
-        assert self.rows_there is not None, "captured before rows were reserved"
+        assert self.captured_rows is not None, "captured before rows were reserved"
         rows = torch.arange(len(slots), device=self.torch_device)
         self.penalises(
-            logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.rows_there[slots]
+            logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.captured_rows[slots]
         )
 
-    def add_there(self, slots: Tensor, tokens: Tensor) -> None:
+    def add_captured(self, slots: Tensor, tokens: Tensor) -> None:
         """`add` in a captured body. The row of those that are not penalised may count wrongly."""
-        assert self.rows_there is not None, "captured before rows were reserved"
-        self.generated[self.rows_there[slots], tokens] += 1
+        assert self.captured_rows is not None, "captured before rows were reserved"
+        self.generated[self.captured_rows[slots], tokens] += 1
 
 
 class LogitsPenalties:
@@ -141,6 +142,7 @@ class LogitsPenalties:
         self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
 
     def admit(self, admit: Admit) -> None:
+        """Replaces the slot's penalties, bias and bans by those of a new sequence."""
         slot, sampling = admit.slot, admit.sampling
         self.counts.admit(slot, admit)
         self.biases.pop(slot, None)

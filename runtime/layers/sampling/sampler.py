@@ -1,9 +1,9 @@
 """From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
 
-    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py, FusedOps.penalise)
-    mask       bans of what a grammar does not allow                                     (guides.py, Ops.mask)
-    choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
-    Logprobs   of the logits as the model gave them, before any of this
+    penalties       penalties, logit bias, bans of stop ids below the minimum length    (penalties.py)
+    mask            bans of tokens that a grammar does not allow                        (grammar_masks.py)
+    sample_tokens   temperature, top_k, top_p, min_p, in this order; then one sample    (Ops.sample)
+    logprobs        log probabilities of the logits before any of this
 
 A token's random number is a pure function of the sequence's seed and the token's position, and a row's result
 depends on that row alone: never on batch company, preemption or a restarted rank.
@@ -68,32 +68,32 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shift(bits, 12).double() * 2.0**-52
 
 
-def choose(logits: Tensor, draw: SamplingInputs) -> Tensor:
+def sample_tokens(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     """A token id, int64 [N], for each row of finite float32 logits [N, V]. Reads the device: which rows need
     which path.
 
-    Rows without top_k and top_p are drawn in the order of the vocabulary, the others from the largest
+    Rows without top_k and top_p are sampled in the order of the vocabulary, the others from the largest
     probability down: first among the NUM_CANDIDATES largest, then, where these do not reach top_p or top_k,
     from all of them sorted.
     """
     vocab = logits.shape[1]
-    is_random = draw.temperature > 0
-    is_cut = ((draw.top_k > 0) & (draw.top_k < vocab)) | (draw.top_p < 1)
+    is_random = inputs.temperature > 0
+    is_cut = ((inputs.top_k > 0) & (inputs.top_k < vocab)) | (inputs.top_p < 1)
     plain, cut = _where(is_random & ~is_cut), _where(is_random & is_cut)
-    is_greedy_somewhere = len(plain) + len(cut) < len(logits)  # argmax takes the cpu as long as a draw
+    is_greedy_somewhere = len(plain) + len(cut) < len(logits)  # argmax takes the cpu as long as sampling
     tokens = (
         logits.argmax(dim=1)
         if is_greedy_somewhere
         else torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     )
     if len(plain):
-        weights, min_p = _weights(logits, draw, plain), draw.min_p[plain, None]
+        weights, min_p = _weights(logits, inputs, plain), inputs.min_p[plain, None]
         if min_p.any():
             # floats: products with a mask of bools measured six times slower on the cpu
             weights *= (weights >= min_p).float()
-        tokens[plain] = _draw(weights, draw.uniform[plain])
+        tokens[plain] = _invert(weights, inputs.uniform[plain])
     if len(cut):
-        tokens[cut] = _choose_cut(logits, draw, cut)
+        tokens[cut] = _sample_filtered(logits, inputs, cut)
     return tokens
 
 
@@ -101,37 +101,41 @@ def _where(mask: Tensor) -> Tensor:
     return mask.nonzero().squeeze(1)
 
 
-def _weights(logits: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
+def _weights(logits: Tensor, inputs: SamplingInputs, rows: Tensor) -> Tensor:
     """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1; those
     below TINY are 0.
 
     Bounded first, because exp of what has no normal result, such as a banned token's, takes the cpu ten times
     as long.
     """
-    chosen = logits.index_select(0, rows)
-    powers = ((chosen - chosen.amax(dim=1, keepdim=True)) / draw.temperature[rows, None]).clamp_(min=LOWEST)
+    rows_logits = logits.index_select(0, rows)
+    powers = ((rows_logits - rows_logits.amax(dim=1, keepdim=True)) / inputs.temperature[rows, None]).clamp_(
+        min=LOWEST
+    )
     return torch.threshold_(powers.exp_(), TINY, 0.0)
 
 
-def _choose_cut(logits: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
-    weights = _weights(logits, draw, rows)
+def _sample_filtered(logits: Tensor, inputs: SamplingInputs, rows: Tensor) -> Tensor:
+    weights = _weights(logits, inputs, rows)
     totals = weights.sum(dim=1, dtype=torch.float64)
     values, ids = weights.topk(min(NUM_CANDIDATES, weights.shape[1]), dim=1)
     width = values.shape[1]
-    top_k, top_p = draw.top_k[rows], draw.top_p[rows]
+    top_k, top_p = inputs.top_k[rows], inputs.top_p[rows]
     is_by_k = (top_k > 0) & (top_k <= width)
     is_enough = is_by_k | ((top_k == 0) & (values.sum(dim=1, dtype=torch.float64) >= top_p * totals))
-    tokens = _draw_sorted(values, ids, totals, draw, rows)
+    tokens = _sample_sorted(values, ids, totals, inputs, rows)
     rest = _where(~is_enough)
     if len(rest):
         values, ids = weights[rest].sort(dim=1, descending=True, stable=True)
-        tokens[rest] = _draw_sorted(values, ids, totals[rest], draw, rows[rest])
+        tokens[rest] = _sample_sorted(values, ids, totals[rest], inputs, rows[rest])
     return tokens
 
 
-def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
-    """One draw per row of weights that fall, of which `totals` is the sum with those that are not here."""
-    top_k, top_p = draw.top_k[rows], draw.top_p[rows].double()
+def _sample_sorted(
+    values: Tensor, ids: Tensor, totals: Tensor, inputs: SamplingInputs, rows: Tensor
+) -> Tensor:
+    """Samples from weights in falling order; `totals` is their sum with those that are not among them."""
+    top_k, top_p = inputs.top_k[rows], inputs.top_p[rows].double()
     places = torch.arange(values.shape[1], device=values.device)
     is_in_k = (places < top_k.unsqueeze(1)) | (top_k == 0).unsqueeze(1)
     kept = values.double() * is_in_k
@@ -139,11 +143,11 @@ def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: SamplingInpu
     mass = torch.where(top_k > 0, sums[:, -1], totals) * top_p
     is_in_p = (sums - kept < mass.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
     is_in_p[:, 0] = True
-    kept = kept * is_in_p * (values >= draw.min_p[rows].unsqueeze(1))
-    return ids.gather(1, _draw(kept, draw.uniform[rows]).unsqueeze(1)).squeeze(1)
+    kept = kept * is_in_p * (values >= inputs.min_p[rows].unsqueeze(1))
+    return ids.gather(1, _invert(kept, inputs.uniform[rows]).unsqueeze(1)).squeeze(1)
 
 
-def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse of the distribution function: the first place where the running sum passes uniform * total.
     Sums in float64."""
     sums = weights.cumsum(dim=1, dtype=torch.float64)

@@ -69,7 +69,7 @@ def answer(
     if device == "taped":
         loaded: Any = executor.loaded  # type: ignore[attr-defined]
         in_pieces = (
-            0 if loaded.pieces is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
+            0 if loaded.piecewise is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
         )
         assert in_pieces > 0 or mode != "none"
         pieces = in_pieces * (len(loaded.model.attentions) + 1)

@@ -72,12 +72,12 @@ def test_captured_steps_penalise_alike() -> None:
     for tokens in ([3, 5, 7, 0], [3, 5, 1, 0]):
         logits = torch.randn(4, VOCAB)
         found, expected = logits.clone(), penalties.apply(logits, [0, 1, 2], [9, 9, 9])
-        counts.apply_there(found, slots)
+        counts.apply_captured(found, slots)
         assert torch.equal(found[:3], expected[:3]) and torch.equal(found[1::2], logits[1::2])
-        counts.add_there(slots, torch.tensor(tokens))
+        counts.add_captured(slots, torch.tensor(tokens))
     assert counts.generated is held and held[counts.rows[2]].tolist() == [0, 1, 0, 1, 0, 0, 0, 1, *[0] * 4]
     penalties.admit(admit(2, [], []))
-    assert counts.rows_there is not None and counts.rows_there.tolist() == [counts.rows[0], 0, 0, 0]
+    assert counts.captured_rows is not None and counts.captured_rows.tolist() == [counts.rows[0], 0, 0, 0]
 
 
 def test_counts_grow_and_are_reused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.devices.base import SamplingInputs
-from runtime.layers.sampling.sampler import FAR, NUM_CANDIDATES, choose, clean, logprobs, uniform
+from runtime.layers.sampling.sampler import FAR, NUM_CANDIDATES, clean, logprobs, sample_tokens, uniform
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
 
@@ -65,7 +65,7 @@ def test_distribution(setting: Settings, vocab: int) -> None:
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 2
     num = 4096
     uniforms = [(i + 0.5) / num for i in range(num)]
-    tokens = choose(logits.expand(num, -1), draw([setting] * num, uniforms))
+    tokens = sample_tokens(logits.expand(num, -1), draw([setting] * num, uniforms))
     found = torch.bincount(tokens, minlength=vocab).double() / num
     expected = torch.zeros(vocab, dtype=torch.float64)
     for token, probability in kept_probabilities(logits.double().tolist(), setting).items():
@@ -86,8 +86,10 @@ def test_candidates_and_full_sort_agree() -> None:
         (1.0, 1.0, 2000, 0.0),
     ] * 2
     uniforms = [0.1, 0.9, 0.5, 0.99999, 0.3, 0.7, 0.0, 0.999]
-    together = choose(logits, draw(rows, uniforms)).tolist()
-    alone = [int(choose(logits[i : i + 1], draw(rows[i : i + 1], uniforms[i : i + 1]))) for i in range(8)]
+    together = sample_tokens(logits, draw(rows, uniforms)).tolist()
+    alone = [
+        int(sample_tokens(logits[i : i + 1], draw(rows[i : i + 1], uniforms[i : i + 1]))) for i in range(8)
+    ]
     assert together == alone
     for i in range(8):
         assert together[i] in kept_probabilities(logits[i].double().tolist(), rows[i])
@@ -111,7 +113,7 @@ value = st.sampled_from([0.0, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.
 def test_never_raises(rows: list[tuple[Settings, float, list[float]]], is_wide: bool) -> None:
     """Whatever passes the door, and whatever the model says, a step gives tokens of the vocabulary."""
     logits = torch.tensor([values for _, _, values in rows]).repeat(1, 60 if is_wide else 1)
-    tokens = choose(
+    tokens = sample_tokens(
         clean(logits), draw([row for row, _, _ in rows], [min(u, 1 - 2**-52) for _, u, _ in rows])
     )
     assert all(0 <= token < logits.shape[1] for token in tokens.tolist())
@@ -121,7 +123,10 @@ def test_never_raises(rows: list[tuple[Settings, float, list[float]]], is_wide: 
 
 def test_greedy_rows_among_random_ones() -> None:
     logits = torch.tensor([[0.0, 5.0, 1.0], [2.0, 0.0, 1.0]])
-    assert choose(logits, draw([(0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0)], [0.5, 0.999])).tolist() == [1, 2]
+    assert sample_tokens(logits, draw([(0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0)], [0.5, 0.999])).tolist() == [
+        1,
+        2,
+    ]
 
 
 def test_clean() -> None:
