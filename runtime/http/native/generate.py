@@ -14,6 +14,7 @@ from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.model import adapters_of
 from runtime.http.fields.request_id import request_ids
+from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.native.generate_answer import GenerateAnswerFormat, LogprobOptions
 from runtime.http.native.generate_request import (
     LATER,
@@ -35,24 +36,7 @@ T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
 
 _decoder = msgspec.json.Decoder(GenerateBody)
-_SAME = (
-    "n",
-    "max_new_tokens",
-    "min_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop",
-    "stop_regex",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-)
+_SAME = ("n", "max_new_tokens", "min_new_tokens", *SAMPLING_FIELDS)
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "seed": "sampling_params.sampling_seed",
     "include_stop": "sampling_params.no_stop_trim",

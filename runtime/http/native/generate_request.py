@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.fields.request_id import Rid
+from runtime.http.fields.sampling import SamplingFields
 from runtime.messages.requests import SessionParams
 from runtime.messages.sampling import CacheSalt, Priority
 
@@ -16,26 +17,13 @@ Seconds = A[float, Meta(gt=0, lt=1e9)]
 Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
 
 
-class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params`. Limits are declared in runtime.messages.sampling."""
+class SamplingBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`. Limits are declared in messages/sampling.py."""
 
     n: int | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
     sampling_seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_regex: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     spaces_between_special_tokens: bool | None = None  # accepted without effect
     json_schema: dict[str, Any] | str | None = None  # at most one of these four

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.http.fields.request_id import Rid
+from runtime.http.fields.sampling import SamplingFields
 from runtime.messages.sampling import CacheSalt, Priority
 
 MAX_MESSAGES = 16_384
@@ -72,8 +73,8 @@ class Reasoning(Struct, forbid_unknown_fields=True):
     enabled: bool | None = None
 
 
-class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both routes that are refused unless their value asks for nothing (parameters.py)."""
+class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Sampling fields, and those that are refused unless their value asks for nothing (parameters.py)."""
 
     lora_path: str | list[str | None] | None = None
     return_routed_experts: Any = None
@@ -114,24 +115,11 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # sampling
+    # sampling, in addition to SamplingFields
     max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_regex: str | list[str] | None = None  # SGLang
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None  # vLLM
     no_stop_trim: bool | None = None  # SGLang's name of include_stop_str_in_output
     # what the answer contains in addition to the text

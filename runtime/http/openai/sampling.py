@@ -6,28 +6,16 @@ from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
+from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai.completion_request import Shared
 from runtime.messages.sampling import SamplingParams
 
 # field of the request -> field of SamplingParams
-FIELDS = {
+FIELDS = {name: name for name in SAMPLING_FIELDS} | {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
     "n": "n",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "logit_bias": "logit_bias",
     "seed": "seed",
-    "stop": "stop",
-    "stop_regex": "stop_regex",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "skip_special_tokens": "skip_special_tokens",
     "include_stop_str_in_output": "include_stop",
     "no_stop_trim": "include_stop",
     "logprob_token_ids": "logprob_ids",

@@ -1,1 +1,1 @@
-"""What a checkpoint says of its model, read without torch: sizes, layers, weights' formats, tasks, adapters."""
+"""What a checkpoint says of its model, read without torch: sizes, layers, weight formats, tasks."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.sampling import SamplingFields
 from runtime.http.openai.responses import tools
 from runtime.messages.sampling import CacheSalt, Priority
 
@@ -37,7 +38,7 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
     generate_summary: str | None = None
 
 
-class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/responses."""
 
     input: str | A[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -48,8 +49,6 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     background: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -58,15 +57,8 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     metadata: A[dict[str, str], Meta(max_length=16)] | None = None
-    # not in OpenAI's API; as SGLang and vLLM have them
-    top_k: int | None = None
-    min_p: float | None = None
+    # not in OpenAI's API; as SGLang and vLLM have them, also most of SamplingFields
     seed: int | None = None
-    stop: str | list[str] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None

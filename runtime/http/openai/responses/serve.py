@@ -10,6 +10,7 @@ from msgspec import structs
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.errors import decode, renamed
 from runtime.http.fields.model import adapter_named, response_model
+from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai import chat
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.envelope import Meter
@@ -31,16 +32,8 @@ from runtime.service import Service
 # field of the request -> its name in /v1/chat/completions
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *SAMPLING_FIELDS,
     "seed",
-    "stop",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "ignore_eos",
     "chat_template_kwargs",
     "priority",
     "cache_salt",

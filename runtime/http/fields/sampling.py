@@ -1,0 +1,25 @@
+"""Sampling parameters that APIs take under the names of SamplingParams, declared once for all of them."""
+
+from msgspec import Struct
+
+
+class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that go to SamplingParams (messages/sampling.py) as they are; that type has their limits. `null`
+    means the same as leaving a field out."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+SAMPLING_FIELDS = SamplingFields.__struct_fields__
