@@ -35,6 +35,7 @@ class Chunking:
         self._fit: tuple[float, float] | None = (0.0, 0.0)  # c and d; None: to be fitted
 
     def learn(self, work: Work, compute_s: float) -> None:
+        """A step of this work took `compute_s` seconds."""
         features = np.array([1.0, work.decodes, work.tokens, work.attended]) / (1, 64, 1024, 1e6)
         self._squares = self._squares * FORGET + np.outer(features, features)
         self._products = self._products * FORGET + features * compute_s

@@ -9,15 +9,15 @@ from runtime.messages.requests import Request
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """What holds for requests that ask for nothing shorter. None: no limit."""
+    """Time limits of requests that ask for no shorter ones. None: no limit."""
 
     queue_s: float | None = None  # from arrival to the first step
     total_s: float | None = None  # from arrival to the end
 
 
 class Deadlines:
-    """Deadlines of requests, the next one first. A request that has ended leaves its own behind: whoever
-    takes it looks."""
+    """Deadlines of requests, the next one first. Those of requests that have ended stay: the caller of `due`
+    checks."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -25,12 +25,13 @@ class Deadlines:
         self._heap: list[tuple[float, str, bool]] = []  # when, request id, whether it is the queue's
 
     def add(self, request: Request) -> None:
+        """Notes the deadlines of a request, if it has any."""
         limit = self.limit
-        for wished, most, is_queue in (
+        for requested, most, is_queue in (
             (request.queue_timeout_s, limit.queue_s, True),
             (request.timeout_s, limit.total_s, False),
         ):
-            seconds = min(inf if wished is None else wished, inf if most is None else most)
+            seconds = min(inf if requested is None else requested, inf if most is None else most)
             if seconds < inf:
                 heappush(self._heap, (request.arrival_s + seconds, request.id, is_queue))
                 self.next_s = self._heap[0][0]

@@ -44,6 +44,7 @@ class Delayer:
         self._since_s = 0.0
 
     def admits(self, replicas: Sequence[Replica]) -> bool:
+        """Whether waiting prompts start in the next step; False counts as a step of delay."""
         reason = self._reason(replicas)
         if reason is None:
             if not self.held_steps:

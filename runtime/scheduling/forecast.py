@@ -42,9 +42,11 @@ class Forecast:
         self._sorted = []
 
     def preempted(self) -> None:
+        """A sequence was preempted: raises the forecast."""
         self._raise = min(self._raise * RAISE, MAX_RAISE)
 
     def step(self) -> None:
+        """A step is planned: a raise wears off."""
         if self._raise > 1.0:
             self._raise = max(1.0, self._raise * CALM)
 

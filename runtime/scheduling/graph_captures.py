@@ -1,5 +1,5 @@
-"""Which steps the ranks capture next: those that are wanted most, when nobody waits, or when it pays all the
-same.
+"""Which steps the ranks capture next: the most frequent ones, when there is nothing to compute, or when it
+pays under load.
 
 A capture takes a fraction of a second, in which no step runs. With nothing to compute that is nobody's loss,
 or, for a request that comes just then, one capture's time; so captures are asked for one at a time. Under
@@ -31,6 +31,7 @@ class Captures:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all sizes that can be captured are."""
         return len(self.done) == len(self.sizes)
 
     def ran(self, num_rows: int, num_steps: int) -> None:

@@ -1,10 +1,10 @@
-"""Which adapters sit on the device, and who waits for one to sit down. Pure.
+"""Which LoRA adapters are on the device, in how many LoRA slots, and which sequences wait for a slot. Pure.
 
-A running sequence keeps its adapter's seat; a seat that nobody uses keeps its adapter until another one wants
-it. So a step never mixes more adapters than there are seats. A sequence whose adapter finds no seat waits
-aside, and others pass it whose adapters sit or who need none. Nobody waits for ever: when PATIENCE have
-started meanwhile, the seat that fewest use is closed to newcomers, who line up behind. Seats that become free
-go to whoever waits longest, with all that want the same adapter.
+A running sequence keeps its adapter's slot. A slot without running sequences keeps its adapter until another
+adapter needs it, so a step never mixes more adapters than there are slots. A sequence whose adapter finds no
+slot is set aside, and others pass it whose adapters have one or who need none. No sequence waits for ever:
+when PATIENCE others have started meanwhile, the slot with the fewest users is closed to new sequences. Slots
+that become free go to the adapter of the sequence that has waited longest.
 """
 
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ PATIENCE = 32
 
 
 class LoraSlotConfig(Struct, frozen=True, kw_only=True):
-    """What the options say of seats."""
+    """LoRA slots as the options have them."""
 
     num_lora_slots: int = 0
-    # or fifo: of adapters that nobody uses, who goes: the one not asked for longest, or that sat down first
+    # which unused adapter is evicted: the least recently used one, or (fifo) the one loaded first
     eviction: str = "lru"
 
 
 class LoraSlot(Struct):
-    """A place on the device and the adapter there."""
+    """One LoRA slot and its adapter."""
 
     index: int
     num_users: int = 0  # running sequences
@@ -46,44 +46,44 @@ class LoraSlot(Struct):
 
 
 class LoraSlots:
-    """All of them. `waiting` is changed here only."""
+    """All LoRA slots. `waiting` is changed here only."""
 
     def __init__(self, config: LoraSlotConfig) -> None:
         self.config = config
-        self.waiting: list[Sequence] = []  # aside, for a seat
-        self.num_placed = 0  # adapters that sat down, ever
-        self.num_evicted = 0  # of those that stood up for them
+        self.waiting: list[Sequence] = []  # set aside until a slot is free
+        self.num_placed = 0  # adapters that were given a slot
+        self.num_evicted = 0  # adapters that lost their slot to another
         self._leaving: set[int] = set()  # adapters that are unloaded when their last sequence ends
         self._passed = 0  # sequences that started while others waited
         self.restart()
 
     def restart(self) -> None:
-        """New ranks: all seats are empty, and nobody runs."""
+        """New ranks: all slots are empty, and no sequence runs."""
         self._free = list(range(self.config.num_lora_slots - 1, -1, -1))
-        self._taken: dict[int, LoraSlot] = {}  # by adapter; who goes first stands first
-        self._moved: dict[int, int] = {}  # adapter by seat, to be told to the ranks
+        self._taken: dict[int, LoraSlot] = {}  # by adapter, in order of eviction
+        self._moved: dict[int, int] = {}  # adapter by slot, for the next plan
         self._gone: list[int] = []
 
     @property
     def num_taken(self) -> int:
-        """Seats that have an adapter."""
+        """Slots that have an adapter."""
         return len(self._taken)
 
     @property
     def num_used(self) -> int:
-        """Of those, the ones that running sequences use."""
+        """Slots whose adapter running sequences use."""
         return sum(lora_slot.num_users > 0 for lora_slot in self._taken.values())
 
     def can_take_slot(self, sequence: Sequence) -> bool:
-        """Whether its adapter sits or finds a seat."""
+        """Whether its adapter has a slot or finds one."""
         adapter = sequence.request.adapter
-        assert adapter is not None, "the plain model needs no seat"
+        assert adapter is not None, "the base model needs no LoRA slot"
         if (lora_slot := self._taken.get(adapter.id)) is not None:
             return not lora_slot.is_closed
         return not self.waiting and self._has_room()
 
     def head(self, queue: WaitingQueue) -> Sequence | None:
-        """Who is next of those that may start, as far as adapters go; who may not waits aside."""
+        """The next sequence that may start, as far as adapters go; those before it that may not are set aside."""
         while (sequence := queue.head()) is not None:
             if sequence.request.adapter is None or self.can_take_slot(sequence):
                 return sequence
@@ -94,14 +94,14 @@ class LoraSlots:
         return None
 
     def release(self, queue: WaitingQueue) -> None:
-        """Seats for those that wait, as far as there are; they take their turn again. To be called before
-        anybody is let in."""
+        """Gives free slots to sequences that were set aside; they are queued again. To be called before
+        sequences are admitted."""
         if not self.waiting:
             return
-        keeps = not queue.admits_only  # who may not start must not keep others from it
+        keeps = not queue.admits_only  # sequences that may not start must not keep slots from others
         while self.waiting:
             adapter = self.waiting[0].request.adapter
-            assert adapter is not None, "the plain model needs no seat"
+            assert adapter is not None, "the base model needs no LoRA slot"
             group = [s for s in self.waiting if s.request.adapter == adapter and not s.is_finished]
             lora_slot = self._taken.get(adapter.id)
             if group and lora_slot is None:
@@ -117,8 +117,8 @@ class LoraSlots:
         for lora_slot in self._taken.values():
             lora_slot.is_closed = False
 
-    def sit(self, sequence: Sequence) -> None:
-        """It starts."""
+    def acquire(self, sequence: Sequence) -> None:
+        """The sequence starts: its adapter takes a slot, if it has none."""
         if self.waiting:
             self.waiting = [s for s in self.waiting if s is not sequence]
             self._passed += 1
@@ -136,12 +136,12 @@ class LoraSlots:
             lora_slot.kept_for = [s for s in lora_slot.kept_for if s is not sequence]
 
     def leave(self, sequence: Sequence) -> None:
-        """It runs no longer."""
+        """The sequence does not run any more."""
         if (adapter := sequence.request.adapter) is not None:
             self._taken[adapter.id].num_users -= 1
 
     def unload(self, adapter: int, live: Iterable[Sequence]) -> None:
-        """No request comes for it any more; the ranks forget it when the last of `live` that has it has
+        """No request names this adapter any more; the ranks forget it when the last of `live` that has it has
         ended."""
         if any(s.request.adapter is not None and s.request.adapter.id == adapter for s in live):
             self._leaving.add(adapter)
@@ -153,17 +153,17 @@ class LoraSlots:
             self._free.append(lora_slot.index)
 
     def ended(self, adapter: int, live: Iterable[Sequence]) -> None:
-        """A sequence that had it is not among `live` any more."""
+        """A sequence with this adapter has ended; `live` are those that have not."""
         if adapter in self._leaving:
             self.unload(adapter, live)
 
     def index(self, sequence: Sequence) -> int:
-        """Where the adapter of a running sequence sits; -1: it has none."""
+        """The LoRA slot of a running sequence's adapter; -1: it has no adapter."""
         adapter = sequence.request.adapter
         return -1 if adapter is None else self._taken[adapter.id].index
 
     def take(self) -> LoraAssignment | None:
-        """What the next plan must tell the ranks."""
+        """Changes of the assignment since the last plan, for the next one."""
         if not self._moved and not self._gone:
             return None
         moved, gone, self._moved, self._gone = self._moved, self._gone, {}, []
@@ -190,7 +190,7 @@ class LoraSlots:
         return lora_slot
 
     def _close(self) -> None:
-        """Of the seats that can change hands, the one that will soonest, unless one is closed already."""
+        """Closes the unpinned slot with the fewest users, unless one is closed already."""
         lora_slots = [lora_slot for lora_slot in self._taken.values() if not lora_slot.is_pinned]
         if lora_slots and not any(lora_slot.is_closed for lora_slot in lora_slots):
             min(lora_slots, key=lambda lora_slot: lora_slot.num_users).is_closed = True

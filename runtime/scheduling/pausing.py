@@ -1,4 +1,4 @@
-"""Pauses of the scheduler, and what wants nobody to run: while it is paused no steps are planned, and
+"""Pauses of the scheduler, and what needs that no sequence runs. While it is paused no steps are planned, and
 everything else goes on."""
 
 from runtime.errors import Busy
@@ -7,8 +7,8 @@ from runtime.scheduling.scheduler import Scheduler
 
 
 def pause(scheduler: Scheduler, mode: PauseMode) -> None:
-    """Plans no more steps. Who runs ends (and who waits with it), waits again with its tokens, or stays where
-    it is."""
+    """Plans no more steps. By `mode`, all sequences end, running ones wait again with their tokens, or they
+    stay where they are."""
     scheduler.is_paused = True
     roster = scheduler.roster
     if mode == "retract":
@@ -20,6 +20,7 @@ def pause(scheduler: Scheduler, mode: PauseMode) -> None:
 
 
 def unpause(scheduler: Scheduler) -> None:
+    """Plans steps again."""
     scheduler.is_paused = False
 
 
@@ -31,8 +32,8 @@ def flush(scheduler: Scheduler) -> int | None:
 
 
 def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
-    """Plans no more steps, or says why that cannot be. Who runs stays where it is, and must be paused to
-    be."""
+    """Plans no more steps, or returns why that is not possible. Running sequences must be paused, and stay where
+    they are."""
     is_still = scheduler.is_paused or scheduler.is_suspended
     if scheduler.roster.num_running and (drops_pages or not is_still):
         return Busy(
@@ -45,11 +46,13 @@ def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
 
 
 def resume_planning(scheduler: Scheduler) -> None:
+    """Plans steps again after `suspend`."""
     scheduler.is_suspended = False
 
 
 def lose_pages(scheduler: Scheduler) -> None:
-    """The ranks give all their pages back, with nobody running: prefixes that are nowhere else are gone."""
+    """The ranks give all their pages back while no sequence runs: prefixes that are not in host memory are
+    lost."""
     assert not scheduler.roster.num_running and not scheduler.flights, "pages that are in use"
     scheduler.roster.restart()
     scheduler.cache.resume(scheduler.config.num_pages)

@@ -1,4 +1,4 @@
-"""Plans one step: who decodes, who extends, who is admitted, who gives way."""
+"""Plans one step: which sequences decode, verify, extend, are admitted or are preempted."""
 
 from collections.abc import Callable, Iterable
 
@@ -16,11 +16,11 @@ from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.step_builder import StepBuilder
 
-LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others
+LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leaves room for others
 
 MAX_EMBEDS = 1 << 21  # numbers of prompts' embeddings in one step: 8 MiB, of which each rank takes a copy
 
-RETRY_STEPS = 8  # after which room is looked for again though nobody has left
+RETRY_STEPS = 8  # after which room is looked for again although no sequence has left
 
 
 class Admission(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Admission(Struct, frozen=True, kw_only=True):
     decode_steps: int = 1  # from one step that admits to the next, while sequences decode
     # for which newcomers are held back at most, until they fill a step (delayer.py); 0: none
     delay_steps: int = 0
-    delay_watermark: float | None = None  # share of the pages below which nobody is held back
+    delay_watermark: float | None = None  # share of used pages below which no prompt is held back
 
 
 class Flight(Struct, frozen=True):
@@ -60,7 +60,7 @@ class Totals(Struct):
     loaded_tokens: int = 0  # of them, from host memory
     saved_pages: int = 0  # to host memory
     preemptions: int = 0
-    priority_preemptions: int = 0  # of them, for somebody of a better priority
+    priority_preemptions: int = 0  # preemptions for a sequence of better priority
     held_back: int = 0  # steps in which long prompts left room for others
 
 
@@ -94,7 +94,7 @@ class Planner:
         self.eos_ids = eos_ids
         self.totals = Totals()
         self.hidden = HiddenCollector()
-        # ids of sequences that were admitted for the first time, until somebody takes them
+        # ids of sequences that were admitted for the first time since take_admitted
         self.admitted: list[int] = []
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
         self.delayer = (
@@ -257,8 +257,8 @@ class Planner:
             self._preempt(roster.last())
 
     def _fill(self, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
-        """Known tokens: of prompts that are under way, then of newcomers; what nobody else wants goes to the
-        long ones."""
+        """Known tokens: of prompts that are under way, then of new sequences; what these leave goes to long
+        prompts."""
         roster, admission = self.roster, self.admission
         num_drafts = builder.num_tokens - len(builder.sequences) if admission.has_chunks else 0
         size = admission.max_step_tokens - num_drafts
@@ -333,7 +333,7 @@ class Planner:
             self._extend(sequence, fill)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Asks again when somebody has left, or after a few steps: the answer may take a look at all that
+        """Asks again when a sequence has left, or after a few steps: the answer may cost a look at all that
         run."""
         state = (sequence.id, self.roster.num_left, self.totals.steps // RETRY_STEPS)
         if self._no_room == state:

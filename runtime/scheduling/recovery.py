@@ -1,5 +1,5 @@
-"""What a death of the ranks means for the sequences: who waits again, who may run meanwhile, who has to be
-given up."""
+"""What a death of the ranks means for sequences: which wait again, which may run meanwhile, which are given
+up."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from runtime.scheduling.suspects import Suspects
 
 
 class GivenUp(Struct, frozen=True):
-    """A request that has ended without a word; whoever reads this tells."""
+    """A request that has ended; its client must still be informed."""
 
     request_id: str
     sequence_ids: list[int]

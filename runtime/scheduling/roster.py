@@ -1,4 +1,4 @@
-"""Who waits, who runs, and what they hold."""
+"""All sequences that have not ended: which wait, which run, and the slots and pages that they hold."""
 
 from bisect import insort
 
@@ -14,7 +14,7 @@ from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 
 
 def precedence(sequence: Sequence) -> tuple[int, int]:
-    """Who gives way last stands first: the better level, then the older one."""
+    """A sort key: sequences with the larger key are preempted first; by level, then by age."""
     return sequence.level, sequence.id
 
 
@@ -43,29 +43,33 @@ class Roster:
         # by request id; a request leaves when all of its sequences have ended
         self._siblings: dict[str, list[Sequence]] = {}
         self._running: dict[str, int] = {}  # running sequences by request id
-        self._running_keys: dict[str, int] = {}  # and by routing key
+        self._running_keys: dict[str, int] = {}  # running sequences by routing key
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
-        # tokens that the running ones are expected to take yet; None: to be counted
+        # tokens that running sequences are expected to generate; None: not counted yet
         self._future: int | None = None
-        self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
-        self.has_levels = self.order.has_priorities  # some may have to give way to others that wait
-        self.num_left = 0  # sequences that ran and gave their pages back
-        self.num_shown = 0  # running sequences whose hidden states are told
+        self._landing: list[Sequence] = []  # preempted with tokens in flight
+        self.has_levels = self.order.has_priorities  # a running sequence may be preempted for a waiting one
+        self.num_left = 0  # how often a sequence has given back its slot and pages
+        self.num_shown = 0  # running sequences whose hidden states are reported
         self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
     def num_running(self) -> int:
+        """Sequences that have a slot."""
         return self.max_running - len(self._free_slots)
 
     @property
     def num_running_requests(self) -> int:
+        """Requests with running sequences."""
         return len(self._running)
 
     @property
     def has_free_slot(self) -> bool:
+        """Whether another sequence could run."""
         return bool(self._free_slots)
 
     def siblings(self, request_id: str) -> list[Sequence]:
+        """All sequences of a request; none when they have ended."""
         return self._siblings.get(request_id, [])
 
     def join(self, request: Request, sequences: list[Sequence]) -> None:
@@ -86,7 +90,7 @@ class Roster:
                 self.waiting.add(sequence)
 
     def begin(self) -> None:
-        """A step is planned. Sequences that gave way join the queue when all their tokens are known."""
+        """A step is about to be planned. Preempted sequences are queued again when no token of theirs is in flight."""
         self.forecast.step()
         self._future = None
         if self._landing:
@@ -96,8 +100,8 @@ class Roster:
             self._landing = [s for s in self._landing if s.in_flight and not s.is_finished]
 
     def has_room(self, newcomer: Sequence) -> bool:
-        """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run
-        finds room as well."""
+        """Whether `newcomer` can start now, such that the tokens that the forecast expects of it and of running
+        sequences find room as well."""
         if not self._free_slots:
             return False
         if self.cache.window is not None and not has_window_room(self.cache.window, newcomer, self):
@@ -106,7 +110,7 @@ class Roster:
             return False
         spare = self.cache.num_available - self.cache.missing(newcomer)
         count = self.num_running
-        if spare < count:  # a page for each: nobody gives way at once
+        if spare < count:  # a page for each: no sequence is preempted at once
             return False
         if self._future is None:
             self._future = sum([self.forecast.future(s) for s in (*self.extending, *self.decoding)])
@@ -114,21 +118,21 @@ class Roster:
             not count
             or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size
         ):
-            return True  # even if nobody ended meanwhile
+            return True  # even if no sequence ended meanwhile
         return (
             self.forecast.peak((*self.extending, *self.decoding, newcomer))
             <= (spare - count) * self.cache.page_size
         )
 
     def start(self, sequence: Sequence) -> None:
-        """Moves the head of the queue, for which there is room, to the running ones."""
+        """Starts the head of the queue, for which there is room."""
         self.cache.admit(sequence, use_prefix=not sequence.is_whole)
         request = sequence.request
         if self._future is not None:
             self._future += self.forecast.future(sequence)
         self.waiting.take(sequence)
         if request.adapter is not None or self.lora_slots.waiting:
-            self.lora_slots.sit(sequence)
+            self.lora_slots.acquire(sequence)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
         self.num_shown += request.params.hidden_states is not None
@@ -146,21 +150,21 @@ class Roster:
             self.extending = [s for s in self.extending if s.computed_len < len(s.tokens)]
 
     def last(self) -> Sequence:
-        """The running sequence that gives way first."""
+        """The running sequence that is preempted first."""
         if not self.extending:
             return self.decoding[-1]
         worst = max(self.extending, key=precedence)
         return max(worst, self.decoding[-1], key=precedence) if self.decoding else worst
 
     def put_back(self, sequence: Sequence) -> None:
-        """A running sequence gives way: its tokens stay, its keys and values are computed again later."""
+        """Preempts a running sequence: its tokens stay, its keys and values are computed again later."""
         self._leave(sequence)
         self.waiting.park(sequence)
         self._landing.append(sequence)
 
     def restart(self) -> set[str]:
-        """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that
-        are known here, and no token is in flight. -> the requests that ran"""
+        """The ranks died: all running sequences wait again, oldest first, with the tokens that are known here,
+        and no token is in flight. -> ids of the requests that ran"""
         running, request_ids = [*self.decoding, *self.extending], set(self._running)
         for sequence in self.decoding:
             self.shares.stop(sequence.request.tenant)
@@ -188,6 +192,7 @@ class Roster:
         return request_ids
 
     def end(self, sequence: Sequence) -> None:
+        """A sequence has ended: it gives back what it holds, and leaves."""
         sequence.is_finished = True
         self.forecast.ended(sequence.num_generated, sequence.max_len - sequence.prompt_len)
         self.shares.leave(sequence.request.tenant)
@@ -205,8 +210,8 @@ class Roster:
             self.follow(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Gives back slot and pages. Steps in flight may still write there: they run before any step that
-        reuses them."""
+        """Gives back slot and pages. Steps in flight may still write to the pages: they run before any step that
+        reuses these."""
         if sequence in self.extending:
             self.extending.remove(sequence)
         else:

@@ -55,10 +55,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def pool_tokens(self) -> int:
+        """Tokens that all pages hold."""
         return (self.num_pages - 1) * self.page_size
 
 
 def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
+    """A cache without content, which writes to `journal`."""
     cache = KVCache(config.num_pages, config.page_size, config.cache)
     cache.tree.journal = journal
     if journal is not None:
@@ -116,16 +118,18 @@ class Scheduler:
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
-        # requests that ended of what only they asked for, until somebody tells them
+        # requests that a step failed for, until their clients are informed
         self.failed: list[tuple[GivenUp, Failing]] = []
         self._next_id = config.replica
 
     @property
     def cache(self) -> KVCache:
+        """The KV cache of the running ranks."""
         return self.roster.cache
 
     @property
     def num_in_flight(self) -> int:
+        """Steps that were planned and whose results have not come."""
         return len(self.flights)
 
     def add(self, request: Request) -> list[int]:
@@ -280,8 +284,8 @@ class Scheduler:
             step.loaded[sequence.id] = sequence.first_sources
 
     def lose_ranks(self) -> Lost:
-        """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have
-        got. A guilty request ends."""
+        """The ranks died with all pages: running sequences wait again and will get the tokens that they would
+        have got. A guilty request ends."""
         guilty = self._recovery.died(self.flights)
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()

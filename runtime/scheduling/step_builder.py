@@ -28,7 +28,7 @@ def sequence_seed(seed: int, index: int) -> int:
 
 
 def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
-    """What the ranks must know to sample for this sequence."""
+    """The sampling parameters of a sequence, for the ranks."""
     p = sequence.request.params
     stop_ids = [] if p.min_new_tokens == 0 else [*p.stop_token_ids, *(() if p.ignore_eos else eos_ids)]
     return SlotSampling(
@@ -104,6 +104,7 @@ class StepBuilder:
             self.state_slots.append((sequence.slot, sequence.state.slot))
 
     def set_page(self, slot: int, row: int, page: int) -> None:
+        """Adds an update of a page table."""
         self._pages.append((slot, row, page))
 
     def set_window(self, sequence: Sequence) -> None:

@@ -34,7 +34,7 @@ class Hall:
         started = []
         while (sequence := self.lora_slots.head(self.queue)) is not None:
             self.queue.take(sequence)
-            self.lora_slots.sit(sequence)
+            self.lora_slots.acquire(sequence)
             started.append(sequence)
         return started
 
