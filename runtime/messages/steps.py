@@ -140,7 +140,8 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     page_ids: np.ndarray = NO_INTS  # int32 [P]
     # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
     prompt_targets: np.ndarray = NO_INTS
-    # int32, of each draft: which of the row's tokens it follows, 0 being the slot's last token and i the row's
+    # int32, of each draft: which of the row's tokens it follows, 0 being the slot's last token and i the
+    # row's
     # i-th draft; parents come before their children. None: each draft follows the token before it
     draft_parents: np.ndarray | None = None
     page_copies: PageCopies | None = None

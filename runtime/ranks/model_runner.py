@@ -44,7 +44,8 @@ class Sampled:
     tokens: Tensor  # int64 [N], after each place where the step samples
     logprobs: Logprobs | None  # of these tokens; None: not asked for
     rows: SampleRows | None  # where that is; None: after each row of a captured step
-    # of verify rows, int64 [V] and [V, C]: how much is accepted and which nodes; None: no such rows, or chains
+    # of verify rows, int64 [V] and [V, C]: how much is accepted and which nodes; None: no such rows, or
+    # chains
     num_accepted: Tensor | None = None
     path: Tensor | None = None
 
@@ -103,8 +104,9 @@ class ModelRunner:
         adapters: LoraAdapters | None = None,
         load: ExpertLoad | None = None,
     ) -> None:
-        """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`: sliding
-        windows of the layers; `copies`: None without a host tier; `pooling`: None for models that generate."""
+        """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
+        sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
+        generate."""
         self.device = device
         self.model = model
         self.slots = slots
@@ -289,8 +291,8 @@ class ModelRunner:
     def took(
         self, plan: StepPlan, token_ids: np.ndarray, places: np.ndarray, counts: np.ndarray | None
     ) -> dict[int, Failing]:
-        """Tells grammars and processors what the step brings: `counts` tokens for each row that samples (None:
-        one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
+        """Tells grammars and processors what the step brings: `counts` tokens for each row that samples
+        (None: one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
         slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
         masks, processors = self.slots.grammar_masks, self.slots.processors
         if counts is None:

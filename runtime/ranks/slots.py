@@ -1,5 +1,5 @@
-"""What a rank keeps of each slot between steps: its pages (of one pool or two), its length, its last token and
-how its tokens are sampled.
+"""What a rank keeps of each slot between steps: its pages (of one pool or two), its length, its last token
+and how its tokens are sampled.
 
 The tensors live on the device, so that a step can be launched before the last one's tokens are known; the
 arrays next to them are the host's copy of what decides a branch.
@@ -51,7 +51,7 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.has_top_p = np.zeros(max_slots, dtype=bool)
-        # nothing is wanted but a token, of logits as they are or penalised; so on all ranks
+        # is_plain of each slot; the same on all ranks
         self.is_plain = np.ones(max_slots, dtype=bool)
         self.is_penalised = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
@@ -59,7 +59,7 @@ class Slots:
         self.second_at = np.zeros(max_slots, dtype=np.int64)
         # of the last step, by row of logits: tokens that a grammar forces after the sampled one
         self.forced: dict[int, list[int]] = {}
-        # tokens whose log probabilities a slot wants: the last columns of its width
+        # tokens whose log probabilities a slot asks for: the last columns of its width
         self.logprob_ids: dict[int, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
@@ -109,11 +109,11 @@ class Slots:
 
     @property
     def follows(self) -> bool:
-        """Whether some slot must be told the tokens that it takes."""
+        """Whether a grammar or processor of some slot must know its tokens."""
         return bool(self.grammar_masks.slots or self.processors.slots)
 
     def add_logprob_ids(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
-        """Puts the tokens that the slot wants in the last of its `width` columns."""
+        """Puts the tokens that the slot asks for by id in the last of its `width` columns."""
         ids = self.logprob_ids[slot]
         columns = slice(width - len(ids), width)
         found.top_ids[rows, columns] = ids.int()
@@ -122,11 +122,16 @@ class Slots:
     def sample(self, ops: Ops, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Logprobs | None]:
         """Samples a token, int64 [N], for each row of logits; float32 logits [N, V] are overwritten.
 
-        With log probabilities for all rows, as wide as the widest that is asked for, when a row asks for them.
+        With log probabilities for all rows, as wide as the widest that is asked for, when a row asks for
+        them.
         """
         clean(logits)
         slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
-        contexts = rows.contexts({*self.penalties.counts.rows, *self.processors.slots})
+        contexts = (
+            {}
+            if rows.drafts is None
+            else rows.contexts({*self.penalties.counts.rows, *self.processors.slots})
+        )
         changed = self.penalties.apply(logits, slot_list, lengths, contexts)
         if self.processors.slots:
             changed = self.processors.apply(changed, slot_list, contexts, is_own=changed is not logits)
@@ -160,22 +165,22 @@ class Slots:
         return logits
 
     def filters(self, slots: np.ndarray) -> tuple[int, bool]:
-        """The largest top_k, and whether somebody has top_p, as the host knows."""
+        """The largest top_k of these slots, and whether one has top_p, as the host knows."""
         return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
 
     def sampling_inputs(
         self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool
     ) -> SamplingInputs:
-        """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N]
-        each. The last two are what the host knows of these slots (`cuts`)."""
+        """What Ops.sample needs for sequences of `lengths` tokens; `slots` and `lengths` are int64 [N] on the
+        device. `largest_k` and `has_top_p` are those of `filters`."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)
         seed, top_k = self.ints[slots].unbind(1)
         return SamplingInputs(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
 
 
 def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are chosen from logits as the model gives them but for penalties, and
-    nobody wants to know more."""
+    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, without
+    log probabilities."""
     sampling = admit.sampling
     return not (
         admit.grammar_constraint

@@ -1,4 +1,5 @@
-"""The inputs of a step's forward: its tokens, their positions and places in the cache, and attention's rows."""
+"""The inputs of a step's forward: its tokens, their positions and places in the cache, and attention's
+rows."""
 
 import numpy as np
 import torch

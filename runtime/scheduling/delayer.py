@@ -2,13 +2,12 @@
 
 A step that computes prompts takes longer than one that only decodes, for all streams in it. Where prompts
 trickle in one by one, every step is such a step. Waiting until the prompts that have come fill a step makes
-few long steps out of many, at the price of a later first token for some. Nobody is held back when nothing
-decodes, when a prompt is under way anyhow, when there is plenty of room
+few long steps out of many, at the price of a later first token for some. No prompt is held back when nothing
+decodes, when a prompt is under way already, when there is plenty of room
 (`--prefill-delayer-token-usage-low-watermark`), or for more than so many steps.
 
 With several data-parallel replicas a step takes as long as its slowest one: there it is enough that all have
-some prompt. One scheduler plans for all replicas here, so `admits` is told of all, and nothing is gathered
-from anywhere.
+some prompt. `admits` is given all of them, in one process.
 """
 
 from collections.abc import Callable, Sequence

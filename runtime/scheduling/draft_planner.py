@@ -34,7 +34,8 @@ class DraftPlanner:
         return size // 2 if self.roster.extending or self.roster.waiting.has_ready else size
 
     def draft(self, sequence: Sequence, last: int, budget: int) -> Draft | None:
-        """What a row verifies after its first token, which stands at `last` or before: at most `budget` tokens.
+        """What a row verifies after its first token, which stands at `last` or before: at most `budget`
+        tokens.
 
         Takes pages for them where there are some, from no other sequence.
         """

@@ -1,9 +1,9 @@
-"""How many tokens running sequences will still want: what admission keeps free, so that newcomers do not make
-them give way.
+"""How many tokens running sequences will still generate: what admission keeps free, so that new sequences do
+not cause preemptions.
 
 Clients allow more tokens than answers take. Which part of it is taken is remembered of the last sequences
-that ended; each running one is expected to do as one of those that got as far. And not the sum of all that is
-wanted must be free: whoever ends gives back what it has, so the peak lies where one of the sequences ends.
+that ended; each running one is expected to do as one of those that got as far. The sum of all need not
+be free: a sequence that ends gives back its pages, so the peak lies where one of the sequences ends.
 (The past-future scheduler of Gong et al., 2025, arXiv:2507.10150, reasons like this.)
 
 A sequence that has to give way all the same raises the forecast at once, and it comes down slowly: that is

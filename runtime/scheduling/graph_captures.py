@@ -1,8 +1,8 @@
 """Which steps the ranks capture next: the most frequent ones, when there is nothing to compute, or when it
 pays under load.
 
-A capture takes a fraction of a second, in which no step runs. With nothing to compute that is nobody's loss,
-or, for a request that comes just then, one capture's time; so captures are asked for one at a time. Under
+A capture takes a fraction of a second, in which no step runs. With nothing to compute that delays at most a
+request that comes just then, by one capture's time; so captures are requested one at a time. Under
 load a size is captured when that many of its steps were launched one by one that the capture is soon paid
 back, and not before the last one is a while ago.
 """

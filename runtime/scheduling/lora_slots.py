@@ -83,7 +83,8 @@ class LoraSlots:
         return not self.waiting and self._has_room()
 
     def head(self, queue: WaitingQueue) -> Sequence | None:
-        """The next sequence that may start, as far as adapters go; those before it that may not are set aside."""
+        """The next sequence that may start, as far as adapters go; those before it that may not are set
+        aside."""
         while (sequence := queue.head()) is not None:
             if sequence.request.adapter is None or self.can_take_slot(sequence):
                 return sequence

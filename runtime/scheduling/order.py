@@ -1,9 +1,8 @@
-"""In which order waiting sequences are taken: the policies, as a table.
+"""The order in which waiting sequences are taken: the policies, as a table.
 
 A policy has a `key`, known when a sequence comes and never changed: the queue stays sorted by it, whatever
 its length. Where the best order depends on what runs or is cached now, `rank` reorders the first few (WINDOW)
-of that queue once a step. So a policy costs the same with ten waiting sequences and with ten thousand, and
-within a window's reach nobody is forgotten.
+of that queue once a step. So a policy costs the same with ten waiting sequences and with ten thousand.
 """
 
 from collections import defaultdict
@@ -33,10 +32,12 @@ class Policy(Struct, frozen=True):
 
 
 def arrival(sequence: Sequence) -> int:
+    """First come, first served."""
     return sequence.id
 
 
 def longest_output(sequence: Sequence) -> int:
+    """The sequence that may generate most goes first."""
     return sequence.prompt_len - sequence.max_len
 
 
@@ -49,7 +50,7 @@ def shuffled(sequence: Sequence) -> int:
 
 
 def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
-    """Who finds most of its prompt in the cache goes first."""
+    """The sequence that finds most of its prompt in the cache goes first."""
     for sequence in window:
         tokens = memoryview(sequence.tokens).cast("B")
         longest = (len(sequence.tokens) - 1) // now.tree.page_size

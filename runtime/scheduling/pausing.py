@@ -32,8 +32,8 @@ def flush(scheduler: Scheduler) -> int | None:
 
 
 def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
-    """Plans no more steps, or returns why that is not possible. Running sequences must be paused, and stay where
-    they are."""
+    """Plans no more steps, or returns why that is not possible. Running sequences must be paused, and stay
+    where they are."""
     is_still = scheduler.is_paused or scheduler.is_suspended
     if scheduler.roster.num_running and (drops_pages or not is_still):
         return Busy(

@@ -81,16 +81,17 @@ class Roster:
         for sequence in sequences:
             self.live[sequence.id] = sequence
             sequence.level = self.order.level(request.priority, is_idle=request.is_idle)
-            (self.waiting.park if sequence.index else self.waiting.add)(sequence)
+            (self.waiting.add_suspended if sequence.index else self.waiting.add)(sequence)
 
     def follow(self, first: Sequence) -> None:
         """The first of siblings has computed their prompt, or has ended: the others take their turn."""
         for sequence in self._siblings[first.request.id][1:]:
-            if self.waiting.is_parked(sequence) and sequence not in self._landing:
+            if self.waiting.holds(sequence) and sequence not in self._landing:
                 self.waiting.add(sequence)
 
     def begin(self) -> None:
-        """A step is about to be planned. Preempted sequences are queued again when no token of theirs is in flight."""
+        """A step is about to be planned. Preempted sequences are queued again when no token of theirs is in
+        flight."""
         self.forecast.step()
         self._future = None
         if self._landing:
@@ -100,8 +101,8 @@ class Roster:
             self._landing = [s for s in self._landing if s.in_flight and not s.is_finished]
 
     def has_room(self, newcomer: Sequence) -> bool:
-        """Whether `newcomer` can start now, such that the tokens that the forecast expects of it and of running
-        sequences find room as well."""
+        """Whether `newcomer` can start now, such that the tokens that the forecast expects of it and of
+        running sequences find room as well."""
         if not self._free_slots:
             return False
         if self.cache.window is not None and not has_window_room(self.cache.window, newcomer, self):
@@ -159,12 +160,12 @@ class Roster:
     def put_back(self, sequence: Sequence) -> None:
         """Preempts a running sequence: its tokens stay, its keys and values are computed again later."""
         self._leave(sequence)
-        self.waiting.park(sequence)
+        self.waiting.add_suspended(sequence)
         self._landing.append(sequence)
 
     def restart(self) -> set[str]:
-        """The ranks died: all running sequences wait again, oldest first, with the tokens that are known here,
-        and no token is in flight. -> ids of the requests that ran"""
+        """The ranks died: all running sequences wait again, oldest first, with the tokens that are known
+        here, and no token is in flight. -> ids of the requests that ran"""
         running, request_ids = [*self.decoding, *self.extending], set(self._running)
         for sequence in self.decoding:
             self.shares.stop(sequence.request.tenant)
@@ -210,8 +211,8 @@ class Roster:
             self.follow(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Gives back slot and pages. Steps in flight may still write to the pages: they run before any step that
-        reuses these."""
+        """Gives back slot and pages. Steps in flight may still write to the pages: they run before any step
+        that reuses these."""
         if sequence in self.extending:
             self.extending.remove(sequence)
         else:

@@ -87,8 +87,8 @@ class Scheduler:
         on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
         drafter: Drafter | None = None,
     ) -> None:
-        """`journal` records what enters and leaves the prefix cache; `on_delayed` is called for each delay that
-        the prefill delayer ends: reason, steps, seconds; `drafter` proposes tokens to verify."""
+        """`journal` records what enters and leaves the prefix cache; `on_delayed` is called for each delay
+        that the prefill delayer ends: reason, steps, seconds; `drafter` proposes tokens to verify."""
         self.config = config
         self.journal = journal
         self.roster = Roster(

@@ -1,4 +1,4 @@
-"""Fair shares: of the tenants that want something, the one that has got the least for its weight is next.
+"""Fair shares: of the tenants with waiting sequences, the one that has got the least for its weight is next.
 
 A tenant's clock counts the tokens computed for it, divided by its weight; a tenant that comes back from
 idleness continues at the clock of the one that is furthest behind, so that it can neither save up nor be made
@@ -7,7 +7,7 @@ to pay. The idea is the virtual token counter of Sheng et al., 2024 (arXiv:2401.
 
 from collections.abc import Mapping
 
-MAX_TENANTS = 1024  # clocks that are kept of tenants that want nothing now
+MAX_TENANTS = 1024  # clocks that are kept of tenants without sequences
 
 
 class Shares:
@@ -19,12 +19,14 @@ class Shares:
         self._weights = dict(weights or {})
         self._clocks: dict[str, float] = {}
         self._live: dict[str, int] = {}  # sequences that wait or run
-        self._decoding: dict[str, int] = {}  # of them, those that decode
+        self._decoding: dict[str, int] = {}  # sequences that decode
 
     def tenant(self, name: str) -> str:
+        """The name under which a tenant's sequences are ordered."""
         return name if self.is_on else ""
 
     def clock(self, tenant: str) -> float:
+        """Tokens computed for the tenant, divided by its weight."""
         return self._clocks.get(tenant, 0.0)
 
     def join(self, tenant: str, count: int) -> None:
@@ -51,10 +53,12 @@ class Shares:
             self._decoding[tenant] = self._decoding.get(tenant, 0) + 1
 
     def stop(self, tenant: str) -> None:
+        """One of its sequences does not decode any more."""
         if self.is_on:
             _subtract(self._decoding, tenant)
 
     def charge(self, tenant: str, tokens: int) -> None:
+        """Tokens are computed for the tenant."""
         if self.is_on:
             self._clocks[tenant] += tokens / self._weights.get(tenant, 1.0)
             self.tokens[tenant] += tokens
@@ -66,7 +70,7 @@ class Shares:
 
     def _forget(self) -> None:
         """Clocks that change nothing any more, and the ones furthest behind when there are too many."""
-        if not self._live:  # nobody was kept waiting by what has been used
+        if not self._live:  # no tenant waits for another
             self._clocks.clear()
         if len(self.tokens) > 2 * MAX_TENANTS:
             idle = sorted((name for name in self.tokens if name not in self._live), key=self.clock)

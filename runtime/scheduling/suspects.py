@@ -1,23 +1,25 @@
 """Which request kills the ranks? Knows request ids and deaths only.
 
-    died(everybody that was in flight)      the ranks have died: who runs next, and has one been found out?
-    passed(request)                         it has got the tokens that were in flight when the ranks died, or has ended
+    died(requests in flight)   the ranks have died. -> the guilty request, if it is found
+    passed(request)            it has got the tokens that were in flight when the ranks died, or has ended
 
-The first death may be an accident (an operator, the kernel's OOM killer): everybody runs again. A request
+The first death may be an accident (an operator, the kernel's OOM killer): all requests run again. A request
 that is in flight at two deaths without having passed in between is a *candidate*, and candidates are tried by
 halves, as in a binary search:
 
-    candidates = trial + rest       only `trial` runs; all others wait, so a death in a trial can only be the trial's doing
+    candidates = trial + rest       only `trial` runs, so a death in a trial can only be the trial's doing
     the ranks die                   the candidates are those of the trial that were in flight
     every one of the trial passed   the candidates are the rest
     then                            the first half of the candidates becomes the trial
-    no candidate is left            it was no single request's fault: everybody runs
-    the ranks die, and one request alone was in flight that was so at an earlier death as well: that one is guilty; everybody else runs
+    no candidate is left            it was no single request's fault: all requests run
+    the ranks die with a single     it is guilty; all others run
+      request in flight that was
+      so at an earlier death too
 
 It ends. Each event of a trial leaves at most half of the candidates, rounded up, and of one candidate none:
 it dies alone or passes. So one of N requests that always kills the ranks at the same place costs 2 + log2(N)
-deaths, rounded up. Between two such hunts a request has failed, or those who passed have got tokens, and of
-both there are finitely many. Nobody is guilty who was not in flight twice, the second time alone.
+deaths, rounded up. Between two such searches a request has failed, or requests that passed have got tokens,
+and of both there are finitely many. A guilty request was in flight at two deaths, at the second one alone.
 """
 
 from collections.abc import Collection, Sequence

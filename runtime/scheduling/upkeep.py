@@ -1,8 +1,7 @@
-"""What the scheduler does when it has nothing to do: it looks whether the cache is as it should be
-(cache/audit.py).
+"""Audits of the cache while the scheduler is idle (cache/audit.py).
 
-A cache that is not is emptied, and pages that nobody has or that two have are never handed out again: the
-runtime goes on with what is certain. Ranks that are started anew have new pages.
+If an audit finds a fault the cache is emptied, and pages with no owner or with two are not handed out again
+until the ranks are restarted.
 """
 
 from collections.abc import Generator
@@ -22,7 +21,7 @@ class Upkeep:
 
     @property
     def is_due(self) -> bool:
-        """Whether nobody needs the scheduler, and something has changed since the last audit."""
+        """Whether the scheduler is idle, and has had work since the last audit."""
         scheduler = self.scheduler
         return (
             not (scheduler.roster.live or scheduler.num_in_flight)
@@ -30,7 +29,7 @@ class Upkeep:
         )
 
     def run(self) -> Generator[None, None, Findings]:
-        """An audit in portions; whoever has something better to do leaves it, and it is due again."""
+        """An audit in portions. A caller that has other work abandons it, and it stays due."""
         found = yield from audit(self.scheduler.cache)
         if not found.is_clean:  # or it has changed meanwhile
             found = findings(self.scheduler.cache)

@@ -1,15 +1,14 @@
-"""The waiting queue: who is admitted next.
+"""The waiting queue: which sequence is admitted next.
 
-1. whoever has been overtaken too often (ageing), at most every AGED_EVERY-th time
+1. a sequence that has been overtaken too often (ageing), at most every AGED_EVERY-th time
 2. the best level (priority)
 3. within it, the tenant that has got least (fair shares)
-4. of that one's, who has run before and gave way; then by policy (order.py)
+4. within that, sequences that ran before and were preempted; then by policy (order.py)
 """
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
@@ -26,18 +25,20 @@ IDLE_LEVEL = 2**64  # after everybody, and by more than any threshold
 
 
 class OrderConfig(Struct, frozen=True, kw_only=True):
-    """What the options say about order."""
+    """The order of the queue as the options have it."""
 
     policy: str = "fcfs"
     has_priorities: bool = False
     low_first: bool = False  # the lower number is the higher priority
     # levels that a running sequence must be worse by to give way to a waiting one
     preemption_threshold: int = 10
-    patience: int = 256  # later ones that may overtake a sequence; 0: any number
-    fair: bool = False  # among tenants
+    patience: int = 256  # later sequences that may overtake one; 0: any number
+    fair: bool = False  # fair shares among tenants
     weights: Mapping[str, float] = {}  # of tenants; 1 where none is given
 
     def level(self, priority: int | None, *, is_idle: bool = False) -> int:
+        """The level of a request: the smaller, the sooner it is taken. `is_idle`: it runs in idle time
+        only."""
         if is_idle:
             return IDLE_LEVEL
         if not self.has_priorities:
@@ -47,22 +48,27 @@ class OrderConfig(Struct, frozen=True, kw_only=True):
         return priority if self.low_first else -priority
 
 
+LaneItem = tuple[bool, int, int, Sequence]  # is new, key, id, sequence: as lanes are sorted
+
+
 class Lane:
     """Waiting sequences of one level and tenant: those that ran before, then by the policy's key."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.entries: list[tuple[bool, int, int, Sequence]] = []  # is new, key, id, sequence: sorted
+        self.entries: list[LaneItem] = []  # sorted
         self._ranked: list[Sequence] = []  # what `rank` made of the first few, the next one last
         self._ranked_in = -1
 
-    def add(self, sequence: Sequence, *, is_new: bool) -> tuple[bool, int, int, Sequence]:
+    def add(self, sequence: Sequence, *, is_new: bool) -> LaneItem:
+        """Sorts a sequence in. -> what `remove` takes"""
         entry = (is_new, self.policy.key(sequence) if is_new else 0, sequence.id, sequence)
         insort(self.entries, entry)
         self._ranked_in = -1
         return entry
 
-    def remove(self, entry: tuple[bool, int, int, Sequence]) -> None:
+    def remove(self, entry: LaneItem) -> None:
+        """Takes out what `add` returned."""
         del self.entries[bisect_left(self.entries, entry)]
         if self._ranked and self._ranked[-1] is entry[3]:
             self._ranked.pop()
@@ -70,7 +76,7 @@ class Lane:
             self._ranked_in = -1
 
     def head(self, turn: int, now: Now) -> Sequence:
-        """Ranks once a turn, or when the lane has changed."""
+        """The next sequence. Policies rank once a turn, or when the lane has changed."""
         first = self.entries[0]
         if self.policy.rank is None or not first[0] or len(self.entries) == 1:
             return first[3]
@@ -81,17 +87,16 @@ class Lane:
         return self._ranked[-1]
 
 
-class Place(Struct):
-    """Where a waiting sequence stands, and how many came before it."""
+class QueueEntry(Struct):
+    """A waiting sequence in its lane."""
 
-    ordinal: int
+    ordinal: int  # how many entered the queue before it
     lane: tuple[int, str]
-    entry: Any
+    item: LaneItem
 
 
 class WaitingQueue:
-    """Sequences without slot and pages. `turn` counts the plans: what a policy saw of the world holds for
-    one."""
+    """Sequences without slot and pages. `turn` counts the plans: what a policy has ranked holds for one."""
 
     def __init__(self, order: OrderConfig, now: Now, shares: Shares) -> None:
         self.order = order
@@ -103,62 +108,65 @@ class WaitingQueue:
         self._now = now
         self._shares = shares
         self._lanes: dict[tuple[int, str], Lane] = {}
-        self._places: OrderedDict[int, Place] = OrderedDict()  # by id, in order of entry
-        self._parked: dict[int, Sequence] = {}
+        self._entries: OrderedDict[int, QueueEntry] = OrderedDict()  # by id, in order of entry
+        self._suspended: dict[int, Sequence] = {}
         self._entered = 0
         self._left = 0
         self._last_aged = -AGED_EVERY
 
     def __len__(self) -> int:
-        return len(self._places) + len(self._parked)
+        return len(self._entries) + len(self._suspended)
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens of all that wait; costs as much as there are."""
-        return sum(len(p.entry[3].tokens) for p in self._places.values()) + sum(
-            len(s.tokens) for s in self._parked.values()
+        """Known tokens of all waiting sequences; takes time in their number."""
+        return sum(len(entry.item[3].tokens) for entry in self._entries.values()) + sum(
+            len(s.tokens) for s in self._suspended.values()
         )
 
     @property
     def has_ready(self) -> bool:
-        return bool(self._places)
+        """Whether a sequence waits for its turn alone."""
+        return bool(self._entries)
 
     def add(self, sequence: Sequence, *, is_new: bool = True) -> None:
-        """The sequence can run from now on. Not `is_new`: it did before, and gave way."""
-        self._parked.pop(sequence.id, None)
+        """The sequence can run from now on. Not `is_new`: it ran before, and was preempted."""
+        self._suspended.pop(sequence.id, None)
         key = (sequence.level, self._shares.tenant(sequence.request.tenant))
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(self._policy)
-        self._places[sequence.id] = Place(self._entered, key, lane.add(sequence, is_new=is_new))
+        self._entries[sequence.id] = QueueEntry(self._entered, key, lane.add(sequence, is_new=is_new))
         self._entered += 1
 
-    def park(self, sequence: Sequence) -> None:
-        """The sequence waits for something else than its turn, until `add`."""
-        self._parked[sequence.id] = sequence
+    def add_suspended(self, sequence: Sequence) -> None:
+        """The sequence waits for something other than its turn, until `add`."""
+        self._suspended[sequence.id] = sequence
 
     def suspend(self, sequence: Sequence) -> None:
         """A sequence that waits for its turn waits for something else first, until `release`."""
-        if sequence.id in self._places:
+        if sequence.id in self._entries:
             self.remove(sequence)
             self._left -= 1
-            self.park(sequence)
+            self.add_suspended(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """What `sequence` was held for is decided; it may have ended meanwhile."""
-        if self.is_parked(sequence):
+        """A suspended sequence waits for its turn; it may have ended meanwhile."""
+        if self.holds(sequence):
             self.add(sequence)
 
-    def is_parked(self, sequence: Sequence) -> bool:
-        return sequence.id in self._parked
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence is suspended."""
+        return sequence.id in self._suspended
 
     def remove(self, sequence: Sequence) -> None:
-        if self._parked.pop(sequence.id, None) is None:
-            place = self._places.pop(sequence.id)
-            lane = self._lanes[place.lane]
-            lane.remove(place.entry)
+        """A waiting sequence leaves."""
+        if self._suspended.pop(sequence.id, None) is None:
+            entry = self._entries.pop(sequence.id)
+            lane = self._lanes[entry.lane]
+            lane.remove(entry.item)
             if not lane.entries:
-                del self._lanes[place.lane]
+                del self._lanes[entry.lane]
             self._left += 1
         sequence.match = None
 
@@ -172,10 +180,10 @@ class WaitingQueue:
 
     def fills(self, num_tokens: int, num_sequences: int) -> bool:
         """Whether those that wait have so many tokens together, or are so many."""
-        if len(self._places) >= num_sequences:
+        if len(self._entries) >= num_sequences:
             return True
-        for place in self._places.values():
-            num_tokens -= len(place.entry[3].tokens)
+        for entry in self._entries.values():
+            num_tokens -= len(entry.item[3].tokens)
             if num_tokens <= 0:
                 return True
         return False
@@ -186,12 +194,17 @@ class WaitingQueue:
         self.turn += 1
 
     def head(self) -> Sequence | None:
-        """Who is next; stays so until somebody comes, goes or a new turn begins."""
-        if not self._places:
+        """The next sequence; the same one until a sequence comes or goes, or a new turn begins."""
+        if not self._entries:
             return None
         if self.admits_only:
             return next(
-                (p.entry[3] for p in self._places.values() if p.entry[3].request.id in self.admits_only), None
+                (
+                    entry.item[3]
+                    for entry in self._entries.values()
+                    if entry.item[3].request.id in self.admits_only
+                ),
+                None,
             )
         if (overdue := self._overdue()) is not None:
             return overdue
@@ -202,13 +215,13 @@ class WaitingQueue:
         return lane.head(self.turn, self._now)
 
     def _overdue(self) -> Sequence | None:
-        """The longest in the queue, if it was overtaken too often: all that have left since it was the first
-        to come, came later. Who runs in idle time only has no age."""
+        """The oldest sequence, if it was overtaken too often: all that have left since it is the oldest came
+        later. Sequences that run in idle time only do not age."""
         if not self.order.patience or self._left - self._last_aged < AGED_EVERY:
             return None
-        oldest = next((place for place in self._places.values() if place.lane[0] != IDLE_LEVEL), None)
+        oldest = next((entry for entry in self._entries.values() if entry.lane[0] != IDLE_LEVEL), None)
         return (
-            oldest.entry[3]
+            oldest.item[3]
             if oldest is not None and self._left - oldest.ordinal >= self.order.patience
             else None
         )

@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             if s.slot < 0
             and s.first_cached_len < 0
             and s not in held
-            and not world.scheduler.roster.waiting.is_parked(s)
+            and not world.scheduler.roster.waiting.holds(s)
         ]
         if waiting:
             world.shelf.fetch(data.draw(st.sampled_from(waiting)), world.rank)

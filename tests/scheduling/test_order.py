@@ -113,7 +113,7 @@ def test_who_gave_way_goes_before_the_new_of_its_level() -> None:
 def test_parked_ones_count_but_are_not_taken() -> None:
     waiting = queue(OrderConfig())
     parked = sequence(0, [1])
-    waiting.park(parked)
+    waiting.add_suspended(parked)
     assert len(waiting) == 1 and waiting.head() is None
     waiting.add(parked)
     assert drain(waiting) == [0]
