@@ -11,7 +11,14 @@ from tests.shape import source
 
 # a file of this project, from the root or from runtime/: `runtime/cache/host.py`, `cache/host.py`, `host.py`
 _FILE = re.compile(r"(?<![\w/.<*])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b(?!\w)")
-FOREIGN = {"conftest.py", "sitecustomize.py", "mine.py", "_op_plugin_docs.py", "attention_v1.py"}
+FOREIGN = {
+    "conftest.py",
+    "sitecustomize.py",
+    "mine.py",
+    "_op_plugin_docs.py",
+    "torch_npu/_op_plugin_docs.py",
+    "attention_v1.py",
+}
 CODE = [path for folder in ("runtime", "tests", "bench") for path in source.files(folder)]
 PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
 KNOWN = {

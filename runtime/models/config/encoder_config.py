@@ -1,4 +1,4 @@
-"""config.json of the BERT line of encoders. Torch-free; config.py calls it."""
+"""config.json of the BERT line of encoders. Torch-free; model_config.py calls it."""
 
 from typing import Annotated as A
 from typing import Any, Literal
