@@ -142,7 +142,8 @@ def _arrow(
     x2, y2 = end[0] + end[2] / 2, end[1]
     bend = (y2 - y1) / 2
     return (
-        f'<path data-arrow="{name}" d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} {x2:.1f},{y2 - bend:.1f} {x2:.1f},{y2:.1f}" '
+        f'<path data-arrow="{name}" d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} '
+        f'{x2:.1f},{y2 - bend:.1f} {x2:.1f},{y2:.1f}" '
         f'fill="none" stroke="{LINE if is_down else WRONG}" stroke-width="{0.6 + count**0.5 * 0.45:.2f}" '
         f'stroke-opacity="{0.55 if is_down else 0.9}"/>'
     )

@@ -146,7 +146,8 @@ def table(scores: dict[str, Score]) -> str:
 
 
 def _line(kind: str, score: Score) -> str:
-    return f"| {kind} | {score.asked} | {score.right} | {score.right / score.asked:.1%} | {score.ended}/{score.turns} |"
+    share = score.right / score.asked
+    return f"| {kind} | {score.asked} | {score.right} | {share:.1%} | {score.ended}/{score.turns} |"
 
 
 def main() -> None:

@@ -168,7 +168,8 @@ def model_config(plan: Plan) -> ModelConfig:
 
 
 def model_card(plan: Plan, model: ModelConfig, adapters: dict[str, AdapterCard]) -> ModelCard:
-    """What clients may know of the served model; `adapters` changes as adapters come and go. Raises OptionsError, ModelError."""
+    """What clients may know of the served model; `adapters` changes as adapters come and go. Raises
+    OptionsError, ModelError."""
     preferred = preferred_sampling(plan)
     defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
     return ModelCard(

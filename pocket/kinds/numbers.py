@@ -193,7 +193,8 @@ def steps(sign: str, a: int, b: int) -> str:
     if sign == "-":
         borrow = int(a0 < b0)
         tail = f" - {borrow}" if borrow else ""
-        return f"Ones: {a0 + 10 * borrow} - {b0} = {a0 + 10 * borrow - b0}. Tens: {a1} - {b1}{tail} = {a1 - b1 - borrow}."
+        ones = a0 + 10 * borrow
+        return f"Ones: {ones} - {b0} = {ones - b0}. Tens: {a1} - {b1}{tail} = {a1 - b1 - borrow}."
     if b > 9:
         a1, a0, b0 = b1, b0, a
         if a > 9:

@@ -2,8 +2,8 @@
 goes on.
 
 The process (runtime/grammar/compile_process.py) is started by the first grammar, and stays. When it ends, the
-next grammar starts another one. Results are cached. While a grammar is checked its request waits, and others go
-on.
+next grammar starts another one. Results are cached. While a grammar is checked its request waits, and others
+go on.
 """
 
 import asyncio

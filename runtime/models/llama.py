@@ -1,8 +1,8 @@
 """The Llama line of decoders: Llama, Mistral, Qwen2, Qwen3, and the MoE models of the last two.
 
 Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU feed-forward. The families
-differ in data only, which model_config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalizes each head of q
-and k; Mistral and Qwen have sliding windows.
+differ in data only, which model_config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalizes each head
+of q and k; Mistral and Qwen have sliding windows.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Stacked experts, as transformers 5 may write them: one tensor of all experts of a layer. The loader gets
 them expert by expert.
 
-  experts.gate_up_proj  [experts, 2 * inner, hidden]  experts.N.gate_proj.weight above experts.N.up_proj.weight
+  experts.gate_up_proj  [experts, 2 * inner, hidden] experts.N.gate_proj.weight above experts.N.up_proj.weight
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
 """
 

@@ -2,7 +2,7 @@
 no other work of the host.
 
     part of a step                                where it runs
-    page updates, embedding, layers               the forward graph, from static inputs to static hidden states;
+    page updates, embedding, layers               the forward graph, from static inputs to hidden states;
                                                   with LoRA adapters there is one with and one without them
     head, argmax, last tokens and lengths         the greedy graph, when all rows are plain and greedy
     head, sampling, last tokens and lengths       a sampling graph, when all are plain and some random: the
@@ -12,8 +12,8 @@ no other work of the host.
     head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
       other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
-    prompts, drafts, pages from host memory,      no graph here: the whole step is launched kernel by kernel, or
-      admits, encoders, states, pooling models    in piecewise graphs
+    prompts, drafts, pages from host memory,      no graph here: the step is launched kernel by kernel,
+      admits, encoders, states, pooling models    or in piecewise graphs
 
 Inputs are slots and page updates, packed into one array, int32 [1 + 3 * pools, size]. Everything else,
 positions included, is device state of the slots. Rows up to the size are padding: they belong to a slot that
@@ -62,7 +62,8 @@ class Recorded:
     greedy: Any
     penalised: Any  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
-    # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits samplers outside
+    # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits samplers
+    # outside
     samplers: dict[tuple[int, bool], Any]
 
 
@@ -135,7 +136,7 @@ class DecodeGraphs:
         self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.torch_device)
         self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
 
-    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def size_for(self, plan: StepPlan) -> int | None:
         """The size whose forward graph computes this plan; None: it must be launched one by one."""
@@ -194,7 +195,7 @@ class DecodeGraphs:
         self.graphs.replay(graph, ())
         return self.tokens[: len(plan.slots)]
 
-    # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── captures ──────────────────────────────────────────────────────────────────────────────────────────
 
     def capture(self, size: int) -> Captured:
         """Graphs of one more size. One that cannot be captured leaves everything as it was; a sampler that
@@ -265,7 +266,7 @@ class DecodeGraphs:
         packed[0] = packed[1::3] = self.slots.padding
         return packed
 
-    # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward_body(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""

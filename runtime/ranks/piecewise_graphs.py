@@ -148,7 +148,7 @@ class PiecewiseGraphs:
             torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
         )
 
-    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def size_for(self, batch: ForwardBatch) -> int | None:
         """The size whose graphs compute this step; None: it must be launched kernel by kernel."""
@@ -174,7 +174,7 @@ class PiecewiseGraphs:
         self.graphs.replay(recorded.graphs[-1], ())
         return recorded.hidden[:count]
 
-    # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── captures ──────────────────────────────────────────────────────────────────────────────────────────
 
     def capture(self, size: int) -> Captured:
         """Graphs of one more size. One that cannot be captured leaves everything as it was."""

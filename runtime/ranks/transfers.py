@@ -1,9 +1,9 @@
 """Copies of a step's inputs to the device and of its results to the host, which do not make the host wait.
 
 To the device: host arrays in pinned memory, copied in the order of the device's work. To the host: tensors
-copied after that work on a stream of their own, so that the next step need not wait for the copy, and an event
-that marks its end. torch's allocators of pinned and of device memory keep both ends alive until the device is
-done with them.
+copied after that work on a stream of their own, so that the next step need not wait for the copy, and an
+event that marks its end. torch's allocators of pinned and of device memory keep both ends alive until the
+device is done with them.
 """
 
 from collections.abc import Callable, Sequence

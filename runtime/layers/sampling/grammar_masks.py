@@ -6,11 +6,11 @@ forward has been launched and the device is busy.
 
 Jump-forward: where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence
 is as long the mask of each position allows the run's token alone. So a run is the same whether the scheduler
-learns of it (`runs`) and drafts it, or not and its tokens are sampled one by one; and steps that are in flight
-meanwhile sample tokens of the run.
+learns of it (`runs`) and drafts it, or not and its tokens are sampled one by one; and steps that are in
+flight meanwhile sample tokens of the run.
 
-Along drafts (verify rows) the masks follow copies of the matcher; the copy at the last accepted draft replaces
-the slot's own.
+Along drafts (verify rows) the masks follow copies of the matcher; the copy at the last accepted draft
+replaces the slot's own.
 """
 
 import copy
@@ -27,7 +27,8 @@ from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
 KEPT = 64  # compiled grammars
-# With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode. So
+# With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode.
+# So
 # runs are reported from SHORTEST tokens on, and among more than FEW sequences, which take their steps anyway,
 # from LONG tokens on.
 FEW, SHORTEST, LONG = 2, 4, 8
@@ -134,7 +135,8 @@ class GrammarMasks:
         self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
 
     def prepare(self, grammar: Grammar | None) -> None:
-        """Starts to load the backend and to compile, in another thread; `admit` waits for what is not done."""
+        """Starts to load the backend and to compile, in another thread; `admit` waits for what is not
+        done."""
         if self._setup is None:
             return
         if self._backend is None:

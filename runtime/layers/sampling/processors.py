@@ -2,7 +2,8 @@
 name.
 
     class Shy:
-        def __init__(self, params: dict) -> None: ...            # custom_params of the request; raise ValueError for wrong ones
+        # `params`: custom_params of the request; raise ValueError for wrong ones
+        def __init__(self, params: dict) -> None: ...
         def __call__(self, tokens: list[int], prompt_len: int, logits: Tensor) -> Tensor: ...
 
 `tokens` are all of the sequence so far, `logits` its float32 row [V] after penalties and biases and before a
@@ -68,7 +69,8 @@ class Processors:
             except Exception as error:  # whatever the module does when it is imported
                 raise StartError(
                     f"--logit-processors {path} can't be loaded ({type(error).__name__}: {error}); "
-                    "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)"
+                    "give package.module:Class of a module that Python finds (for your own file set "
+                    "PYTHONPATH=FOLDER)"
                 ) from None
 
     def admit(self, admit: Admit) -> None:
