@@ -1,4 +1,4 @@
-"""What all tests share: the event loop, Triton's interpreter where there is no GPU, samples of big matrices."""
+"""What tests share: the event loop, Triton's interpreter where there is no GPU, samples of big matrices."""
 
 import os
 from collections import defaultdict

@@ -1,8 +1,8 @@
 """Big matrices of cases, sampled: a run takes some cases of each, `pytest --full` takes all of them.
 
-A test that is marked `@pytest.mark.sampled(n)` keeps about `n` of its parametrized cases: enough that every value
-of every parameter occurs, then others at even distances. The choice depends on the cases alone, so two runs of
-one commit take the same ones.
+A test that is marked `@pytest.mark.sampled(n)` keeps about `n` of its parametrized cases: enough that every
+value of every parameter occurs, then others at even distances. The choice depends on the cases alone, so two
+runs of one commit take the same ones.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The runtime without HTTP, on the null device: when it refuses requests, and what it reports about itself."""
+"""The runtime without HTTP, on the null device: when it refuses requests, what it reports about itself."""
 
 import io
 import json

@@ -128,7 +128,7 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
 
 
 def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
-    """Nobody looked between their answer and their end."""
+    """The ranks answer and end before the actor looks at either."""
     captures, metrics = Captures([1, 2, 4]), Metrics()
     capturing, scheduler = (
         GraphCapturing([captures], metrics),

@@ -104,7 +104,7 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
 def test_choices_do_not_depend_on_company(
     params: dict[str, Any], tmp_path: Path, fallbacks: Counter[str]
 ) -> None:
-    """All sampling parameters work on the device, and a sequence gets the same tokens alone and in a batch."""
+    """All sampling parameters work on the device; a sequence gets the same tokens alone and in a batch."""
     _, planner = open_rank(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
     fallbacks.clear()
     alone = planner.generate(planner.row(0, SHORT, sampling(**params)), COUNT)

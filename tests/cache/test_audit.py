@@ -67,7 +67,7 @@ def test_damage_is_found_and_quarantined(damage: Callable[[KVCache], None]) -> N
     found = findings(it.cache)
     num_pages, num_hosts, words = DAMAGE[damage]
     assert (len(found.pages), len(found.hosts)) == (num_pages, num_hosts) and any(
-        words in told for told in found.messages
+        words in message for message in found.messages
     )
     it.cache.quarantine(found.pages, found.hosts)
     assert findings(it.cache).is_clean and not it.cache.tree.root.children

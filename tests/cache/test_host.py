@@ -117,10 +117,10 @@ def test_the_oldest_leaves_of_host_memory_go_first() -> None:
     it.plan()
     it.run(7, 7, 8)
     it.plan()
-    hosted = {
+    with_host_pages = {
         node.key: node.host for root in it.cache.tree.roots.values() for node in walk(root) if node.host
     }
-    assert [np.frombuffer(key, dtype=np.int32)[0] for key in hosted] == [1, 5, 7], (
+    assert [np.frombuffer(key, dtype=np.int32)[0] for key in with_host_pages] == [1, 5, 7], (
         "the leaf of the oldest path made room"
     )
 

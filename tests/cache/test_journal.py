@@ -27,7 +27,7 @@ def grow(tree: PrefixTree, tokens: list[int], namespace: str = "") -> Node:
     return node
 
 
-def said(tree: PrefixTree) -> list[Any]:
+def recorded(tree: PrefixTree) -> list[Any]:
     assert tree.journal is not None
     events: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(tree.journal.take().events))
     return events
@@ -36,11 +36,11 @@ def said(tree: PrefixTree) -> list[Any]:
 def test_a_path_is_one_event() -> None:
     t = tree()
     grow(t, [1, 2, 3, 4])
-    ((tag, hashes, *rest),) = said(t)
+    ((tag, hashes, *rest),) = recorded(t)
     assert (tag, *rest) == ("BlockStored", None, [1, 2, 3, 4], 2, None, "GPU", None, None)
     assert len(set(hashes)) == 2 and all(0 <= h < 2**63 for h in hashes)
     grow(t, [1, 2, 3, 4, 5, 6])
-    assert said(t)[0][:4] == [
+    assert recorded(t)[0][:4] == [
         "BlockStored",
         [t.journal.hashes[t.match("", memoryview(array("i", [1, 2, 3, 4, 5, 6])).cast("B"), 3)]],
         hashes[1],
@@ -54,7 +54,7 @@ def test_branches_are_events_of_their_own() -> None:
     t = tree()
     grow(t, [1, 2, 3, 4])
     grow(t, [1, 2, 5, 6])
-    one, other = said(t)
+    one, other = recorded(t)
     assert other[2] == one[1][0] and other[3] == [5, 6]
 
 
@@ -63,16 +63,16 @@ def test_hashes_are_the_same_everywhere_and_depend_on_all_before() -> None:
     for tokens in ([1, 2, 3, 4], [1, 2, 3, 4], [5, 6, 3, 4]):
         t = tree()
         grow(t, tokens)
-        hashes.append(said(t)[0][1])
+        hashes.append(recorded(t)[0][1])
     assert hashes[0] == hashes[1] and not set(hashes[0]) & set(hashes[2])
 
 
 def test_removal() -> None:
     t = tree()
     t.unlock(grow(t, [1, 2, 3, 4]))
-    ((_, hashes, *_),) = said(t)
+    ((_, hashes, *_),) = recorded(t)
     t.evict(2)
-    assert said(t) == [["BlockRemoved", hashes[::-1], "GPU"]]
+    assert recorded(t) == [["BlockRemoved", hashes[::-1], "GPU"]]
     assert not t.journal.hashes
 
 
@@ -81,11 +81,11 @@ def test_a_removal_ends_a_path() -> None:
     t = tree()
     t.unlock(grow(t, [9, 9]))
     node = grow(t, [1, 2])
-    said(t)
+    recorded(t)
     node = t.extend(node, array("i", [3, 4]).tobytes(), 7)
     t.evict(1)
     t.extend(node, array("i", [5, 6]).tobytes(), 8)
-    assert [event[0] for event in said(t)] == ["BlockStored", "BlockRemoved", "BlockStored"]
+    assert [event[0] for event in recorded(t)] == ["BlockStored", "BlockRemoved", "BlockStored"]
 
 
 def test_namespaces_are_told_apart_and_not_told() -> None:
@@ -93,7 +93,7 @@ def test_namespaces_are_told_apart_and_not_told() -> None:
     secret = namespace(salt="a long secret salt " * 5)
     grow(t, [1, 2])
     grow(t, [1, 2, 3, 4], secret)
-    plain, salted = said(t)
+    plain, salted = recorded(t)
     assert plain[3:] == [[1, 2], 2, None, "GPU", None, None]
     *_, medium, lora_name, extra = salted
     assert (medium, lora_name, extra[1]) == ("GPU", None, None) and "secret" not in str(extra) and extra[0]
@@ -102,10 +102,10 @@ def test_namespaces_are_told_apart_and_not_told() -> None:
 
 def test_clearing_forgets_what_was_not_told() -> None:
     t = tree()
-    said(t)
+    recorded(t)
     grow(t, [1, 2])
     t.journal.cleared()
-    assert said(t) == [["AllBlocksCleared"]] and not t.journal.hashes
+    assert recorded(t) == [["AllBlocksCleared"]] and not t.journal.hashes
 
 
 def test_numbers_have_no_gaps() -> None:
@@ -122,6 +122,6 @@ def test_a_router_knows_what_the_tree_holds() -> None:
         if random.random() < 0.4:
             t.evict(random.randrange(8))
         if random.random() < 0.3:
-            router.take(said(t))
+            router.take(recorded(t))
             assert router.prefixes() == held(t)
     assert router.num_removed > 100

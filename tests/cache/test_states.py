@@ -129,15 +129,22 @@ def test_plans_say_nothing_of_states_while_nothing_changes() -> None:
         page_copies.append(plan.states)
         world.results.append(world.rank.execute(plan))
         world.receive()
-    told = {
-        step: [np.asarray(getattr(said, name)).tolist() for name in said.__struct_fields__]
-        for step, said in enumerate(page_copies)
-        if said
+    copied = {
+        step: [np.asarray(getattr(copies, name)).tolist() for name in copies.__struct_fields__]
+        for step, copies in enumerate(page_copies)
+        if copies
     }
     own = 1
     # the empty state is loaded, and that of the first page kept
-    assert told[0] == [[0], [own], [0], [own], [own], [2]]
-    assert set(told) == {0, 4, 12, 20} and told[4] == told[12] == told[20] == [[], [], [], [], [own], [3]]
+    assert copied[0] == [[0], [own], [0], [own], [own], [2]]
+    assert set(copied) == {0, 4, 12, 20} and copied[4] == copied[12] == copied[20] == [
+        [],
+        [],
+        [],
+        [],
+        [own],
+        [3],
+    ]
 
 
 def test_the_audit_looks_at_states() -> None:

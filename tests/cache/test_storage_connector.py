@@ -1,4 +1,4 @@
-"""The doors for a storage tier; tests/scheduling/storing.py drives them at random."""
+"""The interface for a storage tier; tests/scheduling/storing.py drives them at random."""
 
 import pytest
 

@@ -18,7 +18,7 @@ def ask(world: World, own: int, length: int = 30) -> int:
 
 
 def stream(world: World, first: int) -> None:
-    """A long prompt that nobody knows passes through."""
+    """A long prompt that shares no prefix passes through."""
     world.add([first, *[k % 37 for k in range(150)]], max_new_tokens=2, ignore_eos=True)
     world.run()
 

@@ -27,7 +27,7 @@ def held(tree: PrefixTree, medium: str = "GPU") -> set[tuple[str, tuple[int, ...
 
 
 def listen(router: Router, tree: PrefixTree) -> bool:
-    """The router hears what has happened. -> whether it believes what is so, on each medium"""
+    """Sends the new events to the router. Returns whether it then knows what each medium holds."""
     assert tree.journal is not None
     router.take(msgspec.msgpack.decode(msgspec.msgpack.encode(tree.journal.take().events)))
     return all(router.prefixes(medium) == held(tree, medium) for medium in ("GPU", "CPU"))

@@ -43,11 +43,11 @@ GREEDY: dict[str, Any] = {
 }
 
 
-def sampling(**wishes: Any) -> SlotSampling:
-    return SlotSampling(**(GREEDY | wishes))
+def sampling(**params: Any) -> SlotSampling:
+    return SlotSampling(**(GREEDY | params))
 
 
-def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
+def start_rank(folder: Path | str, **options: Any) -> StartRank:
     base: dict[str, Any] = {
         "device": "cpu",
         "model_path": str(folder),
@@ -64,11 +64,11 @@ def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
         "rendezvous": "",
         "seed": 0,
     }
-    return StartRank(**(base | wishes))
+    return StartRank(**(base | options))
 
 
-def start(folder: Path | str, rank: int = 0, **wishes: Any) -> tuple[Executor, RankReady]:
-    message = start_rank(folder, **wishes)
+def start(folder: Path | str, rank: int = 0, **options: Any) -> tuple[Executor, RankReady]:
+    message = start_rank(folder, **options)
     executor = open_executor(message.device, rank)
     return executor, executor.start(message, lambda phase, fraction: None)
 
@@ -87,7 +87,7 @@ class Row:
     is_admitted: bool = False
     lora_slot: int = -1  # of its adapter
     window: dict[int, int] = field(default_factory=dict)  # pages of the windows' pool, by page-table row
-    told: set[int] = field(default_factory=set)  # rows of them that the rank knows
+    sent: set[int] = field(default_factory=set)  # page-table rows whose window pages the rank has
     results: list[tuple[int, float, list[int], list[float]]] = field(default_factory=list)
     prompt: list[PromptLogprobs] = field(default_factory=list)
 
@@ -115,7 +115,7 @@ class Planner:
         self,
         slot: int,
         prompt: list[int],
-        wishes: SlotSampling,
+        params: SlotSampling,
         *,
         prefix: "Row | None" = None,
         shared: int = 0,
@@ -125,7 +125,7 @@ class Planner:
         assert shared % self.page_size == 0 and (prefix is None or prompt[:shared] == prefix.tokens[:shared])
         pages = prefix.pages[: shared // self.page_size] if prefix else []
         self.known_pages[slot] = 0
-        return Row(slot, list(prompt), wishes, list(pages), computed=shared, prompt_len=len(prompt))
+        return Row(slot, list(prompt), params, list(pages), computed=shared, prompt_len=len(prompt))
 
     def plan(
         self, decodes: list[Row], extends: list[tuple[Row, int]], verifies: Sequence[tuple[Row, Draft]] = ()
@@ -201,8 +201,8 @@ class Planner:
             for i in range(row.computed // self.page_size, (row.computed + count - 1) // self.page_size + 1):
                 if i not in row.window:
                     row.window[i] = self.free_window.pop(0)
-            updates += [(row.slot, i, page) for i, page in row.window.items() if i not in row.told]
-            row.told |= row.window.keys()
+            updates += [(row.slot, i, page) for i, page in row.window.items() if i not in row.sent]
+            row.sent |= row.window.keys()
         return WindowPages(*np.array(updates, dtype=np.int32).reshape(-1, 3).T)
 
     def run(

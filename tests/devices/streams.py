@@ -1,7 +1,7 @@
 """A device with streams, in plain memory: the cpu's arithmetic, and torch's module of a device as far as the
 runtime uses it.
 
-What a side stream is given is done at once, or (`is_late`) when somebody waits for it: the two ends of what a
+What a side stream is given is done at once, or (`is_late`) when it is waited for: the two ends of what a
 device may do. So a wait that is missing shows as wrong tokens, as does a buffer that is overwritten too
 early.
 """

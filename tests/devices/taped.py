@@ -181,8 +181,8 @@ class TapedRanks:
 
 
 class TapedOps(CpuOps):
-    """The cpu's, with a draw that launches the same work whatever the rows wish, as those of devices do that
-    can capture it."""
+    """The cpu's ops, with sampling that launches the same work for all sampling params, as graph capture
+    needs it."""
 
     def sample(self, logits: Tensor, draw: Any) -> Tensor:
         vocab = logits.shape[1]

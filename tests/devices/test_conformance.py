@@ -171,8 +171,8 @@ def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_moe(bench: Bench, first: int) -> None:
-    """With `first` 3 the experts before and behind the five here are other ranks'; one is nobody's choice,
-    one token has none here."""
+    """With `first` 3 the experts before and behind the five here are other ranks'. One expert gets no token,
+    and one token has no expert here."""
     x, gate_up, down = bench.randn(7, 16), bench.randn(5, 48, 16) / 4, bench.randn(5, 16, 24) / 4
     ids = (
         torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.torch_device)

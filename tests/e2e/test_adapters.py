@@ -149,12 +149,12 @@ async def test_they_come_and_go(
         assert await run_all(engine, [("x", PROMPTS[0])]) == [expect("y", PROMPTS[0])], (
             "nothing is left of the old one of that name"
         )
-        told = engine._core.metrics().decode().splitlines()
+        lines = engine._core.metrics().decode().splitlines()
         assert {
             "runtime_loaded_adapters 1",
             "runtime_adapter_loads_total 2",
             "runtime_adapter_used_slots 0",
-        } <= set(told)
+        } <= set(lines)
         with pytest.raises(InvalidRequest, match="no adapter z is loaded; loaded are x"):
             await engine.adapters.unload("z")
 

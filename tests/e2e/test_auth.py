@@ -1,4 +1,4 @@
-"""Keys of a server that was started with them: what they open, and that nobody prints them."""
+"""Keys of a server that was started with them: what they open, and that they are never printed."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.e2e.test_server import serve
 USER, ADMIN = "s3cret-user", "s3cret-admin"
 
 
-def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_keys_give_access_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "server.yaml"
     config.write_text(f"api-key: {USER}\n")
     with serve(
@@ -21,7 +21,7 @@ def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.C
     ) as server:
         with pytest.raises(openai.AuthenticationError) as caught:
             server.client.models.list()
-        told = [str(caught.value)]
+        outputs = [str(caught.value)]
         client = server.client.with_options(api_key=USER)
         name = client.models.list().data[0].id
         assert client.completions.create(model=name, prompt="hi", max_tokens=2).usage
@@ -32,11 +32,11 @@ def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.C
         for path in ("/server_info", "/get_server_info", "/model_info", "/metrics", "/v1/models", "/health"):
             answer = httpx.get(server.url + path, headers={"x-api-key": USER})
             assert answer.status_code == 200
-            told.append(answer.text)
-        assert "(hidden)" in told[1] and '"api_key"' in told[1]
+            outputs.append(answer.text)
+        assert "(hidden)" in outputs[1] and '"api_key"' in outputs[1]
         server.process.terminate()
         assert server.process.stderr is not None
-        told.append(server.process.stderr.read())
+        outputs.append(server.process.stderr.read())
     for command in (["check", "explain"], ["check", "explain", "--json"], ["serve", "--port", "x"]):
         done = subprocess.run(
             [sys.executable, "-m", "runtime", *command, "--config", str(config), "--admin-api-key", ADMIN],
@@ -44,5 +44,5 @@ def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.C
             text=True,
             check=False,
         )
-        told += [done.stdout, done.stderr]
-    assert len("".join(told)) > 1000 and "s3cret" not in "".join(told)
+        outputs += [done.stdout, done.stderr]
+    assert len("".join(outputs)) > 1000 and "s3cret" not in "".join(outputs)

@@ -24,14 +24,14 @@ def test_a_killed_server_answers_the_rest(checkpoint: Callable[[str], Path], tmp
         "--file-storage-path",
         str(tmp_path),
     )
-    wish = {"model": "default", "prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body = {"model": "default", "prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     data = "".join(
         json.dumps(
             {
                 "custom_id": str(i),
                 "method": "POST",
                 "url": "/v1/completions",
-                "body": wish | {"prompt": f"abc {i % 7}"},
+                "body": body | {"prompt": f"abc {i % 7}"},
             }
         )
         + "\n"

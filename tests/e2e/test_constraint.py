@@ -149,15 +149,15 @@ async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> Non
                 {},
             ):
                 before = engine._core.replicas[0].scheduler.totals.steps
-                wishes = SAMPLING | more
+                params = SAMPLING | more
                 found = [
-                    await engine.generate("Say it", constraint=rule, **wishes)
+                    await engine.generate("Say it", constraint=rule, **params)
                     for rule in (JsonSchema(json.dumps(LONG)), RULES[3])
                 ]
                 for answer in found:
                     assert answer.finish.completion_tokens == len(answer.token_ids)
                     assert (
-                        not wishes.get("logprobs")
+                        not params.get("logprobs")
                         or [entry.token_id for entry in answer.logprobs] == answer.token_ids
                     )
                 answers.append(

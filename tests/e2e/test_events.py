@@ -66,9 +66,9 @@ async def test_a_router_believes_what_is_so() -> None:
         )
         async with Reader(actor.endpoint, replay_endpoint=actor.replay_endpoint) as reader:
             await traffic(engine, random, 40)
-            told = await settle(engine)
+            num_published = await settle(engine)
             batches = await reader.replay(0)
-            assert [number for number, _ in batches] == list(range(told)) and batches[0][1][0] == [
+            assert [number for number, _ in batches] == list(range(num_published)) and batches[0][1][0] == [
                 "AllBlocksCleared"
             ]
             for _, events in batches:
@@ -80,9 +80,9 @@ async def test_a_router_believes_what_is_so() -> None:
             await traffic(engine, random, 40)
             last = await settle(engine) - 1
             news = await reader.news(last)
-            missed = [batch for batch in await reader.replay(told) if batch[0] < news[0][0]]
-            batches = missed + [batch for batch in news if batch[0] >= told]
-            assert [number for number, _ in batches] == list(range(told, last + 1))
+            missed = [batch for batch in await reader.replay(num_published) if batch[0] < news[0][0]]
+            batches = missed + [batch for batch in news if batch[0] >= num_published]
+            assert [number for number, _ in batches] == list(range(num_published, last + 1))
             for _, events in batches:
                 router.take(events)
             assert router.prefixes() == held(core.replicas[0].scheduler.cache.tree) and router.prefixes()

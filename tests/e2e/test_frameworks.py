@@ -1,4 +1,4 @@
-"""litellm and langchain against a running server, through each dialect that they speak."""
+"""litellm and langchain against a running server, through each API that they use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,7 @@ def litellm() -> Iterator[Any]:
     ],
 )
 def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str, base: str) -> None:
-    wish = {
+    request = {
         "model": model,
         "api_base": server.url + base,
         "api_key": "none",
@@ -45,11 +45,11 @@ def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str
         "max_tokens": 9,
         "num_retries": 0,
     }
-    whole = litellm.completion(**wish)
+    whole = litellm.completion(**request)
     assert whole.choices[0].message.content and whole.usage.completion_tokens == 9
     if "ollama" not in model:  # there litellm says stop, whatever it was told
         assert whole.choices[0].finish_reason == "length"
-    chunks = list(litellm.completion(**wish, stream=True))
+    chunks = list(litellm.completion(**request, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert chunks[-1].choices[0].finish_reason in ("length", "stop")
 

@@ -66,10 +66,10 @@ def serve_grpc(*options: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen
 
 def test_a_server_of_grpc_generates_and_stops() -> None:
     with serve_grpc("--device", "null") as (calls, process):
-        wish = TYPES["GenerateRequest"](
+        request = TYPES["GenerateRequest"](
             text="Once upon a time", sampling_params={"max_new_tokens": 12, "ignore_eos": True}
         )
-        messages = list(calls["Generate"](wish, timeout=WAIT_S))
+        messages = list(calls["Generate"](request, timeout=WAIT_S))
         assert (
             sum(len(message.output_ids) for message in messages) == 12
             and messages[-1].finish.reason == "length"
@@ -92,8 +92,8 @@ def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
             ).data
         ]
         client = ollama.Client(host=server.url)
-        told = client.embed("tiny", TEXTS)
-        assert told.embeddings == wanted and (told.prompt_eval_count or 0) > len(TEXTS)
+        embedded = client.embed("tiny", TEXTS)
+        assert embedded.embeddings == wanted and (embedded.prompt_eval_count or 0) > len(TEXTS)
         assert client.embed("tiny:latest", TEXTS[0]).embeddings == wanted[:1]
         assert client.embeddings("tiny", TEXTS[0]).embedding == wanted[0]
         short = client.embed("tiny", TEXTS[0], dimensions=4).embeddings[0]
@@ -131,10 +131,10 @@ def test_hidden_states_and_embeddings(checkpoint: Callable[[str], Path]) -> None
         whole = httpx.post(server.url + "/generate", json=plain, timeout=WAIT_S).json()
         first, *rest = whole["meta_info"]["hidden_states"]
     with serve_grpc(*options) as (calls, _):
-        wish = TYPES["GenerateRequest"](
+        request = TYPES["GenerateRequest"](
             input_ids=[5, 6, 7], sampling_params=sampling, return_hidden_states=True
         )
-        messages = list(calls["Generate"](wish, timeout=WAIT_S))
+        messages = list(calls["Generate"](request, timeout=WAIT_S))
         rows = [list(row.values) for message in messages for row in message.hidden_states]
         assert rows == [pytest.approx(row, abs=1e-5) for row in [*first, *rest]]
         stopped = TYPES["GenerateRequest"](

@@ -82,12 +82,12 @@ async def all_at_once(*jobs: Callable[[], Any]) -> None:
 async def check_states(engine: Engine, whole: Whole) -> None:
     """Of all tokens and of the last one, in company."""
 
-    async def one(prompt: list[int], wish: str) -> None:
-        answer = await engine.generate(prompt, hidden_states=wish, **GREEDY)
+    async def one(prompt: list[int], requested: str) -> None:
+        answer = await engine.generate(prompt, hidden_states=requested, **GREEDY)
         expected = whole.states(prompt + answer.token_ids[:-1])
         assert answer.hidden_states is not None
         np.testing.assert_allclose(
-            answer.hidden_states, expected if wish == "all" else expected[-1:], **CLOSE
+            answer.hidden_states, expected if requested == "all" else expected[-1:], **CLOSE
         )
 
     async def plain() -> None:
@@ -95,7 +95,9 @@ async def check_states(engine: Engine, whole: Whole) -> None:
         assert answer.hidden_states is None
 
     jobs = [
-        lambda prompt=prompt, wish=wish: one(prompt, wish) for prompt in PROMPTS for wish in ("all", "last")
+        lambda prompt=prompt, requested=requested: one(prompt, requested)
+        for prompt in PROMPTS
+        for requested in ("all", "last")
     ]
     await all_at_once(*jobs, plain)
 
@@ -130,13 +132,13 @@ async def check_embeds(engine: Engine, whole: Whole) -> None:
             await engine.generate(np.array(SHARED), **GREEDY)
         ).token_ids
 
-    wishes = [
+    requests = [
         (random_embeds(1, 40), None),
         (random_embeds(2, 40), None),
         (random_embeds(2, 40), SHARED),
         (random_embeds(3, 1), None),
     ]
-    await all_at_once(*[lambda wish=wish: one(*wish) for wish in wishes], tokens)
+    await all_at_once(*[lambda requested=requested: one(*requested) for requested in requests], tokens)
 
 
 @pytest.mark.parametrize(
@@ -157,25 +159,25 @@ async def test_two_ranks(checkpoint: Callable[[str], Path], whole: Callable[[str
 
 
 async def test_a_rank_dies(checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]) -> None:
-    """What was told stays, what was on its way is computed again."""
+    """What was streamed stays, what was on its way is computed again."""
     async with Engine(model_path=str(checkpoint("llama")), chunked_prefill_size=7, **OPTIONS) as engine:
         prompt, embeds = PROMPTS[0], random_embeds(4, 30)
-        wish: dict[str, Any] = GREEDY | {"max_new_tokens": 80}
+        params: dict[str, Any] = GREEDY | {"max_new_tokens": 80}
         rows: list[np.ndarray] = []
         tokens: list[int] = []
         other: list[int] = []
 
-        async def told() -> None:
-            async for delta in engine.stream(prompt, hidden_states="all", **wish):
+        async def streamed() -> None:
+            async for delta in engine.stream(prompt, hidden_states="all", **params):
                 rows.extend(delta.hidden or [])
                 tokens.extend(delta.token_ids)
                 if len(tokens) == 5:
                     os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
 
         async def embedded() -> None:
-            other.extend((await engine.generate(embeds, **wish)).token_ids)
+            other.extend((await engine.generate(embeds, **params)).token_ids)
 
-        await all_at_once(told, embedded)
+        await all_at_once(streamed, embedded)
     np.testing.assert_allclose(np.concatenate(rows), whole("llama").states(prompt + tokens[:-1]), **CLOSE)
     assert other == whole("llama").embedded(embeds, 80)
 
@@ -227,15 +229,15 @@ async def test_over_http(checkpoint: Callable[[str], Path], whole: Callable[[str
 
         chat = {"messages": [{"role": "user", "content": ""}], "input_ids": PROMPTS[1]}
         for path, more in (("/v1/completions", {"prompt": PROMPTS[1]}), ("/v1/chat/completions", chat)):
-            wish = more | {
+            body = more | {
                 "temperature": 0,
                 "ignore_eos": True,
                 "max_tokens": COUNT,
                 "return_hidden_states": True,
             }
-            choice = (await client.post(path, json=wish)).json()["choices"][0]
+            choice = (await client.post(path, json=body)).json()["choices"][0]
             np.testing.assert_allclose(choice["hidden_states"], last, **CLOSE)
-            chunk = events(await client.post(path, json=wish | {"stream": True}))[-1]["choices"][0]
+            chunk = events(await client.post(path, json=body | {"stream": True}))[-1]["choices"][0]
             assert chunk["finish_reason"] == "length"
             np.testing.assert_allclose(chunk.get("delta", chunk)["hidden_states"], last, **CLOSE)
 

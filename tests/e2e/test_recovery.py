@@ -50,9 +50,9 @@ class Run:
         self.random = Random(0)
         self.answers: list[list[Answer]] = [[]] * 16
 
-    async def stream(self, i: int, prompt: list[int], wishes: dict[str, Any]) -> None:
-        answers = [Answer() for _ in range(wishes.get("n", 1))]
-        async for delta in self.engine.stream(prompt, **wishes):
+    async def stream(self, i: int, prompt: list[int], params: dict[str, Any]) -> None:
+        answers = [Answer() for _ in range(params.get("n", 1))]
+        async for delta in self.engine.stream(prompt, **params):
             answers[delta.index].add(delta)
             self.num_deltas += 1
             if self.kills and self.num_deltas >= self.kills[0]:
@@ -62,18 +62,18 @@ class Run:
                 )
         self.answers[i] = answers
 
-    async def whole(self, i: int, prompt: list[int], wishes: dict[str, Any]) -> None:
-        self.answers[i] = await self.engine.generate_n(prompt, **wishes)
+    async def whole(self, i: int, prompt: list[int], params: dict[str, Any]) -> None:
+        self.answers[i] = await self.engine.generate_n(prompt, **params)
 
     async def all(self) -> list[list[Answer]]:
         async with anyio.create_task_group() as tasks:
             for i in range(len(self.answers)):
-                wishes = SAMPLING[i % len(SAMPLING)] | {
+                params = SAMPLING[i % len(SAMPLING)] | {
                     "seed": i,
                     "max_new_tokens": NEW_TOKENS,
                     "ignore_eos": True,
                 }
-                tasks.start_soon(self.stream if i % 2 else self.whole, i, [i, *range(10, 20 + 3 * i)], wishes)
+                tasks.start_soon(self.stream if i % 2 else self.whole, i, [i, *range(10, 20 + 3 * i)], params)
         return self.answers
 
 
@@ -113,13 +113,13 @@ async def test_kills_change_no_answer(tp_size: int, checkpoint: Callable[[str], 
 async def test_a_rank_that_hangs_is_replaced(
     checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wishes: dict[str, Any] = {"temperature": 0, "max_new_tokens": 100, "ignore_eos": True}
+    params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 100, "ignore_eos": True}
     async with Engine(
         model_path=str(checkpoint("llama")), tensor_parallel_size=2, watchdog_timeout=3, **OPTIONS
     ) as engine:
-        expected = (await engine.generate([1, 2, 3], **wishes)).token_ids
+        expected = (await engine.generate([1, 2, 3], **params)).token_ids
         got: list[int] = []
-        async for delta in engine.stream([1, 2, 3], **wishes):
+        async for delta in engine.stream([1, 2, 3], **params):
             got += delta.token_ids
             if len(got) == 20:
                 # rank 0 waits for it in a collective

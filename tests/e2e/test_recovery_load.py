@@ -1,5 +1,5 @@
-"""Ranks die under load, over HTTP: 64 clients of three dialects, half of them streaming, and each gets what
-an undisturbed server says."""
+"""Ranks die under load, over HTTP: 64 clients of three APIs, half of them streaming, get the answers of
+an undisturbed server."""
 
 import json
 import os
@@ -76,7 +76,7 @@ class Client:
         } | what
 
     async def ask(self, http: httpx.AsyncClient, came: Callable[[int], None] = lambda _: None) -> None:
-        """`came` is told how many characters a stream has brought."""
+        """`came` is given how many characters a stream has brought."""
         async with http.stream("POST", self.path, json=self.body()) as response:
             self.status = response.status_code
             if not self.is_stream or self.status != 200:
@@ -99,13 +99,13 @@ class Client:
         if "error" in answer:
             self.error = answer["error"]
         elif self.path == "/generate":
-            assert answer["text"].startswith(self.text), "what was said is taken back"
+            assert answer["text"].startswith(self.text), "text that was sent is taken back"
             self.text = answer["text"]
             self.num_finishes += answer["meta_info"]["finish_reason"] is not None
         else:
             (choice,) = answer["choices"]
-            said = choice.get("message") or choice.get("delta") or choice
-            self.text += said.get("content") or said.get("text") or ""
+            message = choice.get("message") or choice.get("delta") or choice
+            self.text += message.get("content") or message.get("text") or ""
             self.num_finishes += choice["finish_reason"] is not None
 
 
@@ -157,7 +157,7 @@ class Trouble:
 async def load(
     server: Server, number: signal.Signals = signal.SIGKILL, points: tuple[int, ...] = ()
 ) -> tuple[list[str], Trouble]:
-    """64 clients at once. -> what they were told, each of them well and once"""
+    """64 clients at once. Returns their texts, each complete and once."""
     clients = [Client(i) for i in range(CLIENTS)]
     limits = httpx.Limits(max_connections=CLIENTS + 1)
     async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as http:
@@ -212,8 +212,8 @@ async def test_ranks_die_under_load_and_no_client_is_told_anything_else(
             random.randrange(STREAMED // 20, STREAMED // 3),
             random.randrange(STREAMED // 2, STREAMED * 3 // 4),
         )
-        told, trouble = await load(server, number, points)
-        assert told == expected
+        texts, trouble = await load(server, number, points)
+        assert texts == expected
         assert (
             len(trouble.hurt) == 2 and all(map(is_gone, trouble.hurt)) and len(server.rank_pids()) == tp_size
         )

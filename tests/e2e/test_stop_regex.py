@@ -22,10 +22,12 @@ REGEXES: list[str | list[str]] = [
 
 
 def cut(regexes: str | list[str], text: str, keep: bool) -> tuple[str, str | None]:
-    wishes = [regexes] if isinstance(regexes, str) else regexes
+    alternatives = [regexes] if isinstance(regexes, str) else regexes
     for end in range(1, len(text) + 1):
         found = [
-            (match.start(), match.end(), regex) for regex in wishes if (match := re.search(regex, text[:end]))
+            (match.start(), match.end(), regex)
+            for regex in alternatives
+            if (match := re.search(regex, text[:end]))
         ]
         if found:
             start, stop, regex = min(found)
@@ -51,16 +53,16 @@ async def test_whole_and_streamed() -> None:
         for regexes in REGEXES:
             for keep in (False, True):
                 text, matched = cut(regexes, free, keep)
-                wish = {
+                body = {
                     "text": PROMPT,
                     "sampling_params": sampling | {"stop_regex": regexes, "no_stop_trim": keep},
                 }
-                answer = (await client.post("/generate", json=wish)).json()
+                answer = (await client.post("/generate", json=body)).json()
                 assert (answer["text"], answer["meta_info"]["finish_reason"].get("matched")) == (
                     text,
                     matched,
                 )
-                last = events(await client.post("/generate", json=wish | {"stream": True}))[-1]
+                last = events(await client.post("/generate", json=body | {"stream": True}))[-1]
                 assert (last["text"], last["meta_info"]["finish_reason"]) == (
                     text,
                     answer["meta_info"]["finish_reason"],

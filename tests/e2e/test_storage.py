@@ -63,11 +63,11 @@ async def test_a_prefix_outlives_the_server(
     checkpoint: Checkpoint, reference: Generate, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     expected = reference("llama", PROMPT, 6)
-    said = options(tmp_path, checkpoint("llama"), **more)
-    async with runtime.Engine(**said) as first:
+    given = options(tmp_path, checkpoint("llama"), **more)
+    async with runtime.Engine(**given) as first:
         assert await ask(first) == (expected, 0)
         await files(tmp_path, 6)
-    async with runtime.Engine(**said) as second:
+    async with runtime.Engine(**given) as second:
         assert await ask(second) == (expected, FULL)
         assert metric(second, 'runtime_storage_pages_total{event="read"}') == 6
         assert metric(second, "runtime_storage_fetched_tokens_total") == FULL
@@ -76,15 +76,15 @@ async def test_a_prefix_outlives_the_server(
 
 async def test_damaged_files_are_misses(checkpoint: Checkpoint, reference: Generate, tmp_path: Path) -> None:
     expected = reference("llama", PROMPT, 6)
-    said = options(tmp_path, checkpoint("llama"))
-    async with runtime.Engine(**said) as first:
+    given = options(tmp_path, checkpoint("llama"))
+    async with runtime.Engine(**given) as first:
         await ask(first)
         pages = await files(tmp_path, 6)
     for number, page in enumerate(pages):
         record = bytearray(page.read_bytes())
         record[64 + 100 * number] ^= 16
         page.write_bytes(record if number % 2 else record[:-1])
-    async with runtime.Engine(**said) as second:
+    async with runtime.Engine(**given) as second:
         assert await ask(second) == (expected, 0)
         assert metric(second, 'runtime_storage_pages_total{event="corrupt"}') >= 1
 
@@ -106,14 +106,14 @@ async def test_tokens_are_right_whatever_came_in_time(
 
 
 async def test_what_cannot_work_is_said_at_the_start(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    said = options(tmp_path, checkpoint("llama"))
+    given = options(tmp_path, checkpoint("llama"))
     with pytest.raises(OptionsError, match="choose one of .*dynamic"):
-        runtime.Engine(**said | {"hicache_storage_backend": "mooncake"})
+        runtime.Engine(**given | {"hicache_storage_backend": "mooncake"})
     with pytest.raises(OptionsError, match="--enable-hierarchical-cache"):
-        runtime.Engine(**said | {"enable_hierarchical_cache": False})
+        runtime.Engine(**given | {"enable_hierarchical_cache": False})
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match='"dir"'):
         async with runtime.Engine(
-            **said | {"hicache_storage_backend_extra_config": {"dir": str(tmp_path / "file")}}
+            **given | {"hicache_storage_backend_extra_config": {"dir": str(tmp_path / "file")}}
         ):
             pass

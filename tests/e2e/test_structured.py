@@ -1,5 +1,5 @@
-"""Structured outputs over HTTP, with the openai client: parsed answers, streams, other dialects' fields, and
-refusals that say where."""
+"""Structured outputs over HTTP, with the openai client: parsed answers, streams, fields of other APIs,
+and refusals that name the field."""
 
 import json
 from collections.abc import Iterator

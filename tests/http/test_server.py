@@ -171,7 +171,7 @@ async def test_keep_alive_and_pipelined_requests_survive_streams() -> None:
 
 
 async def test_a_connection_ends_with_its_client() -> None:
-    """Not with its keep-alive time: connections that nobody holds any more would pile up."""
+    """It does not last until its keep-alive time ends: connections without a client would pile up."""
     async with serving(FakeService()) as address:
         await anyio.wait_all_tasks_blocked()
         before = len(anyio.get_running_tasks())

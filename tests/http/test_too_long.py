@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 TEXT = "x" * 100_001
 CHAT = [{"role": "user", "content": TEXT}]
 MESSAGE_END = (
-    "tokens > 99999 maximum; this model's maximum context length is 100000 tokens here, with at least one token "
-    "of output"
+    "tokens > 99999 maximum; this model's maximum context length is 100000 tokens here, "
+    "with at least one token of output"
 )
 
 

@@ -61,12 +61,12 @@ async def test_events_are_those_of_the_http_route(path: str) -> None:
         body = BODIES[path] | {"stream": True}
         answer = await http.post(f"http://{address[0]}:{address[1]}{path}", json=body)
         await send(connection, id="a", path=path, body=body)
-        said = []
+        events = []
         while "done" not in (message := await receive(connection)):
             assert message.keys() == {"id", "event"} and message["id"] == "a", message
-            said.append(message["event"])
+            events.append(message["event"])
         wanted = [json.loads(payload) for payload in payloads(answer.content)]
-        assert [without_names(event) for event in said] == [without_names(event) for event in wanted]
+        assert [without_names(event) for event in events] == [without_names(event) for event in wanted]
         await send(connection, id="a", path=path, body=BODIES[path] | {"stream": False})
         whole = (await receive(connection))["answer"]
         assert without_names(whole) == without_names(
@@ -141,7 +141,7 @@ async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
         serving(http_app(service, HttpSettings(max_body_bytes=1000))) as address,
         socket(address) as connection,
     ):
-        for message, status, said in (
+        for message, status, word in (
             ('{"id": "x", "path": "/nowhere", "body": {}}', 400, "path"),
             ("nonsense", 400, "JSON"),
             ('{"path": "/generate"}', 400, "id"),
@@ -158,7 +158,7 @@ async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
         ):
             await connection.send(message)
             refused = await receive(connection)
-            assert refused["status"] == status and said in refused["error"]["message"], refused
+            assert refused["status"] == status and word in refused["error"]["message"], refused
             assert refused["id"] == ("x" if '"id"' in message else "")
         await connection.send(b'{"id": "x", "path": "/v1/messages", "body": {}}')
         assert (await receive(connection))["type"] == "error"
@@ -204,8 +204,8 @@ async def test_streams_tell_calls_as_over_http() -> None:
     async with serving(FakeService(formats=HERMES, says=SAYS)) as address, socket(address) as connection:
         await send(connection, id="a", path="/v1/chat/completions", body=body)
         deltas = []
-        while "event" in (told := await receive(connection)):
-            deltas += [choice["delta"] for choice in told["event"]["choices"]]
+        while "event" in (message := await receive(connection)):
+            deltas += [choice["delta"] for choice in message["event"]["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
     assert calls and calls[0]["function"]["name"] == "add"
     assert "<tool_call>" not in "".join(delta.get("content") or "" for delta in deltas)
@@ -219,10 +219,10 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
         scope: dict[str, Any] = {}
 
         def __init__(self) -> None:
-            self.said: list[Any] = []
+            self.sent: list[Any] = []
 
         async def send_text(self, text: str) -> None:
-            self.said.append((json.loads(text), dict(carrier.open)))
+            self.sent.append((json.loads(text), dict(carrier.open)))
 
     slow = Slow()
     served = {"/v1/completions": completions, "/tokenize": lambda service, body: Response(b"[1]")}
@@ -231,7 +231,7 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
         for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": 1.5}):
             await carrier._handle(json.dumps({"id": "a", "path": path, "body": body}).encode(), tasks)
             await anyio.wait_all_tasks_blocked()
-    ends = [open_then for message, open_then in slow.said if "event" not in message]
+    ends = [open_then for message, open_then in slow.sent if "event" not in message]
     assert len(ends) == 3 and ends == [{}] * 3 and carrier.num_serving == 0
 
 

@@ -161,16 +161,16 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("options", "words"),
     [
         ({"dtype": "float64"}, ["float64", "--dtype"]),
         ({"memory_fraction": 1e-9}, ["--mem-fraction-static"]),
         ({"max_total_tokens": 3}, ["--max-total-tokens", "--page-size 4"]),
     ],
 )
-def test_refuses_to_start(wishes: dict[str, object], words: list[str], tmp_path: Path) -> None:
+def test_refuses_to_start(options: dict[str, object], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
-        start(make_checkpoint("llama", tmp_path), **wishes)
+        start(make_checkpoint("llama", tmp_path), **options)
     assert all(word in str(caught.value) for word in words)
 
 

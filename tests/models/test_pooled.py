@@ -39,11 +39,11 @@ def vectors(
     prompts: list[list[int]],
     chunk: int = 1000,
     second_at: dict[int, int] | None = None,
-    **wishes: Any,
+    **options: Any,
 ) -> np.ndarray:
     """All in one step, or chunk after chunk; [N, size]"""
-    executor, ready = start(folder, **wishes)
-    planner = Planner(executor, ready, wishes.get("page_size", 4))
+    executor, ready = start(folder, **options)
+    planner = Planner(executor, ready, options.get("page_size", 4))
     rows = [planner.row(i, prompt, sampling()) for i, prompt in enumerate(prompts)]
     found: dict[int, np.ndarray] = {}
     while open_rows := [row for row in rows if row.computed < len(row.tokens)]:

@@ -34,10 +34,10 @@ def reference(folder: Path, rounds: dict[str, Round]) -> Reference:
     return found
 
 
-def log_probabilities(folder: Path, num_tokens: int = 6, **wishes: Any) -> tuple[Tensor, list[int]]:
+def log_probabilities(folder: Path, num_tokens: int = 6, **options: Any) -> tuple[Tensor, list[int]]:
     """Of the prompt's tokens, and a greedy continuation."""
-    executor, ready = start(folder, **wishes)
-    planner = Planner(executor, ready, wishes.get("page_size", 4))
+    executor, ready = start(folder, **options)
+    planner = Planner(executor, ready, options.get("page_size", 4))
     row = planner.row(0, PROMPT, sampling(prompt_logprobs=0))
     planner.prefill(row, chunk=17)
     while len(row.tokens) < len(PROMPT) + num_tokens:
@@ -121,12 +121,12 @@ def test_rounded_experts_and_latents(family: str, name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("wish", "family"),
+    ("quantization", "family"),
     [("fp8", "llama"), ("w8a8_int8", "qwen2"), ("w8a8_fp8", "qwen3_moe"), ("fp8", "deepseek_v3")],
 )
-def test_plain_checkpoints_are_quantised_while_loaded(wish: str, family: str, tmp_path: Path) -> None:
+def test_plain_checkpoints_are_quantised_while_loaded(quantization: str, family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path)
-    found, tokens = log_probabilities(folder, quantization=wish)
+    found, tokens = log_probabilities(folder, quantization=quantization)
     expected = wanted(Reference(folder), tokens)[: len(found)]
     assert 1e-4 < (found - expected).abs().mean() < 0.1 * expected.abs().mean()
 

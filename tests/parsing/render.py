@@ -33,8 +33,8 @@ def tags(
     def write(call: Call) -> str:
         parts = [begin + call[0] + name_end]
         for name, value in call[1].items():
-            told = f'" string="{"true" if isinstance(value, str) else "false"}' if says else ""
-            parts.append(key + name + told + key_end + line + text_of(value) + line + value_end)
+            is_string = f'" string="{"true" if isinstance(value, str) else "false"}' if says else ""
+            parts.append(key + name + is_string + key_end + line + text_of(value) + line + value_end)
         return "\n".join([*parts, end])
 
     return write
@@ -116,8 +116,8 @@ _V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end�
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 
-def told(call: Call) -> str:
-    """Kimi-K3 tells the type of every value."""
+def _typed(call: Call) -> str:
+    """A call of Kimi-K3, which names the type of every value."""
     kinds = {
         str: "string",
         bool: "boolean",
@@ -226,7 +226,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
         ]
     ),
     "k2_horizon": wrapped("<ifm|tool_calls>\n", "\n</ifm|tool_calls>", typed),
-    "kimi_k3": wrapped("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", told, ""),
+    "kimi_k3": wrapped("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _typed, ""),
     "iquest_q1": each("<iquest_tool_call>", "</iquest_tool_call>", _pairs),
     "longcat": each("<longcat_tool_call>", "</longcat_tool_call>", one),
     "olmo3": lambda calls: (

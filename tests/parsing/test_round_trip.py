@@ -107,15 +107,15 @@ def can_say(name: str, arguments: dict[str, Any]) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(sorted(WRITERS)),
-    said=st.sampled_from(["", "Well."]),
+    content=st.sampled_from(["", "Well."]),
     cuts=st.lists(st.integers(0, 400), max_size=6),
     arguments=st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=3),
 )
-def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[dict[str, Any]]) -> None:
+def test_calls_come_back(name: str, content: str, cuts: list[int], arguments: list[dict[str, Any]]) -> None:
     assume(all(can_say(name, one) for one in arguments))
     calls = [(f"f{i}", one) for i, one in enumerate(arguments)]
     tools = {function: schema_of(one) for function, one in calls}
-    text = ("" if name in ("llama3", "pythonic", *CHANNEL_FORMATS) else said) + render(name, calls)
+    text = ("" if name in ("llama3", "pythonic", *CHANNEL_FORMATS) else content) + render(name, calls)
     at = sorted({min(cut, len(text)) for cut in cuts})
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
     events = parse(
@@ -132,5 +132,5 @@ def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[
     assert [json.loads(event.text) for event in events if isinstance(event, Arguments)] == arguments
     assert sum(isinstance(event, CallEnd) for event in events) == len(calls)
     assert [event.text for event in events if isinstance(event, Content)] == (
-        [said] if said and text.startswith(said) else []
+        [content] if content and text.startswith(content) else []
     )

@@ -1,5 +1,4 @@
-"""What models write that their templates don't: ends that are missing, types that only the schema knows,
-marks without their partners."""
+"""What models write and their templates do not: missing ends, types only in the schema, unpaired marks."""
 
 import json
 from typing import Any
@@ -261,7 +260,8 @@ CASES: dict[str, tuple[str, str, Calls, str]] = {  # a format, a text, its calls
     ),
     "pairs of Hy3": (
         "hunyuan",
-        "<tool_calls>\n<tool_call>w<tool_sep>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+        "<tool_calls>\n<tool_call>w<tool_sep>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
         "<tool_call>none<tool_sep></tool_call></tool_calls>",
         [("w", {"days": 3}), ("none", {})],
         "",

@@ -226,8 +226,8 @@ def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
         arguments = [json.loads(e.text) for e in events if isinstance(e, Arguments)]
         assert arguments == [{"a": 5, "s": 'x"]y'}, {}]
         assert sum(isinstance(e, CallEnd) for e in events) == 2
-        said = [e.text for e in events if isinstance(e, Content)]
-        assert said == [word for word in ("hi", "bye") if word in text]
+        contents = [e.text for e in events if isinstance(e, Content)]
+        assert contents == [word for word in ("hi", "bye") if word in text]
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,5 +1,5 @@
-"""Sequences with adapters beside one without, decoded together: each as the model with its adapter merged,
-whoever sits where."""
+"""Sequences with adapters and one without, decoded together: each gets the tokens of the model with its
+adapter merged, in every LoRA slot."""
 
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ def assigned(**adapters: int) -> LoraAssignment:
 
 
 def decode_with_adapters(
-    folder: Path, index: Path, num_steps: int, page_size: int = 4, **wishes: Any
+    folder: Path, index: Path, num_steps: int, page_size: int = 4, **options: Any
 ) -> Executor:
-    """Adapters 1 and 2; then others sit where they sat, and nobody has one."""
+    """Decodes with adapters 1 and 2, then with their slots swapped; one row of each turn has no adapter."""
     references, loads = [Reference(folder)], []
     for id in (1, 2):
         adapter = make_adapter(
@@ -37,9 +37,9 @@ def decode_with_adapters(
         loads.append(LoadAdapter(id, str(adapter)))
     setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=ALL, loaded=loads)
     executor, ready = start(
-        folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes
+        folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **options
     )
-    for size in wishes.get("graph_sizes", []):
+    for size in options.get("graph_sizes", []):
         assert executor.capture(size).error == ""
     planner, done = Planner(executor, ready, page_size), []
 

@@ -19,7 +19,7 @@ from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
 from tests.ranks.lora_slots import decode_with_adapters
-from tests.ranks.test_torch_executor import WISHES
+from tests.ranks.test_torch_executor import SAMPLING_PARAMS
 from tests.ranks.test_windows import MODELS, WINDOW
 
 SIZES = [2, 4]  # 1 and 3 rows are padded
@@ -43,8 +43,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return checkpoint
 
 
-def opened(folder: Path, page_size: int = 4, **wishes: Any) -> tuple[Planner, taped.Tapes]:
-    executor, ready = start(folder, page_size=page_size, **(SMALL | wishes))
+def opened(folder: Path, page_size: int = 4, **options: Any) -> tuple[Planner, taped.Tapes]:
+    executor, ready = start(folder, page_size=page_size, **(SMALL | options))
     assert isinstance(executor, taped.TapedRunner)
     return Planner(executor, ready, page_size), executor.tapes
 
@@ -72,8 +72,8 @@ def test_greedy_equals_transformers(case: str, checkpoints: Any) -> None:
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v3"])
 def test_prefix_and_preemption(case: str, checkpoints: Any) -> None:
-    """A second sequence shares pages; the first loses its own and comes back in another slot, where somebody
-    else was."""
+    """A second sequence shares pages; the first loses its own and comes back in a slot that
+    another sequence had before."""
     folder, reference, expected = checkpoints(case)
     planner, _ = opened(folder)
     first = planner.row(0, prompts()[3], sampling())
@@ -122,11 +122,12 @@ def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest
     folder, _, _ = checkpoints("qwen3")
     monkeypatch.setattr(taped, "open_executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
 
-    def run(**wishes: Any) -> tuple[list[list[int]], Any]:
-        executor, ready = start(folder, max_slots=16, max_len=128, **wishes)
+    def run(**options: Any) -> tuple[list[list[int]], Any]:
+        executor, ready = start(folder, max_slots=16, max_len=128, **options)
         planner = Planner(executor, ready, 4)
         rows = [
-            planner.row(slot, [5, 9, 100, 7], sampling(**wish)) for slot, wish in enumerate(WISHES.values())
+            planner.row(slot, [5, 9, 100, 7], sampling(**params))
+            for slot, params in enumerate(SAMPLING_PARAMS.values())
         ]
         rows.append(planner.row(9, [5, 9, 100, 7], sampling(top_logprobs=2, temperature=0.8)))
         for row in rows:
@@ -140,13 +141,13 @@ def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest
     found, executor = run(device="taped", graph_sizes=[2, 8])
     assert found == expected
     forwards, replays = len(executor.tapes.lengths), executor.tapes.replays
-    # rows that wish for nothing but a token: greedy, random, nucleus, top_k
+    # rows that ask for nothing but a token: greedy, random, nucleus, top_k
     plain = 0 if company else DRAWS[draws][1]
     assert (forwards, replays - forwards) == ((10, 0) if company else (80, plain))
 
 
 def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
-    """A graph with adapters holds for any seats, and steps without them have their own."""
+    """A graph with adapters serves any LoRA slots, and steps without adapters have graphs of their own."""
     executor = decode_with_adapters(checkpoints("qwen3")[0], tmp_path, 4, device="taped", graph_sizes=[1, 4])
     assert isinstance(executor, taped.TapedRunner) and executor.tapes.replays == 2 * 2 * 3 * 4
 
@@ -271,7 +272,8 @@ def test_saves_go_with_a_graph_and_loads_without(checkpoints: Any) -> None:
     planner.page_copies = page_copies(loads={3: page})
     planner.run([row], [])
     assert tapes.replays == 2
-    for kept in (kept.view(-1, 4, *kept.shape[1:]) for pair in planner.executor.loaded.kv for kept in pair):  # type: ignore[attr-defined]
+    kv = planner.executor.loaded.kv  # type: ignore[attr-defined]
+    for kept in (x.view(-1, 4, *x.shape[1:]) for pair in kv for x in pair):
         assert kept[page].any() and torch.equal(kept[page], kept[row.pages[0]])
     planner.executor.close()
     os.close(fd)

@@ -26,8 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_checkpoint("qwen3_moe", tmp_path / "model", num_hidden_layers=3, mlp_only_layers=[1])
 
 
-def asked(executor: Any, wish: Any, folder: str = "") -> ExpertCounts:
-    found = executor.count_experts(CountExperts(7, wish, folder)).result()
+def asked(executor: Any, action: Any, folder: str = "") -> ExpertCounts:
+    found = executor.count_experts(CountExperts(7, action, folder)).result()
     assert isinstance(found, ExpertCounts) and found.id == 7
     return found
 
@@ -89,8 +89,8 @@ def test_counts_are_those_of_the_routers(
 def test_graphs_count_and_padding_does_not(folder: Path) -> None:
     """Three rows and one run in graphs of four and of two."""
     found = []
-    for wishes in ({}, {"device": "taped", "graph_sizes": [2, 4], "piecewise_sizes": [16], "max_len": 128}):
-        executor, ready = start(folder, expert_steps=0, **wishes)
+    for options in ({}, {"device": "taped", "graph_sizes": [2, 4], "piecewise_sizes": [16], "max_len": 128}):
+        executor, ready = start(folder, expert_steps=0, **options)
         run(Planner(executor, ready, 4))
         found.append(asked(executor, "read").counts)
     assert executor.tapes.replays > 6 and found[0].any()  # type: ignore[attr-defined]
@@ -117,10 +117,11 @@ def test_a_step_that_is_launched_again_counts_once(folder: Path) -> None:
     assert found[0] == found[1] == found[2] and any(found[0])
 
 
-def test_without_the_option_nobody_counts(folder: Path) -> None:
+def test_without_the_option_nothing_is_counted(folder: Path) -> None:
     executor, _ = start(folder)
     assert executor.loaded.load is None  # type: ignore[attr-defined]
-    assert all(getattr(layer.mlp, "counts", None) is None for layer in executor.loaded.model.layers)  # type: ignore[attr-defined]
+    layers = executor.loaded.model.layers  # type: ignore[attr-defined]
+    assert all(getattr(layer.mlp, "counts", None) is None for layer in layers)
 
 
 def test_a_folder_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:

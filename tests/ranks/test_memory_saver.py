@@ -35,8 +35,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def opened(folder: Path, **wishes: Any) -> tuple[Any, Any]:
-    executor, ready = start(folder, **({"max_total_tokens": 16384} | wishes))
+def opened(folder: Path, **options: Any) -> tuple[Any, Any]:
+    executor, ready = start(folder, **({"max_total_tokens": 16384} | options))
     assert isinstance(executor, TorchExecutor)
     return executor, ready
 

@@ -1,5 +1,5 @@
-"""When the host waits for a step that the device still computes: for nothing but tokens that somebody must be
-told."""
+"""When the host waits for a step that the device still computes: for nothing but tokens that are
+needed on the host."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ class Noted:
 
 
 class Slow:
-    """Transfers of a device that is always behind: what was fetched has come when somebody waits for it."""
+    """Transfers of a device that is always behind: what was fetched has come when it is waited for."""
 
     def __init__(self) -> None:
         self.waited: list[int] = []
@@ -68,7 +68,7 @@ def launch(planner: Planner, decodes: list[Row], extends: list[tuple[Row, int]])
 
 
 def decode(planner: Planner, row: Row) -> Launched:
-    """One step of a row whose last token nobody here knows yet."""
+    """One step of a row whose last token is not known on the host yet."""
     row.tokens.append(-1)
     return launch(planner, [row], [])
 
@@ -98,9 +98,9 @@ def test_who_must_be_told_is_told_before_the_next_token(folder: Path) -> None:
 
 def test_a_slot_changes_hands_when_its_last_token_has_been_told(folder: Path) -> None:
     planner, slow = opened(folder)
-    wish = sampling(processor=Processor("Noted", {}))
-    first = launch(planner, [], [(planner.row(0, [5, 6, 7], wish), 3)])
-    second = launch(planner, [], [(planner.row(0, [50, 51], wish), 2)])
+    params = sampling(processor=Processor("Noted", {}))
+    first = launch(planner, [], [(planner.row(0, [5, 6, 7], params), 3)])
+    second = launch(planner, [], [(planner.row(0, [50, 51], params), 2)])
     assert slow.waited == [1]
     results: list[StepResult] = [first.result(), second.result()]
     assert [result.token_ids.tolist() for result in results] == [[8], [52]]

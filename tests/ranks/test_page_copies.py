@@ -43,8 +43,8 @@ def memory() -> Iterator[int]:
     os.close(fd)
 
 
-def open_rank(folder: Path, fd: int, **wishes: Any) -> tuple[Executor, RankReady]:
-    return start(folder, **({"host_ratio": 1.0, "host_fds": [fd], "max_total_tokens": 128} | wishes))
+def open_rank(folder: Path, fd: int, **options: Any) -> tuple[Executor, RankReady]:
+    return start(folder, **({"host_ratio": 1.0, "host_fds": [fd], "max_total_tokens": 128} | options))
 
 
 class Run(Planner):
@@ -133,10 +133,10 @@ def test_moves_change_no_token_whatever_the_dtype_of_pages(
     executor.close()
 
 
-def prompt_logprobs(folder: Path, **wishes: Any) -> tuple[np.ndarray, int]:
+def prompt_logprobs(folder: Path, **options: Any) -> tuple[np.ndarray, int]:
     """Of a prompt that is computed in pieces, so that most of what it sees is read from pages. -> and the
     bytes of all pages"""
-    executor, ready = start(folder, max_total_tokens=128, **wishes)
+    executor, ready = start(folder, max_total_tokens=128, **options)
     run = Run(executor, ready, 4)
     row = run.row(0, OTHERS, sampling(prompt_logprobs=0))
     run.prefill(row, chunk=3)
@@ -164,12 +164,12 @@ def test_bf16_pages_in_a_bf16_model_change_no_bit(folder: Path) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_outside_sees_what_was_saved_and_the_next_rank_too(
+def test_storage_and_the_next_rank_read_what_was_saved(
     device: str, layout: str, family: str, folder: Path, memory: int, reference: Generate
 ) -> None:
-    """Host memory outlives the rank; what somebody else copied within it, by its views alone, is as good."""
-    wishes = {"device": device, "host_layout": layout, "dtype": "float32"}
-    executor, ready = open_rank(folder, memory, **wishes)
+    """Host memory outlives the rank; pages that were copied within it, by its views alone, are as good."""
+    options = {"device": device, "host_layout": layout, "dtype": "float32"}
+    executor, ready = open_rank(folder, memory, **options)
     run = Run(executor, ready, 4)
     first = run.row(0, PROMPT, sampling())
     expected = reference(family, PROMPT, 8)
@@ -184,7 +184,7 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(
             old[:] = bytes(len(old))
     executor.close()
     del run, executor
-    executor, again = open_rank(folder, memory, **(wishes | {"host_ratio": 0.5}))
+    executor, again = open_rank(folder, memory, **(options | {"host_ratio": 0.5}))
     assert again.num_host_pages == ready.num_host_pages, "memory that has a size keeps it"
     assert Run(executor, again, 4).again([21, 22, 23, 24, 25], 8) == expected
     executor.close()
@@ -217,7 +217,8 @@ def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> N
     belongs and no other is touched."""
     executor, ready = open_rank(folder, memory, device=device, host_layout=layout)
     run = Run(executor, ready, 4)
-    caches = [cache.view(ready.num_pages, -1) for pair in executor.loaded.kv for cache in pair]  # type: ignore[attr-defined]
+    kv = executor.loaded.kv  # type: ignore[attr-defined]
+    caches = [cache.view(ready.num_pages, -1) for pair in kv for cache in pair]
     for i, cache in enumerate(caches):
         cache[:] = torch.arange(len(cache), dtype=cache.dtype)[:, None] + 100 * i
     there = {5: 20, 4: 21, 9: 3, 11: 5, 10: 4, 12: 6, 30: 31, 14: 7, 1: 1}
@@ -235,16 +236,16 @@ def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         ({"host_bytes": 1 << 50}, "--hicache-size asks for"),
         ({"host_ratio": 1e-9}, "--hicache-ratio"),
         ({"host_bytes": 1}, "--page-size"),
     ],
 )
-def test_sizes_that_cannot_be(wishes: dict[str, Any], message: str, folder: Path, memory: int) -> None:
+def test_sizes_that_cannot_be(options: dict[str, Any], message: str, folder: Path, memory: int) -> None:
     with pytest.raises(StartError, match=message):
-        open_rank(folder, memory, **wishes)
+        open_rank(folder, memory, **options)
 
 
 def test_null_has_a_host_tier(memory: int) -> None:

@@ -44,8 +44,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Refe
     yield folder, Reference(folder)
 
 
-def opened(folder: Path, **wishes: Any) -> tuple[Planner, Any]:
-    executor, ready = start(folder, **(SMALL | wishes))
+def opened(folder: Path, **options: Any) -> tuple[Planner, Any]:
+    executor, ready = start(folder, **(SMALL | options))
     return Planner(executor, ready, 4), executor
 
 
@@ -112,7 +112,7 @@ def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
 
 
 def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Reference]) -> None:
-    """Neither the pages of the step before, whose places the inputs still hold, nor those of nobody."""
+    """Padding overwrites no free pages, nor those of the last step, whose indices the inputs still hold."""
     planner, executor = opened(llama[0])
     planner.prefill(planner.row(0, PROMPTS[2][:8], sampling()))
     kept = [x.clone() for pair in executor.loaded.kv for x in pair]
@@ -128,8 +128,8 @@ def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Re
 def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Reference]) -> None:
     """Log probabilities of the prompt, random tokens, penalties: all behind the hidden states."""
 
-    def run(**wishes: Any) -> tuple[list[int], list[float], list[float]]:
-        planner, executor = opened(llama[0], **wishes)
+    def run(**options: Any) -> tuple[list[int], list[float], list[float]]:
+        planner, executor = opened(llama[0], **options)
         row = planner.row(
             0,
             PROMPTS[1],
@@ -137,7 +137,7 @@ def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Referen
         )
         planner.prefill(row, chunk=9)
         planner.run([row], [])
-        assert (executor.tapes.replays > 0) == bool(wishes["piecewise_sizes"])
+        assert (executor.tapes.replays > 0) == bool(options["piecewise_sizes"])
         return (
             row.tokens,
             [x for part in row.prompt for x in part.logprobs.tolist()],

@@ -75,9 +75,9 @@ def test_pages_leave_room_for_the_largest_step(fraction: float, peak: int, part:
         lambda phase, done: None,
     )
     assert opened[0].ran == 1
-    beside = 0 if fraction == 1.0 or peak == 3 * MIB else ready.weights_bytes
+    other_bytes = 0 if fraction == 1.0 or peak == 3 * MIB else ready.weights_bytes
     page_bytes = ready.pages_bytes // ready.num_pages
-    assert ready.num_pages == (int(part * MIB) - beside) // page_bytes
+    assert ready.num_pages == (int(part * MIB) - other_bytes) // page_bytes
     planner = Planner(executor, ready, 4)
     assert len(planner.generate(planner.row(0, [5, 6, 7], sampling()), 4)) == 4
 
@@ -98,7 +98,7 @@ def test_a_step_is_launched_again_when_memory_is_short(
     index: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens, penalties and log probabilities are those of a rank that has enough."""
-    wishes = {
+    params = {
         "temperature": 1.0,
         "seed": 3,
         "repetition_penalty": 1.5,
@@ -109,7 +109,7 @@ def test_a_step_is_launched_again_when_memory_is_short(
     def run(step: int) -> list[Any]:
         executor = TorchExecutor(0, open_device, FACTS)
         planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
-        row = planner.row(0, [5, 6, 7, 5, 6], sampling(**wishes))
+        row = planner.row(0, [5, 6, 7, 5, 6], sampling(**params))
         own, calls = getattr(CpuOps, index), iter(range(100))
 
         def call(self: Any, *rest: Any) -> Any:

@@ -17,7 +17,7 @@ from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 
 PROMPT = [5, 9, 100, 7, 7, 31]
-WISHES: dict[str, dict[str, Any]] = {
+SAMPLING_PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "random": {"temperature": 1.0, "seed": 3},
     "nucleus": {"temperature": 0.9, "top_p": 0.8, "seed": -(2**63)},
@@ -57,25 +57,28 @@ def rank(folder: Path) -> tuple[Executor, RankReady]:
     return start(folder, max_slots=16)
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_tokens_do_not_depend_on_company(wish: str, rank: tuple[Executor, RankReady]) -> None:
-    """Alone, and in another slot in the midst of everybody else."""
+@pytest.mark.parametrize("name", SAMPLING_PARAMS)
+def test_tokens_do_not_depend_on_company(name: str, rank: tuple[Executor, RankReady]) -> None:
+    """A sequence gets the same tokens alone and in a batch, in another slot."""
     planner = Planner(*rank, 4)
-    alone = planner.generate(planner.row(0, PROMPT, sampling(**WISHES[wish])), 12)
-    rows = [planner.row(slot + 1, PROMPT, sampling(**wishes)) for slot, wishes in enumerate(WISHES.values())]
+    alone = planner.generate(planner.row(0, PROMPT, sampling(**SAMPLING_PARAMS[name])), 12)
+    rows = [
+        planner.row(slot + 1, PROMPT, sampling(**params))
+        for slot, params in enumerate(SAMPLING_PARAMS.values())
+    ]
     for i, row in enumerate(rows):
         planner.run(rows[:i], [(row, len(PROMPT))])
     for _ in range(12):
         planner.run(rows, [])
-    assert rows[list(WISHES).index(wish)].tokens[len(PROMPT) :][:12] == alone
+    assert rows[list(SAMPLING_PARAMS).index(name)].tokens[len(PROMPT) :][:12] == alone
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_tokens_survive_preemption(wish: str, rank: tuple[Executor, RankReady]) -> None:
+@pytest.mark.parametrize("name", SAMPLING_PARAMS)
+def test_tokens_survive_preemption(name: str, rank: tuple[Executor, RankReady]) -> None:
     """Half-way, the sequence loses its pages and is admitted anew, elsewhere, with all its tokens."""
     planner = Planner(*rank, 4)
-    whole = planner.generate(planner.row(0, PROMPT, sampling(**WISHES[wish])), 12)
-    again = planner.row(7, PROMPT + whole[:5], sampling(**WISHES[wish]))
+    whole = planner.generate(planner.row(0, PROMPT, sampling(**SAMPLING_PARAMS[name])), 12)
+    again = planner.row(7, PROMPT + whole[:5], sampling(**SAMPLING_PARAMS[name]))
     again.prompt_len = len(PROMPT)
     planner.prefill(again, chunk=4)
     while len(again.tokens) < len(PROMPT) + 12:
@@ -92,10 +95,10 @@ def test_min_len_bans_stop_ids(rank: tuple[Executor, RankReady]) -> None:
     assert all(token >= 200 for token in tokens[:8]) and any(token < 200 for token in tokens[8:])
 
 
-@pytest.mark.parametrize("wishes", EXTREME, ids=str)
-def test_extreme_wishes_give_tokens(wishes: dict[str, Any], rank: tuple[Executor, RankReady]) -> None:
+@pytest.mark.parametrize("params", EXTREME, ids=str)
+def test_extreme_params_give_tokens(params: dict[str, Any], rank: tuple[Executor, RankReady]) -> None:
     planner = Planner(*rank, 4)
-    row = planner.row(0, PROMPT, sampling(**wishes))
+    row = planner.row(0, PROMPT, sampling(**params))
     company = planner.row(1, PROMPT, sampling())
     expected = planner.generate(planner.row(2, PROMPT, sampling()), 6)
     planner.run([], [(row, len(PROMPT)), (company, len(PROMPT))])
@@ -138,15 +141,15 @@ def test_steps_without_samples_and_wide_logprobs(rank: tuple[Executor, RankReady
 
 
 @pytest.mark.parametrize(
-    ("wishes", "budget", "expected"),
+    ("options", "budget", "expected"),
     [
         ({"max_slots": 2, "max_len": 10}, 10**9, 2 * 3 + 1),  # never more than can be used
         ({"max_slots": 100, "max_len": 1000, "max_total_tokens": 50}, 10**9, 12 + 1),
         ({"max_slots": 100, "max_len": 1000}, 4 * 100 * 8 + 399, 8),  # 8 pages of 4 tokens of 100 bytes
     ],
 )
-def test_count_pages(wishes: dict[str, Any], budget: int, expected: int) -> None:
-    assert count_pages(start_rank("", **wishes), (0, 0), budget, (100, 0)) == Pools(expected - 1)
+def test_count_pages(options: dict[str, Any], budget: int, expected: int) -> None:
+    assert count_pages(start_rank("", **options), (0, 0), budget, (100, 0)) == Pools(expected - 1)
 
 
 def test_count_pages_refuses() -> None:
@@ -159,7 +162,8 @@ def test_count_pages_refuses() -> None:
 def test_ready_says_what_was_taken(rank: tuple[Executor, RankReady]) -> None:
     executor, ready = rank
     assert ready.num_pages == 16 * 256 // 4 + 1
-    assert ready.pages_bytes == sum(k.nbytes + v.nbytes for k, v in executor.loaded.kv)  # type: ignore[attr-defined]
+    kv = executor.loaded.kv  # type: ignore[attr-defined]
+    assert ready.pages_bytes == sum(keys.nbytes + values.nbytes for keys, values in kv)
     assert set(ready.phases_s) == {"device", "weights", "pages"} and ready.device_name == "cpu"
     executor.close()
     executor.close()

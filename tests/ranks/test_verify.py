@@ -1,5 +1,4 @@
-"""Verify rows on a rank: whatever the drafts, the tokens and their log probabilities are those of decoding one
-by one."""
+"""Verify rows on a rank: whatever the drafts, results are those of decoding one by one."""
 
 from pathlib import Path
 from random import Random
@@ -76,8 +75,8 @@ class Guesses:
         return Draft(tokens, parents if self.has_trees else None)
 
 
-def opened(folder: Path, page_size: int = 4, window: int = 0, **wishes: Any) -> Planner:
-    executor, ready = start(folder, page_size=page_size, processors=[f"{__name__}:Alternating"], **wishes)
+def opened(folder: Path, page_size: int = 4, window: int = 0, **options: Any) -> Planner:
+    executor, ready = start(folder, page_size=page_size, processors=[f"{__name__}:Alternating"], **options)
     return Planner(executor, ready, page_size, window=window)
 
 
@@ -151,9 +150,9 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_windows_in_a_pool_of_their_own(model: str, has_trees: bool, tmp_path: Path) -> None:
     family, overrides = MODELS[model]
     folder = make_checkpoint(family, tmp_path, **overrides)
-    wishes = {"page_size": PAGE_SIZE, "max_len": 256, "max_step_tokens": 8, "window_ratio": 0.1}
-    expected = [row.tokens[row.prompt_len :] for row in decoded(opened(folder, window=WINDOW, **wishes), {})]
-    verified(opened(folder, window=WINDOW, **wishes), {}, expected, Guesses(2, 0.7, has_trees=has_trees))
+    options = {"page_size": PAGE_SIZE, "max_len": 256, "max_step_tokens": 8, "window_ratio": 0.1}
+    expected = [row.tokens[row.prompt_len :] for row in decoded(opened(folder, window=WINDOW, **options), {})]
+    verified(opened(folder, window=WINDOW, **options), {}, expected, Guesses(2, 0.7, has_trees=has_trees))
 
 
 @pytest.mark.parametrize("has_trees", [False, True], ids=["chains", "trees"])
@@ -205,8 +204,8 @@ class Late(Direct):
 
 
 def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
-    """Positions come from the device: a decode is replayed while it is not known here how many drafts the step
-    before accepted."""
+    """Positions come from the device: a decode is replayed before the host knows how many drafts the last
+    step accepted."""
     expected = [row.tokens[row.prompt_len :] for row in decoded(opened(folder), {})]
     planner = opened(folder, device="taped", max_slots=5, max_len=64, graph_sizes=[1])
     row = planner.row(0, PROMPTS[1], sampling())

@@ -47,20 +47,20 @@ def opened(
     *,
     is_late: bool,
     kind: Callable[[], TorchExecutor] | None = None,
-    **wishes: Any,
+    **options: Any,
 ) -> tuple[StreamedRunner, Any, Streams]:
     streams = Streams(is_late=is_late)
     install(patch, streams)
     executor = StreamedRunner(streams, kind)
     ready = executor.start(
-        start_rank(folder, **({"max_total_tokens": 512} | wishes)), lambda phase, fraction: None
+        start_rank(folder, **({"max_total_tokens": 512} | options)), lambda phase, fraction: None
     )
     return executor, ready, streams
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize(
-    ("family", "wish"),
+    ("family", "spec"),
     [
         ("qwen3", EVERY),
         ("qwen3", OffloadSpec(0, 2, 1, 0)),
@@ -74,7 +74,7 @@ def opened(
 def test_tokens_are_the_same(
     is_late: bool,
     family: str,
-    wish: OffloadSpec,
+    spec: OffloadSpec,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -82,12 +82,13 @@ def test_tokens_are_the_same(
     model = folder if family == "qwen3" else make_checkpoint(family, tmp_path)
     plain, plain_ready = start(model, max_total_tokens=512)
     expected = tokens(plain, plain_ready)
-    executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(wish))
+    executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(spec))
     assert tokens(executor, ready) == expected
     assert executor.memory_saver is not None and ready.weights_bytes < plain_ready.weights_bytes
     kept = executor.memory_saver.loader.device.layer_devices
-    held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(executor.loaded.model.layers[i])}  # type: ignore[union-attr]
-    assert len(held) == wish.ahead + 1, "layers share the buffers"
+    layers = executor.loaded.model.layers  # type: ignore[union-attr]
+    held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(layers[i])}
+    assert len(held) == spec.ahead + 1, "layers share the buffers"
 
 
 def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,8 @@ def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     planner.step += 1
     with torch.inference_mode():
         start, loaded = np.array([row.computed]), executor.loaded
-        loaded.model.forward(loaded.inputs.batch(planner.plan([row], []), start, None))  # type: ignore[union-attr]
+        batch = loaded.inputs.batch(planner.plan([row], []), start, None)  # type: ignore[union-attr]
+        loaded.model.forward(batch)  # type: ignore[union-attr]
     number = next(int(call.split()[1]) for call in streams.calls if call.startswith("event"))
     fetch = [["side waits for main", "copy on side", f"event {number + i} on side"] for i in range(5)]
     assert streams.calls == [
@@ -181,7 +183,7 @@ def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("wish", "layers"),
+    ("spec", "layers"),
     [
         (OffloadSpec(0, 4, 1, 0), (3, 7, 11)),
         (OffloadSpec(0, 4, 3, 1), (1, 2, 3, 5, 6, 7, 9, 10, 11)),
@@ -191,12 +193,12 @@ def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pyt
         (OffloadSpec(1200, -1, 1, 1), tuple(range(12))),
     ],
 )
-def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
-    assert offloaded_layers(wish, [100] * 12) == layers
+def test_which_layers(spec: OffloadSpec, layers: tuple[int, ...]) -> None:
+    assert offloaded_layers(spec, [100] * 12) == layers
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("spec", "words"),
     [
         (OffloadSpec(1201, -1, 1, 1), "--cpu-offload-gb asks for"),
         (OffloadSpec(200, -1, 1, 1), "nothing is gained"),
@@ -204,9 +206,9 @@ def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
         (OffloadSpec(0, 4, 1, 2), "lower --offload-prefetch-step"),
     ],
 )
-def test_what_gains_nothing_is_refused(wish: OffloadSpec, words: str) -> None:
+def test_what_gains_nothing_is_refused(spec: OffloadSpec, words: str) -> None:
     with pytest.raises(StartError, match=words):
-        offloaded_layers(wish, [100] * 12)
+        offloaded_layers(spec, [100] * 12)
 
 
 def test_spans_of_views() -> None:

@@ -107,11 +107,11 @@ def test_when_there_are_two_pools(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "expected"),
+    ("changes", "expected"),
     [
         ({"state_bytes": 1000, "num_states": 4}, Pools(25, states=4)),  # and the padding slot
         ({"state_bytes": 500, "state_ratio": 1.0}, Pools(25, states=9)),
-        ({"state_bytes": 500, "state_ratio": 0.0}, Pools(45, states=1)),  # without one nobody runs
+        ({"state_bytes": 500, "state_ratio": 0.0}, Pools(45, states=1)),  # no sequence runs without one
         ({"state_bytes": 5000, "num_states": 2}, Pools(0)),
         ({"state_bytes": 1000, "num_states": 4, "ratio": 0.5}, Pools(33, 16, 4)),
         ({"ratio": 0.0}, Pools(50)),  # 100 bytes and 100 bytes a page, less the padding page
@@ -125,7 +125,7 @@ def test_when_there_are_two_pools(
         ({"full_page_bytes": 0, "ratio": 0.5, "most": 200}, Pools(200, 101)),
     ],
 )
-def test_share(wishes: dict[str, Any], expected: Pools) -> None:
+def test_share(changes: dict[str, Any], expected: Pools) -> None:
     room = MemoryBudget(
         **(
             {
@@ -135,7 +135,7 @@ def test_share(wishes: dict[str, Any], expected: Pools) -> None:
                 "most": 1000,
                 "longest": 10,
             }
-            | wishes
+            | changes
         )
     )
     pools = divide_memory(room)

@@ -61,17 +61,17 @@ class Process:
             pass_fds=[*self.fds[0].flat(), *self.fds[1].flat()],
         )
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         assert self.writer.try_publish(self.wire.encode(message))
 
-    def hear(self) -> FromRank:
+    def receive(self) -> FromRank:
         body = self.reader.read(PATIENCE_S)
-        assert body is not None, "the rank says nothing"
+        assert body is not None, "the rank sends nothing"
         return Wire[FromRank](FromRank).decode(body)
 
-    def hear_ready(self) -> RankReady:
-        assert self.hear() == LoadProgress(0, "start", 1.0)
-        ready = self.hear()
+    def receive_ready(self) -> RankReady:
+        assert self.receive() == LoadProgress(0, "start", 1.0)
+        ready = self.receive()
         assert isinstance(ready, RankReady) and ready.device_name == "null"
         return ready
 
@@ -100,12 +100,12 @@ def process() -> Iterator[Process]:
 
 
 def test_a_rank_starts_steps_and_stops(process: Process) -> None:
-    process.say(start_null(first_token=50, num_tokens=10))
-    assert process.hear_ready().num_pages > 1
+    process.send(start_null(first_token=50, num_tokens=10))
+    assert process.receive_ready().num_pages > 1
     for step in range(3):
-        process.say(decodes(step, rows=2))
-    process.say(StopRank())
-    results = [process.hear() for _ in range(3)]
+        process.send(decodes(step, rows=2))
+    process.send(StopRank())
+    results = [process.receive() for _ in range(3)]
     assert [(r.step, r.token_ids.tolist()) for r in results if isinstance(r, StepResult)] == [
         (n, [51 + n] * 2) for n in range(3)
     ]
@@ -114,17 +114,17 @@ def test_a_rank_starts_steps_and_stops(process: Process) -> None:
 
 def test_a_capture_is_answered_between_steps(process: Process) -> None:
     for message in (start_null(), decodes(0), Capture(4), decodes(1), StopRank()):
-        process.say(message)
-    process.hear_ready()
-    heard = [process.hear() for _ in range(3)]
-    assert [type(message) for message in heard] == [StepResult, Captured, StepResult] and heard[
+        process.send(message)
+    process.receive_ready()
+    received = [process.receive() for _ in range(3)]
+    assert [type(message) for message in received] == [StepResult, Captured, StepResult] and received[
         1
     ] == Captured(4, 0.0, 0, "")
 
 
 def test_a_start_error_is_for_the_user(process: Process) -> None:
-    process.say(start_rank("", device="abacus"))
-    failed = process.hear()
+    process.send(start_rank("", device="abacus"))
+    failed = process.receive()
     assert (
         isinstance(failed, RankFailed)
         and failed.is_start_error
@@ -134,10 +134,10 @@ def test_a_start_error_is_for_the_user(process: Process) -> None:
 
 
 def test_an_exception_in_a_step_tells_the_parent_its_class_and_the_log_its_stack(process: Process) -> None:
-    process.say(start_null(fail_at_step=1))
-    process.hear_ready()
-    process.say(decodes(1))
-    assert process.hear() == RankFailed(
+    process.send(start_null(fail_at_step=1))
+    process.receive_ready()
+    process.send(decodes(1))
+    assert process.receive() == RankFailed(
         0, "RuntimeError while running a step; its stack is in the log", False
     )
     code, log = process.end()
@@ -145,21 +145,21 @@ def test_an_exception_in_a_step_tells_the_parent_its_class_and_the_log_its_stack
 
 
 def test_a_signal_makes_a_rank_write_its_stack_and_end(process: Process) -> None:
-    process.say(start_null())
-    process.hear_ready()
+    process.send(start_null())
+    process.receive_ready()
     process.popen.send_signal(signal.SIGUSR1)
     code, log = process.end()
     assert code == -signal.SIGUSR1 and "in run" in log  # it may not yet wait for a plan
 
 
 def test_what_was_launched_before_a_failure_is_reported(process: Process) -> None:
-    process.say(start_null(step_s=0.05, fail_at_step=2))
-    process.hear_ready()
+    process.send(start_null(step_s=0.05, fail_at_step=2))
+    process.receive_ready()
     for step in range(3):
-        process.say(decodes(step))
-    heard = [process.hear() for _ in range(3)]
-    assert [result.step for result in heard[:2] if isinstance(result, StepResult)] == [0, 1]
-    assert isinstance(heard[2], RankFailed) and process.end()[0] == 1
+        process.send(decodes(step))
+    received = [process.receive() for _ in range(3)]
+    assert [result.step for result in received[:2] if isinstance(result, StepResult)] == [0, 1]
+    assert isinstance(received[2], RankFailed) and process.end()[0] == 1
 
 
 class Busy:
@@ -212,13 +212,15 @@ def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.Monkey
     for message in (start_null(), *(decodes(step) for step in range(4)), StopRank()):
         writer.publish(wire.encode(message))
     rank.run()  # to its end, as the exit is only noted here
-    heard = []
+    received = []
     while (body := reader.read_nowait()) is not None:
-        heard.append(Wire[FromRank](FromRank).decode(body))
-    assert [message.step for message in heard if isinstance(message, StepResult)] == [0, 1, 2] and ended == [
-        1
-    ]
-    assert isinstance(heard[-1], RankFailed) and "MemoryError" in heard[-1].message
+        received.append(Wire[FromRank](FromRank).decode(body))
+    assert [message.step for message in received if isinstance(message, StepResult)] == [
+        0,
+        1,
+        2,
+    ] and ended == [1]
+    assert isinstance(received[-1], RankFailed) and "MemoryError" in received[-1].message
     for opened in (writer, reader, plans, results):
         opened.close()
 
@@ -234,10 +236,10 @@ def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.Monkey
     for message in (start_null(), Capture(4)):
         writer.publish(wire.encode(message))
     assert worker.RankWorker(1, 1, plans, results).run() == 1
-    heard = []
+    received = []
     while (body := reader.read_nowait()) is not None:
-        heard.append(Wire[FromRank](FromRank).decode(body))
-    assert isinstance(heard[0], RankReady) and heard[1] == fatal and isinstance(heard[2], RankFailed)
+        received.append(Wire[FromRank](FromRank).decode(body))
+    assert isinstance(received[0], RankReady) and received[1] == fatal and isinstance(received[2], RankFailed)
     for opened in (writer, reader, plans, results):
         opened.close()
 
@@ -249,8 +251,8 @@ def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.Monkey
 )
 def test_records_out_of_order_end_it(process: Process, messages: list[Any], reason: str) -> None:
     for message in messages:
-        process.say(message)
-    while not isinstance(failed := process.hear(), RankFailed):
+        process.send(message)
+    while not isinstance(failed := process.receive(), RankFailed):
         pass
     assert failed.message.startswith("RingError while") and not failed.is_start_error
     code, log = process.end()
@@ -259,7 +261,7 @@ def test_records_out_of_order_end_it(process: Process, messages: list[Any], reas
 
 def test_a_record_of_another_generation_ends_it() -> None:
     process = Process(generation=5)
-    process.say(start_null())
+    process.send(start_null())
     code, log = process.end()
     assert code == 1 and "generation 4 in a ring of generation 5" in log
     process.close()
@@ -272,17 +274,17 @@ def test_a_rank_whose_parent_is_gone_already_ends_at_once() -> None:
 
 
 def test_an_idle_rank_waits_in_the_kernel(process: Process) -> None:
-    process.say(start_null())
-    process.hear_ready()
-    process.say(decodes(0))
-    process.hear()
+    process.send(start_null())
+    process.receive_ready()
+    process.send(decodes(0))
+    process.receive()
     while state(process.popen.pid) != "S":  # sleeping; a rank that spins never is
         assert process.popen.poll() is None
 
 
 def test_a_killed_rank_leaves_a_ring_that_can_be_read(process: Process) -> None:
-    process.say(start_null())
-    process.hear_ready()
+    process.send(start_null())
+    process.receive_ready()
     process.popen.send_signal(signal.SIGKILL)
     assert process.end()[0] == -signal.SIGKILL
     assert process.reader.read_nowait() is None
@@ -318,7 +320,7 @@ def test_a_node_that_a_rank_cannot_stay_on_is_a_start_error(
 
 
 def test_a_rank_on_a_node_that_is_not_there_does_not_start(process: Process) -> None:
-    process.say(msgspec.structs.replace(start_null(), numa_nodes=(4711,)))
-    while not isinstance(failed := process.hear(), RankFailed):
+    process.send(msgspec.structs.replace(start_null(), numa_nodes=(4711,)))
+    while not isinstance(failed := process.receive(), RankFailed):
         pass
     assert failed.is_start_error and "--numa-node 4711 is no node of this machine" in failed.message

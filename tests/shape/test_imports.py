@@ -120,8 +120,8 @@ def test_actors_do_not_know_each_other(name: str) -> None:
 
 
 def test_the_picture_has_the_arrows_of_this_package() -> None:
-    drawn = set(re.findall(r'data-arrow="([^"]+)"', DRAWING.PICTURE.read_text(encoding="utf-8")))
-    assert drawn == {f"{a} {b}" for a, b in DRAWING.read()[1]}, (
+    arrows = set(re.findall(r'data-arrow="([^"]+)"', DRAWING.PICTURE.read_text(encoding="utf-8")))
+    assert arrows == {f"{a} {b}" for a, b in DRAWING.read()[1]}, (
         "docs/structure.svg is of an older state: python docs/draw_structure.py"
     )
 

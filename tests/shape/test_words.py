@@ -1,7 +1,7 @@
 """One word for one thing, and it is the field's: words of this project that were retired stay away.
 
-docs/glossary.md holds the words that are in use. A retired word is refused as a part of an identifier, and as a
-word of a docstring, a comment or a page of docs where plain English has no use for it either.
+docs/glossary.md holds the words that are in use. A retired word is refused as a part of an identifier, and as
+a word of a docstring, a comment or a page of docs where plain English has no use for it either.
 """
 
 import io

@@ -57,10 +57,11 @@ class Memory:
             raise RuntimeError("the bucket is gone")
 
 
-def test_a_plug_in_is_loaded_told_its_settings_and_verified() -> None:
+def test_a_plug_in_is_loaded_given_its_settings_and_verified() -> None:
     store = open_store("dynamic", {"module": "tests.storage.test_store:Memory", "url": "x"}, IDENTITY, PAGE)
     memory = store._backend
-    assert memory.config.settings == {"url": "x"} and memory.config.identity == IDENTITY  # type: ignore[attr-defined]
+    config = memory.config  # type: ignore[attr-defined]
+    assert config.settings == {"url": "x"} and config.identity == IDENTITY
     save(store, key_of(1), key_of(2))
     assert store.count([key_of(1), key_of(2), key_of(3)]) == 2 and load(store, key_of(2)) == page_of(
         key_of(2)

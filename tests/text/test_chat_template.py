@@ -48,7 +48,10 @@ CHATML = """{% if tools %}<|im_start|>system
 
 HEADERS = """{{- bos_token }}
 {%- set ns = namespace(system='You are careful.') %}
-{%- if messages[0]['role'] == 'system' %}{% set ns.system = messages[0]['content'] | trim %}{% set messages = messages[1:] %}{% endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set ns.system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
 {{- '<|start|>system<|end|>\\n\\n' + ns.system + '\\n' + strftime_now('%Y')[:2] + '<|eot|>' }}
 {%- for message in messages %}
     {%- if message.role not in ['user', 'assistant', 'tool'] %}{% continue %}{% endif %}
@@ -57,17 +60,25 @@ HEADERS = """{{- bos_token }}
 {%- if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"""
 
 INSTRUCT = """{%- macro text_of(content) %}
-    {%- if content is string %}{{ content }}{% else %}{% for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}
+    {%- if content is string %}{{ content }}{% else %}
+        {%- for part in content %}{{ part.text }}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
 {{- bos_token }}
 {%- for message in messages %}
-    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) and message.role in ['user', 'assistant'] and not tools %}
+    {%- set is_turn = message.role in ['user', 'assistant'] and not tools %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) and is_turn %}
         {{- raise_exception('roles must alternate') }}
     {%- endif %}
     {%- if message.role == 'user' %}
-        {%- if tools and loop.last %}{{ '[TOOLS]' + tools | tojson(indent=2, sort_keys=true) + '[/TOOLS]' }}{% endif %}
+        {%- if tools and loop.last %}
+            {{- '[TOOLS]' + tools | tojson(indent=2, sort_keys=true) + '[/TOOLS]' }}
+        {%- endif %}
         {{- '[INST] ' + text_of(message.content) + ' [/INST]' }}
     {%- elif message.tool_calls %}
-        {{- '[CALLS]' }}{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ eos_token }}
+        {{- '[CALLS]' }}
+        {%- for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}
+        {{- eos_token }}
     {%- elif message.role == 'tool' %}
         {{- '[RESULT]' + message.content | string + '[/RESULT]' }}
     {%- else %}
@@ -174,7 +185,8 @@ def test_tool_arguments_may_be_a_json_string() -> None:
             "[a][b]",
         ),
         (
-            "{% macro say(content) %}{% for p in content %}[{{ p.text }}]{% endfor %}{% endmacro %}{{ say(messages[0].content) }}",
+            "{% macro say(content) %}{% for p in content %}[{{ p.text }}]{% endfor %}{% endmacro %}"
+            "{{ say(messages[0].content) }}",
             "[a][b]",
         ),
     ],

@@ -16,17 +16,20 @@ CHAT = [
 ]
 WANT = {
     "alpaca": "S\n\n### Instruction:\nU\n\n### Response:\nA</s>\n\n### Instruction:\nV\n\n### Response:\n",
-    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
-    "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
+    "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
     "deepseek": "<s>S\n\nUser: U\n\nAssistant: A</s>User: V\n\nAssistant:",
     "gemma-it": "<s><start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
     "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
     "llama-2": "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s><s>[INST] V [/INST]",
-    "llama-3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
+    "llama-3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "mistral": "<s>[INST] S\n\nU [/INST] A</s>[INST] V [/INST]",
-    "phi-3": "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\nA<|end|>\n<|user|>\nV<|end|>\n<|assistant|>\n",
+    "phi-3": "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\nA<|end|>\n"
+    "<|user|>\nV<|end|>\n<|assistant|>\n",
     "vicuna": "S USER: U ASSISTANT: A</s> USER: V ASSISTANT:",
     "zephyr": "<|system|>\nS</s>\n<|user|>\nU</s>\n<|assistant|>\nA</s>\n<|user|>\nV</s>\n<|assistant|>\n",
 }

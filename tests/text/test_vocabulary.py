@@ -207,8 +207,8 @@ def test_special_tokens_that_are_shown(name: str, tmp_path: Path) -> None:
         ours.token_id(shown),
         ours.token_id(hidden),
     ]
-    said = {}
+    texts = {}
     for marks in ((), (f"before {shown} and after",)):
         stream = ours.stream(ids[:1], True, marks)
-        said[bool(marks)] = ("".join([stream.add(i) for i in ids if i is not None]) + stream.flush()).strip()
-    assert shown not in said[False] and shown in said[True] and hidden not in said[True]
+        texts[bool(marks)] = ("".join([stream.add(i) for i in ids if i is not None]) + stream.flush()).strip()
+    assert shown not in texts[False] and shown in texts[True] and hidden not in texts[True]

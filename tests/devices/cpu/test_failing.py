@@ -26,7 +26,7 @@ def test_a_failure_on_one_rank_is_told_at_once(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        told, _ = ranks[1].communicate(timeout=60)
+        output, _ = ranks[1].communicate(timeout=60)
         assert ranks[1].returncode == 0
     finally:
         ranks[0].kill()
@@ -40,7 +40,7 @@ def test_a_failure_on_one_rank_is_told_at_once(tmp_path: Path) -> None:
         ["another rank could not (OutOfMemoryError: no room for a tape)", False, []],
         ["", False, [3]],
     ]
-    assert [json.loads(line) for line in told.splitlines() if line[0] == "["] == [
+    assert [json.loads(line) for line in output.splitlines() if line[0] == "["] == [
         [full, False, []],
         ["OutOfMemoryError: no room for a tape", False, []],
         ["", False, [3]],

@@ -56,10 +56,10 @@ def answer(
     )
     planner = Planner(executor, ready, 4)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
-    wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
+    all_params = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
     rows = [
-        planner.row(slot, prompt, wish)
-        for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))
+        planner.row(slot, prompt, params)
+        for slot, (prompt, params) in enumerate(zip(PROMPTS, all_params, strict=True))
     ]
     for i, row in enumerate(rows):
         planner.run(rows[:i], [(row, row.prompt_len)])
@@ -79,9 +79,9 @@ def answer(
     probabilities = [round(result[1], 3) for result in rows[1].results]
     counts: list[int] = []
     if executor.loaded.load is not None:  # type: ignore[attr-defined]
-        told = executor.count_experts(CountExperts(1, "read")).result()
-        assert (told is None) == (rank > 0)
-        counts = [] if told is None else told.counts.tolist()  # type: ignore[union-attr]
+        report = executor.count_experts(CountExperts(1, "read")).result()
+        assert (report is None) == (rank > 0)
+        counts = [] if report is None else report.counts.tolist()  # type: ignore[union-attr]
     executor.close()
     return {
         "counts": counts,

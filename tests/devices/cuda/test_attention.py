@@ -154,8 +154,8 @@ def test_cap_and_sinks(window: int) -> None:
 
 
 def test_splits_of_every_kind() -> None:
-    """Long rows and short ones together: parts that are empty, parts that begin within a page, all of them with
-    sinks and windows."""
+    """Long rows and short ones together, with sinks and windows: some parts are empty, some begin within a
+    page."""
     rows = [(1500, 1), (0, 1), (90, 1)]
     sinks = torch.tensor([0.5, -1.0], device=TORCH_DEVICE)
     for window in (0, 700):

@@ -24,7 +24,7 @@ from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
 
-WISHES: dict[str, dict[str, Any]] = {
+SAMPLING_PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "random": {"temperature": 0.9, "top_p": 0.8, "top_k": 7, "seed": 4},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "seed": 1},
@@ -89,11 +89,11 @@ def watched(folder: Path) -> Planner:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="watches the cpu")
-@pytest.mark.parametrize("params", WISHES)
+@pytest.mark.parametrize("params", SAMPLING_PARAMS)
 def test_steps_of_all_kinds(params: str, tmp_path: Path) -> None:
     """A prompt in chunks, decodes in the same step, decodes alone."""
     planner = watched(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
-    rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**WISHES[params])) for slot in range(2)]
+    rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**SAMPLING_PARAMS[params])) for slot in range(2)]
     planner.prefill(rows[0])
     planner.run(rows[:1], [(rows[1], 3)])
     planner.run(rows[:1], [(rows[1], 2)])

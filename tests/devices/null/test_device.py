@@ -23,8 +23,8 @@ def opened(rank: int = 0, **device_options: Any) -> Executor:
     return executor
 
 
-def admit(slot: int, prompt_len: int, **wishes: Any) -> Admit:
-    return Admit(slot, sampling(**wishes), prompt_len, ints())
+def admit(slot: int, prompt_len: int, **params: Any) -> Admit:
+    return Admit(slot, sampling(**params), prompt_len, ints())
 
 
 def run(executor: Executor, plan: StepPlan) -> StepResult:

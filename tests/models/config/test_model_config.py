@@ -1,4 +1,4 @@
-"""config.json in all its spellings, and what is said about those that cannot be served."""
+"""config.json with all its aliases, and the errors of those that cannot be served."""
 
 import json
 import subprocess
@@ -134,7 +134,7 @@ def test_which_layers_have_experts(changes: dict[str, Any], layers: tuple[bool, 
 
 
 def test_latents_and_groups(tmp_path: Path) -> None:
-    said = {
+    changes = {
         "num_key_value_heads": 4,
         "n_group": 4,
         "topk_group": 2,
@@ -144,7 +144,7 @@ def test_latents_and_groups(tmp_path: Path) -> None:
         "routed_scaling_factor": 2.5,
         "num_nextn_predict_layers": 1,
     }
-    config = read(tmp_path, **(V3 | said))
+    config = read(tmp_path, **(V3 | changes))
     assert config.moe is not None and config.mla is not None
     assert (config.num_kv_heads, config.head_dim, config.draft_layers, config.mla.is_interleaved) == (
         1,
@@ -266,7 +266,8 @@ def test_refuses_folders(tmp_path: Path) -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, runtime.models.config.model_config, runtime.devices.cpu.facts; sys.exit('torch' in sys.modules)"
+    modules = "runtime.models.config.model_config, runtime.devices.cpu.facts"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -18,8 +18,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False,
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
-def scheme(given: dict[str, Any], module: str, folder: Path, wish: str | None = None) -> Scheme | None:
-    found = read_quantization(folder, given, wish)
+def scheme(given: dict[str, Any], module: str, folder: Path, requested: str | None = None) -> Scheme | None:
+    found = read_quantization(folder, given, requested)
     assert found is not None
     format = found.format_of(module)
     return None if format is None else format.scheme
@@ -125,7 +125,7 @@ def test_refuses(given: dict[str, Any], words: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wish", "given"),
+    ("requested", "given"),
     [
         ("awq_marlin", AWQ),
         ("moe_wna16", AWQ),
@@ -136,12 +136,12 @@ def test_refuses(given: dict[str, Any], words: list[str], tmp_path: Path) -> Non
         ("w8a8_fp8", config("float-quantized", "float", 8, "channel", inputs("float", True))),
     ],
 )
-def test_a_checkpoint_answers_to_its_names(wish: str, given: dict[str, Any], tmp_path: Path) -> None:
-    assert scheme(given, PROJ, tmp_path, wish) is not None
+def test_a_checkpoint_answers_to_its_names(requested: str, given: dict[str, Any], tmp_path: Path) -> None:
+    assert scheme(given, PROJ, tmp_path, requested) is not None
 
 
 @pytest.mark.parametrize(
-    ("wish", "given", "words"),
+    ("requested", "given", "words"),
     [
         ("gptq", AWQ, ["--quantization gptq", "says awq"]),
         (
@@ -153,8 +153,8 @@ def test_a_checkpoint_answers_to_its_names(wish: str, given: dict[str, Any], tmp
     ],
 )
 def test_a_checkpoint_is_what_it_is(
-    wish: str, given: dict[str, Any] | None, words: list[str], tmp_path: Path
+    requested: str, given: dict[str, Any] | None, words: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        read_quantization(tmp_path, given, wish)
+        read_quantization(tmp_path, given, requested)
     assert all(word in str(caught.value) for word in words), caught.value

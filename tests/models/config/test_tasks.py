@@ -26,8 +26,8 @@ def write(folder: Path, architecture: str, **more: Any) -> Path:
     return folder
 
 
-def pooling(folder: Path, **wishes: Any) -> Pooling:
-    found = read_config(folder, **wishes).pooling
+def pooling(folder: Path, **options: Any) -> Pooling:
+    found = read_config(folder, **options).pooling
     assert found is not None
     return found
 
