@@ -142,7 +142,7 @@ def test_no_large_files() -> None:
         ("class A(B, C):\n    'x'\n", test_classes_are_narrow),
         ("class A:\n    pass\n", test_public_names_are_documented),
         ("x = 1\n" * (MAX_FILE_LINES + 1), test_files_are_short),
-        ("def f() -> None:\n" + "    x = 1\n" * MAX_FUNCTION_LINES, test_functions_are_short),
+        ("def f() -> None:\n" + "    x = 1\n" * (MAX_FUNCTION_LINES + 1), test_functions_are_short),
     ],
 )
 def test_each_limit_can_fail(

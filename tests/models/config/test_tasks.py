@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
-from runtime.models.config.model_config import read_config, registry
+from runtime.models.config import registry
+from runtime.models.config.model_config import read_config
 from runtime.models.config.pooling import Pooling
 from tests.models.make_pooled import write_modules
 
