@@ -21,10 +21,11 @@ from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
-from runtime.scheduling.drafts import Drafter, landed, split_rows, take
+from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
+from runtime.scheduling.result_tokens import ResultTokens
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.waiting import OrderConfig
 
@@ -109,6 +110,7 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
         )
+        self._results = ResultTokens(config.eos_ids, self.planner.drafts.force, self._end)
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
@@ -215,73 +217,13 @@ class Scheduler:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
         step = StepTokens([], [], ended, {}, prompts, hidden=hidden)
         if flight.verified or result.num_tokens is not None:
-            self._take_verified(flight, result, step)
+            self._results.take_verified(flight, result, step)
         else:
-            self._take_tokens(flight, result, step)
+            self._results.take(flight, result, step)
         if self._recovery.marks:
             self._recovery.advance(flight.sampled)
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
         return step
-
-    def _take_tokens(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
-        """One token for each sequence that was sampled."""
-        ids, tokens, ended = step.sequence_ids, step.token_ids, step.ended
-        for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
-            sequence.in_flight -= 1
-            if sequence.is_finished:
-                continue
-            if len(sequence.tokens) == sequence.prompt_len:
-                self._first_token(sequence, step)
-            sequence.tokens.append(token)
-            ids.append(sequence.id)
-            tokens.append(token)
-            if result.width >= 0 and sequence.request.params.logprobs:
-                step.logprobs[sequence.id] = logprobs.of_tokens(result, row, 1, sequence.request.params)
-            if result.forced and (forced := result.forced.get(row)):
-                self.planner.drafts.force(sequence, forced)
-            if token in sequence.stop_ids:
-                self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
-            elif len(sequence.tokens) >= sequence.max_len:
-                self._end(sequence, FinishReason.LENGTH, None, ended)
-
-    def _take_verified(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
-        """One token or more for each sequence that was sampled; what comes behind its end is dropped."""
-        drafts = {verified.row: verified.draft for verified in flight.verified}
-        at = 0  # where the row's tokens begin in the result
-        for row, (sequence, tokens) in enumerate(
-            zip(flight.sampled, split_rows(result, flight.verified), strict=True)
-        ):
-            first, at = at, at + (1 if result.num_tokens is None else int(result.num_tokens[row]))
-            if (draft := drafts.get(row)) is None:
-                sequence.in_flight -= 1
-            else:
-                landed(sequence, draft, len(tokens))
-            if sequence.is_finished:
-                continue
-            if len(sequence.tokens) == sequence.prompt_len:
-                self._first_token(sequence, step)
-            taken = take(sequence, tokens)
-            step.sequence_ids.append(sequence.id)
-            step.token_ids.append(taken[0])
-            if len(taken) > 1:
-                step.more[sequence.id] = taken[1:]
-            if result.width >= 0 and sequence.request.params.logprobs:
-                step.logprobs[sequence.id] = logprobs.of_tokens(
-                    result, first, len(taken), sequence.request.params
-                )
-            if (forced := result.forced.get(row)) and len(taken) == len(tokens):
-                self.planner.drafts.force(sequence, forced)
-            if (token := taken[-1]) in sequence.stop_ids:
-                matched = None if token in self.config.eos_ids else token
-                self._end(sequence, FinishReason.STOP, matched, step.ended)
-            elif len(sequence.tokens) >= sequence.max_len:
-                self._end(sequence, FinishReason.LENGTH, None, step.ended)
-
-    def _first_token(self, sequence: Sequence, step: StepTokens) -> None:
-        """What is reported with the first token of an answer."""
-        step.cached[sequence.id] = sequence.first_cached_len
-        if sequence.loaded_len:
-            step.loaded[sequence.id] = sequence.first_sources
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: running sequences wait again and will get the tokens that they would

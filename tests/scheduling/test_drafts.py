@@ -46,7 +46,7 @@ def test_right_drafts_save_steps() -> None:
 
 
 def test_forced_tokens_save_steps() -> None:
-    """What a grammar forces is computed in one row, and costs no logits: the oracle asserts that it is right."""
+    """What a grammar forces is computed in one row, without logits: the oracle asserts that it is right."""
     plain, forced = World(num_pages=100), World(num_pages=100, longest_run=9)
     for world in (plain, forced):
         world.add([1, 2, 3], max_new_tokens=60, ignore_eos=True)

@@ -1,0 +1,86 @@
+"""The tokens of a step's result, on their way to their sequences."""
+
+from collections.abc import Callable
+
+from runtime.cache.sequence import Sequence
+from runtime.messages.requests import FinishReason
+from runtime.messages.scheduler import Ended, StepTokens
+from runtime.messages.steps import StepResult
+from runtime.scheduling import logprobs
+from runtime.scheduling.drafts import landed, split_rows, take
+from runtime.scheduling.planner import Flight
+
+EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
+
+
+class ResultTokens:
+    """Appends tokens to their sequences, and ends these at stop tokens and at their maximum length."""
+
+    def __init__(
+        self, eos_ids: tuple[int, ...], force: Callable[[Sequence, list[int]], None], end: EndSequence
+    ) -> None:
+        """`force` gets the tokens that a grammar forces after those of a sequence; `end` ends a sequence: with
+        its reason, the stop token that matched, and the list that it is appended to."""
+        self.eos_ids = eos_ids
+        self._force = force
+        self._end = end
+
+    def take(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
+        """One token for each sequence that was sampled."""
+        ids, tokens, ended = step.sequence_ids, step.token_ids, step.ended
+        for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
+            sequence.in_flight -= 1
+            if sequence.is_finished:
+                continue
+            if len(sequence.tokens) == sequence.prompt_len:
+                self._first_token(sequence, step)
+            sequence.tokens.append(token)
+            ids.append(sequence.id)
+            tokens.append(token)
+            if result.width >= 0 and sequence.request.params.logprobs:
+                step.logprobs[sequence.id] = logprobs.of_tokens(result, row, 1, sequence.request.params)
+            if result.forced and (forced := result.forced.get(row)):
+                self._force(sequence, forced)
+            if token in sequence.stop_ids:
+                self._end(sequence, FinishReason.STOP, None if token in self.eos_ids else token, ended)
+            elif len(sequence.tokens) >= sequence.max_len:
+                self._end(sequence, FinishReason.LENGTH, None, ended)
+
+    def take_verified(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
+        """One token or more for each sequence that was sampled; what comes behind its end is dropped."""
+        drafts = {verified.row: verified.draft for verified in flight.verified}
+        at = 0  # where the row's tokens begin in the result
+        for row, (sequence, tokens) in enumerate(
+            zip(flight.sampled, split_rows(result, flight.verified), strict=True)
+        ):
+            first, at = at, at + (1 if result.num_tokens is None else int(result.num_tokens[row]))
+            if (draft := drafts.get(row)) is None:
+                sequence.in_flight -= 1
+            else:
+                landed(sequence, draft, len(tokens))
+            if sequence.is_finished:
+                continue
+            if len(sequence.tokens) == sequence.prompt_len:
+                self._first_token(sequence, step)
+            taken = take(sequence, tokens)
+            step.sequence_ids.append(sequence.id)
+            step.token_ids.append(taken[0])
+            if len(taken) > 1:
+                step.more[sequence.id] = taken[1:]
+            if result.width >= 0 and sequence.request.params.logprobs:
+                step.logprobs[sequence.id] = logprobs.of_tokens(
+                    result, first, len(taken), sequence.request.params
+                )
+            if (forced := result.forced.get(row)) and len(taken) == len(tokens):
+                self._force(sequence, forced)
+            if (token := taken[-1]) in sequence.stop_ids:
+                matched = None if token in self.eos_ids else token
+                self._end(sequence, FinishReason.STOP, matched, step.ended)
+            elif len(sequence.tokens) >= sequence.max_len:
+                self._end(sequence, FinishReason.LENGTH, None, step.ended)
+
+    def _first_token(self, sequence: Sequence, step: StepTokens) -> None:
+        """What is reported with the first token of an answer."""
+        step.cached[sequence.id] = sequence.first_cached_len
+        if sequence.loaded_len:
+            step.loaded[sequence.id] = sequence.first_sources
