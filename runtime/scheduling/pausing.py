@@ -37,7 +37,7 @@ def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
     is_still = scheduler.is_paused or scheduler.is_suspended
     if scheduler.roster.num_running and (drops_pages or not is_still):
         return Busy(
-            "requests run; try again when none does, or pause them first: /pause_generation with mode retract "
+            "requests run; try again when none does, or pause them first: /pause_generation, mode retract "
             "(they wait with their tokens and go on later) or abort"
             + ("" if drops_pages else ", or in_place (they keep their pages)")
         )
