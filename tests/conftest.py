@@ -19,14 +19,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after cases of devices that this run does not test have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases that do not exist (`where`), and those of big matrices that this run does not take."""
+    """Leaves out cases that do not exist (`where`), and what a run takes with --full only: tests marked `full`,
+    and most cases of big matrices (`sampled`). Tests that are named one by one always run."""
     cases = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
-    left_out = {
+    left_out: set[pytest.Item] = {
         case
         for case in cases
         if not all(m.kwargs["holds"](**case.callspec.params) for m in case.iter_markers("where"))
     }
-    is_sampled = not config.getoption("--full") and not any("[" in argument for argument in config.args)
+    is_sampled = not config.getoption("--full") and not any("::" in argument for argument in config.args)
+    if is_sampled:
+        left_out |= {item for item in items if item.get_closest_marker("full") is not None}
     matrices: dict[tuple[str, object], list[pytest.Function]] = defaultdict(list)
     for case in cases:
         if is_sampled and case not in left_out and (marker := case.get_closest_marker("sampled")) is not None:

@@ -103,6 +103,7 @@ def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
     assert text.count("npu.npu_fused_infer_attention_score(") == 2 and text.count("atten_mask=") == 1
 
 
+@pytest.mark.full
 def test_671_billion_weights(tmp_path: Path) -> None:
     text = shown(tmp_path, DEEPSEEK_V3, "--batch", "4", "--tp-size", "16", "--ep-size", "16")
     assert (

@@ -59,6 +59,7 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     assert len(large) == 4 and all(one["wgmma"] for one in large)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="they run for good there")
 @pytest.mark.parametrize(
     ("words", "keys"),
@@ -81,6 +82,7 @@ def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
     assert all(results[key] for key in keys)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="it runs for good there")
 def test_the_bench_of_the_server_runs_dry() -> None:
     done = subprocess.run(

@@ -107,9 +107,9 @@ def open_executor(rank: int) -> Captured:
     ("family", "overrides"),
     [
         ("qwen3", {"num_hidden_layers": 1}),
-        ("mistral", {"sliding_window": 7}),
+        pytest.param("mistral", {"sliding_window": 7}, marks=pytest.mark.full),
         ("gemma2", {"num_hidden_layers": 2}),
-        ("gpt_oss", {"num_hidden_layers": 2}),
+        pytest.param("gpt_oss", {"num_hidden_layers": 2}, marks=pytest.mark.full),
         ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 1}),
     ],
     ids=["qwen3", "window", "cap", "sinks", "latent"],
