@@ -344,7 +344,7 @@ class ModelRunner:
             self.piecewise.compiles = compiled.is_piecewise
 
     def settle(self) -> None:
-        """Waits for the tokens of the step before, where somebody must be told them."""
+        """Waits for the tokens of the step before, where a grammar or processor must know them."""
         if self.unsettled is not None:
             self.unsettled.result()
             self.unsettled = None

@@ -111,7 +111,7 @@ class StepInputs:
             upload_int64(starts, torch_device).unsqueeze(1),
             upload_int64(slots, torch_device).unsqueeze(1),
         )
-        moves = []
+        copies = []
         for table in self.slots.page_tables:
             source, target = (
                 table[index, at // self.page_size].long() * self.page_size + at % self.page_size
@@ -121,9 +121,9 @@ class StepInputs:
                 )
             )
             # what is not moved stands for the padding page
-            moves.append([torch.where(is_kept, at, 0).flatten() for at in (source, target)])
+            copies.append([torch.where(is_kept, at, 0).flatten() for at in (source, target)])
         for pair, pool in zip(self.kv, pools, strict=True):
-            source, target = moves[pool]
+            source, target = copies[pool]
             for cache in pair:
                 raw = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
                 raw.index_copy_(0, target, raw.index_select(0, source))

@@ -19,8 +19,8 @@ class ResultTokens:
     def __init__(
         self, eos_ids: tuple[int, ...], force: Callable[[Sequence, list[int]], None], end: EndSequence
     ) -> None:
-        """`force` gets the tokens that a grammar forces after those of a sequence; `end` ends a sequence: with
-        its reason, the stop token that matched, and the list that it is appended to."""
+        """`force` gets the tokens that a grammar forces after those of a sequence; `end` ends a sequence:
+        with its reason, the stop token that matched, and the list that it is appended to."""
         self.eos_ids = eos_ids
         self._force = force
         self._end = end

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.cache.audit import findings
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 DOCUMENT = [k % 41 for k in range(40)]
 

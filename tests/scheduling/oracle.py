@@ -59,7 +59,7 @@ class OracleRank:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
-        self.unknown: dict[int, PageCopies] = {}  # by step: what nobody has heard of yet
+        self.unknown: dict[int, PageCopies] = {}  # by step, as long as no result reports it
         self.window = window  # of the layers with a pool of their own; 0: there are none
         self.window_pages = np.zeros((num_window_pages, page_size), dtype=object)
         self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
@@ -70,7 +70,7 @@ class OracleRank:
         self.last_token = np.full(max_slots, -1)
         self.lengths = [0] * max_slots
         self.longest_run = longest_run  # a sampled token and those that follow it as if a grammar forced them
-        self.told_len = [0] * max_slots
+        self.reported_len = [0] * max_slots
         self.prompt_logprobs = np.full(max_slots, -1)
         self.step = step
 
@@ -84,7 +84,7 @@ class OracleRank:
         for admit in plan.admits:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
-            self.told_len[admit.slot] = 0
+            self.reported_len[admit.slot] = 0
             self.lengths[admit.slot] = admit.length
             self.state_slot[admit.slot] = 0
             self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
@@ -145,9 +145,9 @@ class OracleRank:
     def _move(self, page_copies: PageCopies) -> None:
         for pages in (page_copies.save_hosts, page_copies.save_pages, page_copies.load_pages):
             assert len(set(pages.tolist())) == len(pages) and 0 not in pages
-        assert self.pages[page_copies.save_pages].min(initial=0) >= 0, "a page is saved that nobody wrote"
+        assert self.pages[page_copies.save_pages].min(initial=0) >= 0, "a page is saved that no one wrote"
         self.host[page_copies.save_hosts] = self.pages[page_copies.save_pages]
-        assert self.host[page_copies.load_hosts].min(initial=0) >= 0, "a page is loaded that nobody saved"
+        assert self.host[page_copies.load_hosts].min(initial=0) >= 0, "a page is loaded that no one saved"
         self.pages[page_copies.load_pages] = self.host[page_copies.load_hosts]
 
     def _rows(self, plan: StepPlan) -> list[Row]:
@@ -231,7 +231,7 @@ class OracleRank:
 
     def _copy_states(self, contents: list[bytes | None], places: np.ndarray) -> None:
         for content, place in zip(contents, places.tolist(), strict=True):
-            assert content is not None, "a state is copied that nobody made"
+            assert content is not None, "a state is copied that no one made"
             self.states[place] = content
 
     def _stored(self, slot: int, length: int) -> list[int]:
@@ -267,7 +267,7 @@ class OracleRank:
                 path.append(children[0])
                 accepted.append(next_token(self._context(row, path[-1])))
         context = self._context(row, path[-1])
-        assert min(context) >= 0, "a row reads what nobody wrote"
+        assert min(context) >= 0, "a row reads what no one wrote"
         self._compact(row, path)
         self.lengths[row.slot] = row.start + len(path)
         self.last_token[row.slot] = accepted[-1]
@@ -288,10 +288,10 @@ class OracleRank:
         """What a grammar would force after the row's last token, told once."""
         context = [*self._stored(row.slot, self.lengths[row.slot]), sampled]
         forced: list[int] = []
-        if len(context) > self.told_len[row.slot]:
+        if len(context) > self.reported_len[row.slot]:
             while len(forced) + 1 < self.longest_run and next_token([*context, *forced, 99]) % 4:
                 forced.append(next_token([*context, *forced]))
-            self.told_len[row.slot] = len(context) + len(forced)
+            self.reported_len[row.slot] = len(context) + len(forced)
         return forced
 
     def _prompt_parts(self, plan: StepPlan) -> list[PromptLogprobs]:

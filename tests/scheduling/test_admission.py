@@ -12,7 +12,7 @@ from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.forecast import Forecast
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.waiting import AGED_LEVEL, OrderConfig
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 PRIORITIES = OrderConfig(has_priorities=True, preemption_threshold=10)
 
@@ -303,7 +303,7 @@ def test_throughput_recovers_after_preemptions(conservativeness: float, is_calm:
         assert early > 0
         throughputs.append(tokens_a_step(world, 600))
         assert (world.scheduler.totals.preemptions == early) == is_calm, (
-            "hysteresis: nobody gives way any more"
+            "hysteresis: no one gives way any more"
         )
     # of about 23 if every page were full at every moment
     assert throughputs[0] > 0.97 * throughputs[1] > 0.97 * 19

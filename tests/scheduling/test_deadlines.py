@@ -5,7 +5,7 @@ import pytest
 from runtime.messages.requests import FinishReason
 from runtime.messages.scheduler import Refused
 from runtime.scheduling.deadlines import Limit
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 
 def expire(world: World, now_s: float) -> list[Refused]:

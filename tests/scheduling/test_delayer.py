@@ -4,7 +4,7 @@ import pytest
 
 from runtime.scheduling.delayer import Delayer, Replica
 from runtime.scheduling.planner import Admission
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 NOTHING, SOME, FULL = Replica(False, False, 0.5), Replica(True, False, 0.5), Replica(True, True, 0.5)
 
@@ -25,20 +25,20 @@ NOTHING, SOME, FULL = Replica(False, False, 0.5), Replica(True, False, 0.5), Rep
 def test_when_newcomers_are_let_in(
     replicas: list[Replica], watermark: float | None, reason: str | None
 ) -> None:
-    told: list[str] = []
-    delayer = Delayer(3, watermark, on_admit=lambda reason, steps, seconds: told.append(reason))
-    assert delayer.admits(replicas) == (reason is not None) and told == ([reason] if reason else [])
+    reported: list[str] = []
+    delayer = Delayer(3, watermark, on_admit=lambda reason, steps, seconds: reported.append(reason))
+    assert delayer.admits(replicas) == (reason is not None) and reported == ([reason] if reason else [])
 
 
 def test_nobody_is_held_back_for_longer_than_the_limit() -> None:
     now_s = 0.0
-    told: list[tuple[str, int, float]] = []
-    delayer = Delayer(3, None, lambda: now_s, lambda *what: told.append(what))
+    reported: list[tuple[str, int, float]] = []
+    delayer = Delayer(3, None, lambda: now_s, lambda *what: reported.append(what))
     for _ in range(4):
         now_s += 1.0
         delayer.admits([SOME])
     delayer.admits([FULL])
-    assert told == [("limit", 3, 3.0), ("full", 0, 0.0)]
+    assert reported == [("limit", 3, 3.0), ("full", 0, 0.0)]
 
 
 def trickle(delay_steps: int, **more: object) -> tuple[World, int, list[int]]:

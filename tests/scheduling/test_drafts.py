@@ -7,7 +7,7 @@ import pytest
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import Draft, take
 from tests.scheduling.guessing import Guesser
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 
 def steps(world: World) -> int:

@@ -11,7 +11,7 @@ def done(size: int, error: str = "") -> Captured:
 
 
 def drain(captures: Captures) -> list[int]:
-    """All that is captured while nobody comes."""
+    """All that is captured while no one comes."""
     sizes = []
     while (size := captures.next(0.0, is_idle=True)) is not None:
         sizes.append(size)

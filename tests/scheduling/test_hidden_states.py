@@ -15,7 +15,7 @@ from tests.scheduling.positions import Positions
 
 NOTHING = np.zeros(0, np.float32)
 NEW_TOKENS = 9
-WISHES = ("all", "last", None)
+KINDS = ("all", "last", None)
 
 
 def make(num_pages: int, conservativeness: float = 0.0) -> Scheduler:
@@ -33,8 +33,8 @@ def make(num_pages: int, conservativeness: float = 0.0) -> Scheduler:
     )
 
 
-def request(name: str, prompt: list[int], number: int, wish: str | None, *, is_embedded: bool) -> Request:
-    params = SamplingParams(hidden_states=wish, max_new_tokens=NEW_TOKENS, ignore_eos=True)  # type: ignore[arg-type]
+def request(name: str, prompt: list[int], number: int, kind: str | None, *, is_embedded: bool) -> Request:
+    params = SamplingParams(hidden_states=kind, max_new_tokens=NEW_TOKENS, ignore_eos=True)  # type: ignore[arg-type]
     rows = (
         np.stack([np.full(len(prompt), number), np.arange(len(prompt))], axis=1).astype(np.float32)
         if is_embedded
@@ -85,13 +85,13 @@ def test_each_token_brings_its_own(depth: int, num_pages: int, seed: int) -> Non
     random = Random(seed)
     scheduler, rank, plans = make(num_pages), Rank(), []
     prompts = [[random.randrange(3) for _ in range(random.randint(1, 30))] for _ in range(40)]
-    wishes = [random.choice(WISHES) for _ in prompts]
+    kinds = [random.choice(KINDS) for _ in prompts]
     embedded = [random.random() < 0.3 for _ in prompts]
     ids = [
-        scheduler.add(request(f"r{i}", prompt, i, wishes[i], is_embedded=embedded[i]))[0]
+        scheduler.add(request(f"r{i}", prompt, i, kinds[i], is_embedded=embedded[i]))[0]
         for i, prompt in enumerate(prompts)
     ]
-    told: dict[int, list[list[int]]] = {sequence_id: [] for sequence_id in ids}
+    reported: dict[int, list[list[int]]] = {sequence_id: [] for sequence_id in ids}
     deaths = 2
     while plans or scheduler.roster.live:
         while len(plans) < depth and (plan := scheduler.plan()) is not None:
@@ -105,11 +105,11 @@ def test_each_token_brings_its_own(depth: int, num_pages: int, seed: int) -> Non
         step = scheduler.apply(rank.execute(plans.pop(0)))
         for sequence_id in step.sequence_ids:
             states = step.hidden.get(sequence_id)
-            told[sequence_id].append([] if states is None else states.ravel().astype(int).tolist())
+            reported[sequence_id].append([] if states is None else states.ravel().astype(int).tolist())
     for i, prompt in enumerate(prompts):
         later = [[position] for position in range(len(prompt), len(prompt) + NEW_TOKENS - 1)]
         first = {"all": list(range(len(prompt))), "last": [len(prompt) - 1]}
-        assert told[ids[i]] == ([[]] * NEW_TOKENS if wishes[i] is None else [first[wishes[i]], *later])
+        assert reported[ids[i]] == ([[]] * NEW_TOKENS if kinds[i] is None else [first[kinds[i]], *later])
         given = {position for number, position, _ in rank.given if number == i}
         assert given == (set(range(len(prompt))) if embedded[i] else set())
     assert all(position == row for _, position, row in rank.given)

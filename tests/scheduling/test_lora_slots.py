@@ -1,4 +1,4 @@
-"""Who sits where, who waits, and that nobody waits for ever."""
+"""Which adapters have LoRA slots, which sequences wait, and that none waits for ever."""
 
 from runtime.cache.prefix import PrefixTree
 from runtime.cache.sequence import Sequence
@@ -11,7 +11,7 @@ from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 
 
 class Hall:
-    """Seats and a queue; sequences come, start and leave."""
+    """LoRA slots and a queue; sequences come, start and leave."""
 
     def __init__(self, num_lora_slots: int, eviction: str = "lru") -> None:
         self.lora_slots = LoraSlots(LoraSlotConfig(num_lora_slots=num_lora_slots, eviction=eviction))
@@ -93,7 +93,7 @@ def test_nobody_waits_for_ever() -> None:
     hall = Hall(1)
     hall.come(1)
     running, waiting = hall.start(), hall.come(2)
-    for _ in range(PATIENCE + 3):  # somebody of the first adapter is always there
+    for _ in range(PATIENCE + 3):  # a sequence of the first adapter is always there
         hall.come(1)
         running += hall.start()
         if waiting in running:

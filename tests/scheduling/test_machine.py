@@ -12,7 +12,7 @@ from runtime.scheduling.order import POLICIES
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.guessing import Guesser
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 ORDERS = st.builds(
     OrderConfig,
@@ -213,7 +213,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.world.shelf.finish(self.world.rank)
-        self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
+        self.world.run()  # no one starves: all that wait get their turn in a bounded number of steps
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
             complete = i not in self.world.failed and self.world.reasons.get(i) in (

@@ -176,7 +176,7 @@ def test_clocks() -> None:
         shares.charge(name, 100)
     assert (shares.clock("big"), shares.clock("small")) == (50, 100)
     shares.join("new", 1)
-    assert shares.clock("new") == 50, "nobody can save up by staying away"
+    assert shares.clock("new") == 50, "no one can save up by staying away"
     shares.leave("small")
     shares.join("small", 1)
     assert shares.clock("small") == 100, "nor get rid of what was used by leaving"

@@ -1,4 +1,4 @@
-"""Pause, go on, flush: no token changes, whoever waits, and the cache is emptied only when nobody uses it."""
+"""Pause, go on, flush: no token changes, whichever sequences wait, and the cache is emptied only when none uses it."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ import pytest
 from runtime.messages.requests import FinishReason
 from runtime.messages.scheduler import StepTokens
 from runtime.scheduling.pausing import flush, pause, unpause
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 
 @pytest.mark.parametrize("seed", range(8))

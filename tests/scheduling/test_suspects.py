@@ -14,7 +14,7 @@ def names(count: int) -> list[str]:
 
 
 def hunt(suspects: Suspects, everybody: list[str], guilty: set[str]) -> tuple[str | None, int]:
-    """Runs everybody who may until somebody is found out or nobody dies any more. -> who, and how many deaths
+    """Runs all requests that may run, until one is found guilty or the ranks die no more. -> which, and deaths
     it took"""
     deaths = 0
     for _ in range(1000):

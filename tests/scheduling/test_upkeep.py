@@ -1,5 +1,5 @@
 from runtime.scheduling.upkeep import Upkeep
-from tests.scheduling.test_scheduler import World
+from tests.scheduling.world import World
 
 
 def audits(upkeep: Upkeep) -> list[str]:

@@ -77,13 +77,13 @@ class Processors:
         """Forgets what the slot held."""
         self.slots.pop(admit.slot, None)
         # none: another rank chooses the tokens
-        if (wish := admit.sampling.processor) is None or not self.classes:
+        if (request := admit.sampling.processor) is None or not self.classes:
             return
         try:
-            processor = self.classes[wish.name](wish.params)
+            processor = self.classes[request.name](request.params)
         except Exception:
             log.get("processors").exception(
-                "a logit processor does not take its parameters", processor=wish.name, exc_info=True
+                "a logit processor does not take its parameters", processor=request.name, exc_info=True
             )
             processor = None
         self.slots[admit.slot] = Active(processor, admit)

@@ -9,7 +9,7 @@ import torch
 
 from runtime.devices.cpu.ops import CpuOps
 from runtime.grammar.backend import GrammarError, fill_each
-from runtime.layers.sampling import grammar_masks as guides_module
+from runtime.layers.sampling import grammar_masks as grammar_masks_module
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.sampler import BANNED, FAR
 from runtime.messages.constraint import Grammar, GrammarSetup
@@ -58,7 +58,7 @@ class Counting:
 
 @pytest.fixture
 def grammar_masks(monkeypatch: pytest.MonkeyPatch) -> GrammarMasks:
-    monkeypatch.setattr(guides_module, "open_backend", lambda setup: Counting())
+    monkeypatch.setattr(grammar_masks_module, "open_backend", lambda setup: Counting())
     return GrammarMasks(SETUP, VOCAB)
 
 
@@ -79,9 +79,9 @@ def admit(
 
 
 def allowed(grammar_masks: GrammarMasks, slot: int) -> set[int] | None:
-    guided = grammar_masks.slots.get(slot)
+    grammar = grammar_masks.slots.get(slot)
     places, bits = grammar_masks.masks(
-        [slot], [0 if guided is None else guided.length + (guided.pending is not None)]
+        [slot], [0 if grammar is None else grammar.length + (grammar.pending is not None)]
     )
     return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1} if places else None
 
@@ -154,7 +154,7 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(
     asked.admit(admit(0, "7", after=((5,),), history=(4,)))
     asked.took([0], [5])
     assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, (
-        "where two bytes may come, nobody asks what is forced"
+        "where two bytes may come, no one asks what is forced"
     )
     monkeypatch.setattr(Counting, "byte_ids", ())
     many = GrammarMasks(SETUP, VOCAB)

@@ -15,8 +15,8 @@ PLACE = torch.device("cpu")
 VOCAB = 12
 
 
-def admit(slot: int, prompt: list[int], generated: list[int], **wishes: Any) -> Admit:
-    return Admit(slot, sampling(**wishes), len(prompt), np.array(prompt + generated, dtype=np.int32))
+def admit(slot: int, prompt: list[int], generated: list[int], **params: Any) -> Admit:
+    return Admit(slot, sampling(**params), len(prompt), np.array(prompt + generated, dtype=np.int32))
 
 
 def by_the_book(
@@ -62,7 +62,7 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
 
 
 def test_captured_steps_penalise_alike() -> None:
-    """All rows at once, of slots that the device knows; and whoever is not penalised stays to the bit."""
+    """All rows at once, of slots that the device knows; and rows without penalties stay to the bit."""
     penalties = LogitsPenalties(VOCAB, PLACE)
     penalties.counts.reserve(3)
     held = penalties.counts.generated

@@ -75,7 +75,7 @@ def test_distribution(setting: Settings, vocab: int) -> None:
 
 
 def test_candidates_and_full_sort_agree() -> None:
-    """A flat row needs more than the candidates; the steep ones beside it do not, and nobody's token
+    """A flat row needs more than the candidates; the steep ones beside it do not, and no one's token
     changes."""
     torch.manual_seed(0)
     logits = torch.cat((torch.randn(4, 3000) * 0.01, torch.randn(4, 3000) * 8))
