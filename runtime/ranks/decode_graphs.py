@@ -253,7 +253,7 @@ class DecodeGraphs:
         first call has done so.
 
         All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails
-        is waited for by nobody.
+        keeps no other rank waiting.
         """
         for body in bodies:
             body(size)
