@@ -19,8 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after cases of devices that this run does not test have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases that do not exist (`where`), and what a run takes with --full only: tests marked `full`,
-    and most cases of big matrices (`sampled`). Tests that are named one by one always run."""
+    """Leaves out cases that do not exist (`where`), and what a run takes with --full only: tests marked
+    `full`, and most cases of big matrices (`sampled`). Tests that are named one by one always run."""
     cases = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     left_out: set[pytest.Item] = {
         case

@@ -100,7 +100,7 @@ class Plan(Struct, frozen=True, kw_only=True):
                 options = self._null_options()
             case _:
                 return {}
-        plain: dict[str, "DeviceOption"] = msgspec.to_builtins(options)
+        plain: dict[str, DeviceOption] = msgspec.to_builtins(options)
         return plain
 
     def _cuda_options(self) -> CudaOptions:

@@ -88,7 +88,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         call_begins=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
     ),
     "ling3": _GLM,
-    # an answer without thoughts may begin with a lone end mark
+    # an answer without reasoning may begin with a lone end mark
     "minimax-m3": ReasoningFormat(
         models="MiniMax-M3",
         begin="<mm:think>",

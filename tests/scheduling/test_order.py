@@ -110,12 +110,12 @@ def test_who_gave_way_goes_before_the_new_of_its_level() -> None:
     assert drain(waiting) == [1, 2, 0]
 
 
-def test_parked_ones_count_but_are_not_taken() -> None:
+def test_suspended_ones_count_but_are_not_taken() -> None:
     waiting = queue(OrderConfig())
-    parked = sequence(0, [1])
-    waiting.add_suspended(parked)
+    suspended = sequence(0, [1])
+    waiting.add_suspended(suspended)
     assert len(waiting) == 1 and waiting.head() is None
-    waiting.add(parked)
+    waiting.add(suspended)
     assert drain(waiting) == [0]
 
 

@@ -1,4 +1,4 @@
-"""Pause, go on, flush: no token changes, whichever sequences wait, and the cache is emptied only when none uses it."""
+"""Pause, go on, flush: no token changes, whichever sequences wait; the cache is emptied only when unused."""
 
 from random import Random
 

@@ -14,8 +14,8 @@ def names(count: int) -> list[str]:
 
 
 def hunt(suspects: Suspects, everybody: list[str], guilty: set[str]) -> tuple[str | None, int]:
-    """Runs all requests that may run, until one is found guilty or the ranks die no more. -> which, and deaths
-    it took"""
+    """Runs all requests that may run, until one is found guilty or the ranks die no more. Returns it, and how
+    many deaths it took."""
     deaths = 0
     for _ in range(1000):
         running = [r for r in everybody if not suspects.trial or r in suspects.trial]
