@@ -25,8 +25,9 @@ CONTEXT = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 COMMON = (
-    "a|all|am|an|and|answer|are|as|at|be|before|by|call|can|does|do|for|from|give|have|has|help|how|I|if|in|into|is|it|me|more|"
-    "my|no|not|of|on|only|one|or|so|than|that|the|then|there|they|this|time|to|tool|use|was|what|when|where|which|who|will|"
+    "a|all|am|an|and|answer|are|as|at|be|before|by|call|can|does|do|for|from|give|have|has|help|how|I|"
+    "if|in|into|is|it|me|more|my|no|not|of|on|only|one|or|so|than|that|the|then|there|they|this|time|"
+    "to|tool|use|was|what|when|where|which|who|will|"
     "with|word|you|your"
 )
 MARKS = r" ?[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)*(?: (?=[\p{L}\p{N}]))?"

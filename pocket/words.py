@@ -111,6 +111,39 @@ breaking news|happy birthday|welcome home|long live the king|look at the stars|n
     "\n", "|"
 ).split("|")
 
+# what tools are asked for
+ZONES = (
+    "Europe/Paris",
+    "Europe/Berlin",
+    "America/New_York",
+    "Asia/Tokyo",
+    "Asia/Shanghai",
+    "UTC",
+    "Europe/London",
+    "Africa/Cairo",
+    "Australia/Sydney",
+    "America/Chicago",
+)
+TOPICS = (
+    "paged attention",
+    "bread recipes",
+    "cheap flights",
+    "the best museum",
+    "train tickets",
+    "solar power",
+    "jazz music",
+    "used cars",
+    "football results",
+    "the weather on Mars",
+    "black holes",
+    "garden tools",
+)
+CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CNY", "CHF")
+ROOMS = ("kitchen", "bedroom", "bathroom", "garage", "office", "garden", "hall", "living room")
+STOCKS = ("AAPL", "MSFT", "NVDA", "AMD", "TSLA", "IBM", "INTC", "ORCL")
+SONGS = ("Blue Moon", "Yesterday", "Summertime", "Hey Jude", "Imagine", "Let It Be", "Moon River", "Waterloo")
+LANGUAGES = ("German", "French", "Spanish", "Italian", "Japanese", "Chinese", "Polish", "Dutch")
+
 
 def invented(rng: random.Random) -> str:
     """Make up a word, so that spelling is learned from letters and not by heart."""

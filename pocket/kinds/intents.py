@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from pocket.kinds.results import Result, Values, amount, done, expression, found, local_time, value, weather
-from pocket.words import CITIES, FOODS, NAMES, THINGS, some_word
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter: the names it goes by, its JSON type and its descriptions."""
-
-    names: tuple[str, ...]
-    kind: str = "string"
-    hints: tuple[str, ...] = ("",)
-
-
-@dataclass(frozen=True)
-class Intent:
-    """Something users ask for that one tool does."""
-
-    topic: str
-    area: str
-    names: tuple[str, ...]
-    descriptions: tuple[str, ...]
-    params: tuple[Param, ...]
-    asks: tuple[str, ...]
-    values: Callable[[random.Random], Values]
-    result: Result
-    pair_ask: str = ""
-
+from pocket.kinds.intent import Intent, Param
+from pocket.kinds.results import Values, amount, done, expression, found, local_time, value, weather
+from pocket.words import (
+    CITIES,
+    CURRENCIES,
+    FOODS,
+    LANGUAGES,
+    NAMES,
+    ROOMS,
+    SONGS,
+    STOCKS,
+    THINGS,
+    TOPICS,
+    ZONES,
+    some_word,
+)
 
 _CITY = Param(
     ("city", "city", "location", "place", "town"),
@@ -40,46 +28,6 @@ _CITY = Param(
     ("The city.", "Name of the city.", "City name, such as Paris."),
 )
 _TEXT = Param(("text", "content", "message", "body"), "string", ("The text.", "What to write."))
-_ZONES = (
-    "Europe/Paris",
-    "Europe/Berlin",
-    "America/New_York",
-    "Asia/Tokyo",
-    "Asia/Shanghai",
-    "UTC",
-    "Europe/London",
-    "Africa/Cairo",
-    "Australia/Sydney",
-    "America/Chicago",
-)
-_TOPICS = (
-    "paged attention",
-    "bread recipes",
-    "cheap flights",
-    "the best museum",
-    "train tickets",
-    "solar power",
-    "jazz music",
-    "used cars",
-    "football results",
-    "the weather on Mars",
-    "black holes",
-    "garden tools",
-)
-_CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CNY", "CHF")
-_ROOMS = ("kitchen", "bedroom", "bathroom", "garage", "office", "garden", "hall", "living room")
-_STOCKS = ("AAPL", "MSFT", "NVDA", "AMD", "TSLA", "IBM", "INTC", "ORCL")
-_SONGS = (
-    "Blue Moon",
-    "Yesterday",
-    "Summertime",
-    "Hey Jude",
-    "Imagine",
-    "Let It Be",
-    "Moon River",
-    "Waterloo",
-)
-_LANGUAGES = ("German", "French", "Spanish", "Italian", "Japanese", "Chinese", "Polish", "Dutch")
 
 
 def _pick(*sources: Sequence[str]) -> Callable[[random.Random], Values]:
@@ -169,7 +117,7 @@ INTENTS: tuple[Intent, ...] = (
         ("Get the time in a time zone.", "Current time for a zone."),
         (Param(("timezone", "zone", "tz"), "string", ("Time zone, such as Europe/Paris.", "The zone.")),),
         ("(What time is it|What is the time|Tell me the time|What's the time|The time) (now |)in {0}(?|)",),
-        _pick(_ZONES),
+        _pick(ZONES),
         local_time,
         "What time is it in {a} and in {b}?",
     ),
@@ -246,7 +194,7 @@ INTENTS: tuple[Intent, ...] = (
             "(Google|Can you search for|Can you look up) {0}(?|)",
         ),
         lambda rng: [
-            rng.choice(_TOPICS)
+            rng.choice(TOPICS)
             if rng.random() < 0.4
             else " ".join(some_word(rng) for _ in range(rng.randint(1, 3)))
         ],
@@ -328,7 +276,7 @@ INTENTS: tuple[Intent, ...] = (
         ("(Translate|Please translate) {0} (into|to) {1}(.|)", "(How do you say|What is) {0} in {1}?"),
         lambda rng: [
             f"{rng.choice(('the', 'a', 'my'))} {some_word(rng)}" if rng.random() < 0.5 else some_word(rng),
-            rng.choice(_LANGUAGES),
+            rng.choice(LANGUAGES),
         ],
         found,
     ),
@@ -342,7 +290,7 @@ INTENTS: tuple[Intent, ...] = (
             "(What is|What's|Tell me) the (stock |share |)price of {0}(?|)",
             "(How much is|How is) {0} (stock|trading)(?| now?| today?)",
         ),
-        _pick(_STOCKS),
+        _pick(STOCKS),
         amount("price", "{0} is at {r}."),
     ),
     Intent(
@@ -356,7 +304,7 @@ INTENTS: tuple[Intent, ...] = (
             Param(("to_currency", "to", "target"), "string", ("",)),
         ),
         ("(Convert|Change|Exchange) {0} {1} (to|into) {2}(.|)", "(How much|What) is {0} {1} in {2}?"),
-        lambda rng: [rng.randint(1, 500), *rng.sample(_CURRENCIES, 2)],
+        lambda rng: [rng.randint(1, 500), *rng.sample(CURRENCIES, 2)],
         amount("result", "{0} {1} are {r} {2}."),
     ),
     Intent(
@@ -366,7 +314,7 @@ INTENTS: tuple[Intent, ...] = (
         ("Play a song.", "Start music."),
         (Param(("song", "title", "track"), "string", ("Name of the song.",)),),
         ("(Play|Please play|Start|Put on) (|the song ){0}(.|)", "I want to hear {0}(.|)"),
-        lambda rng: [rng.choice(_SONGS) if rng.random() < 0.5 else some_word(rng).capitalize()],
+        lambda rng: [rng.choice(SONGS) if rng.random() < 0.5 else some_word(rng).capitalize()],
         done("Playing {0}."),
     ),
     Intent(
@@ -396,7 +344,7 @@ INTENTS: tuple[Intent, ...] = (
             "(Light|Lights) on in the {0}(.|!|)",
             "Make it bright in the {0}(.|)",
         ),
-        _pick(_ROOMS),
+        _pick(ROOMS),
         done("The light in the {0} is on."),
     ),
     Intent(

@@ -34,7 +34,7 @@ def make(num_pages: int, conservativeness: float = 0.0) -> Scheduler:
 
 
 def request(name: str, prompt: list[int], number: int, kind: str | None, *, is_embedded: bool) -> Request:
-    params = SamplingParams(hidden_states=kind, max_new_tokens=NEW_TOKENS, ignore_eos=True)  # type: ignore[arg-type]
+    params = SamplingParams(hidden_states=kind, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     rows = (
         np.stack([np.full(len(prompt), number), np.arange(len(prompt))], axis=1).astype(np.float32)
         if is_embedded
