@@ -155,7 +155,7 @@ class Replica:
             used_host_pages=cache.host.num_used,
             total_host_pages=cache.tree.hosts.num_pages,
             used_window_pages=window.pool.num_used if window else 0,
-            cached_window_pages=window.num_idle if window else 0,
+            cached_window_pages=window.num_evictable if window else 0,
             total_window_pages=window.pool.num_pages if window else 0,
             steps=totals.steps,
             tokens_per_s=self._meter.tokens_per_s(monotonic()),

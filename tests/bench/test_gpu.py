@@ -19,7 +19,7 @@ def test_idle_is_what_no_kernel_covers() -> None:
         {"cat": "kernel"},
     ]
     assert idle_share(events, BUSY) == pytest.approx(4 / 20)
-    with pytest.raises(RuntimeError, match="seen nothing"):
+    with pytest.raises(RuntimeError, match="recorded nothing"):
         idle_share(events[3:4], BUSY)
 
 

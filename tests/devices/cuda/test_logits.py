@@ -171,7 +171,7 @@ def test_penalties() -> None:
     counts.penalties = torch.tensor([[0.5, 0.2, 1.3], [0, 0, 0.7], [1, 0, 1], [0, 2, 1]], device=TORCH_DEVICE)
     counts.rows = {7: 2, 9: 0}
     expected = logits.clone()
-    counts.apply(expected, [0, 2], [7, 9])
+    counts.apply(expected, [0, 2], [7, 9], {})
     places, index = (torch.tensor(x, device=TORCH_DEVICE) for x in ([0, 2], [2, 0]))
     apply_penalties(logits, places, Seen(counts.generated, counts.in_prompt, counts.penalties), index)
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)
