@@ -84,6 +84,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """Tokens that were generated so far."""
         return len(self.tokens) - self.prompt_len
 
     @property

@@ -88,6 +88,15 @@ def test_everything_is_annotated(path: Path) -> None:
         assert not bare, f"{path}:{function.lineno}: {function.name} leaves {bare} without a type"
 
 
+def public_functions(node: ast.AST) -> Iterator[Function]:
+    """Public functions of a module or class, and the public methods of its public classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function) and not child.name.startswith("_"):
+            yield child
+        elif isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield from public_functions(child)
+
+
 @PATHS
 def test_public_names_are_documented(path: Path) -> None:
     assert ast.get_docstring(source.tree(path)) or not source.tree(path).body, f"{path} has no docstring"
@@ -95,6 +104,8 @@ def test_public_names_are_documented(path: Path) -> None:
         assert node.name.startswith("_") or ast.get_docstring(node), (
             f"{path}:{node.lineno}: {node.name} has no docstring"
         )
+    for function in public_functions(source.tree(path)):
+        assert ast.get_docstring(function), f"{path}:{function.lineno}: {function.name} has no docstring"
 
 
 @PATHS
@@ -147,6 +158,7 @@ def test_no_large_files() -> None:
         ("class PageManager:\n    'x'\n", test_names_say_what_a_thing_is),
         ("class A(B, C):\n    'x'\n", test_classes_are_narrow),
         ("class A:\n    pass\n", test_public_names_are_documented),
+        ("'x'\ndef f() -> None:\n    pass\n", test_public_names_are_documented),
         ("x = 1\n" * (MAX_FILE_LINES + 1), test_files_are_short),
         ("def f() -> None:\n" + "    x = 1\n" * (MAX_FUNCTION_LINES + 1), test_functions_are_short),
     ],
