@@ -276,7 +276,7 @@ def matmul(name: str, tokens: float, width: float, out: float, weight_bytes: flo
 
 
 def scaled(operator: Operator, layers: int) -> Operator:
-    """The same operator in `layers` layers."""
+    """A call of one operator, repeated for `layers` layers."""
     return Operator(
         name=operator.name,
         kind=operator.kind,

@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Asked for, and not given yet."""
+        """Whether log probabilities of the prompt were requested and are not reported yet."""
         return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
 
     @property
@@ -105,5 +105,5 @@ class Sequence:
 
     @property
     def is_whole(self) -> bool:
-        """All of its prompt must be computed, whatever is cached: something is told of each of its tokens."""
+        """All of its prompt must be computed, whatever is cached: each token is reported on."""
         return self.wants_prompt_logprobs or self.wants_prompt_hidden

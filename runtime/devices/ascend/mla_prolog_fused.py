@@ -109,7 +109,7 @@ class FusedMatrix:
 
     @classmethod
     def of(cls, stored: Tensor | Quantized, rows: slice) -> "FusedMatrix":
-        """Of some rows of a stored weight [out, in]."""
+        """Takes some rows of a stored weight [out, in]."""
         weight, scale = (
             (stored, None)
             if isinstance(stored, Tensor)

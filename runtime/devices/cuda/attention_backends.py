@@ -37,7 +37,7 @@ class AttentionBackend(Protocol[Metadata]):
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> Metadata:
-        """The same for captured decode rows, see Graphs.plan_decodes; for backends that can be captured."""
+        """The plan of captured decode rows, see Graphs.plan_decodes; for backends that can be captured."""
         ...
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: Metadata, scores: Scores) -> Tensor:

@@ -73,7 +73,7 @@ class FlashBackend:
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashPlan:
-        """The same of captured decode rows."""
+        """The attention plan of captured decode rows, from tensors on the device alone."""
         return FlashPlan(
             page_size,
             {

@@ -241,7 +241,7 @@ class FlashInferBackend:
 
 
 def page_counts(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows with `keys` [R] keys: where the pages of each begin, int32 [R + 1], and the number of keys in
+    """For rows with `keys` [R] keys: where the pages of each begin, int32 [R + 1], and the number of keys in
     its last page, int32 [R]."""
     counts = -(-keys // page_size)
     return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(

@@ -43,7 +43,7 @@ def page_table_of(
 def decode_page_table(
     slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for captured decode rows, from tensors alone (int64 [R]): as wide as the longest row may
+    """Key ranges of captured decode rows, from tensors alone (int64 [R]): as wide as the longest row may
     need."""
     if not window:
         return page_table[slots], lengths.int()

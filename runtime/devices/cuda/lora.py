@@ -32,7 +32,7 @@ class CudaLoraOps:
         return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))
 
     def plan_rows(self, lora_slots: Tensor) -> ExpertTiles:
-        """The same of LoRA slots on the device, int64 [T]."""
+        """The LoRA plan of a step, from the LoRA slot of each token on the device, int64 [T]."""
         return moe_align_block_size(
             lora_slots.unsqueeze(1),
             self.num_lora_slots,
