@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.compare import numbers, compare
+from bench.compare import compare, numbers
 
 
 def test_numbers_are_named_by_their_path() -> None:
