@@ -14,6 +14,7 @@ from anyio.abc import TaskStatus
 
 from runtime import log
 from runtime.core import Core
+from runtime.distribution import install_line
 from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
@@ -82,7 +83,7 @@ def _grpc_server(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Server:
     try:
         from runtime.rpc import server as rpc
     except ImportError:
-        raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
+        raise OptionsError([f"--grpc-mode needs grpcio and protobuf: {install_line('grpc')}"]) from None
     credentials = rpc.credentials_of(
         plan.http.ssl_certfile,
         plan.http.ssl_keyfile,

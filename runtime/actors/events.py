@@ -21,6 +21,7 @@ from msgspec import Struct
 from runtime import log
 from runtime.actors.channels import Channel
 from runtime.cache.journal import CacheEvent, CacheEvents
+from runtime.distribution import install_line
 from runtime.errors import OptionsError
 from runtime.metrics import Metrics
 from runtime.options.groups.observe import KVEvents
@@ -162,5 +163,5 @@ def _zmq() -> ModuleType:
     try:
         import zmq
     except ImportError:
-        raise OptionsError(["--kv-events-config needs pyzmq; install runtime[kv-events]"]) from None
+        raise OptionsError([f"--kv-events-config needs pyzmq: {install_line('kv-events')}"]) from None
     return zmq

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from runtime import __version__
 from runtime.errors import OptionsError, StartError
 
 # command -> its module (imported only when called: --help must be quick) and what it does
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
-        print(f"runtime {package_version()}")
+        print(f"runtime {__version__}")
         return 0
     if words[0] not in COMMANDS:
         print(f"runtime: {words[0]} is no command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
@@ -52,16 +53,6 @@ def usage() -> str:
             "`runtime COMMAND --help` says more; `runtime --version` the version.",
         ]
     )
-
-
-def package_version() -> str:
-    """The version of the installed package."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely asked for
-
-    try:
-        return version("runtime")
-    except PackageNotFoundError:
-        return "0 (not installed)"
 
 
 def _guarded(command: str, words: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ loop.
 from collections.abc import Sequence
 from typing import Any
 
+from runtime.distribution import install_line
 from runtime.errors import InvalidRequest
 from runtime.text.regex_width import longest_match
 
@@ -81,7 +82,7 @@ def _engine() -> Any:
         import re2
     except ImportError:
         raise InvalidRequest(
-            "stop_regex needs the package google-re2 on the server: pip install 'runtime[regex]'", param=FIELD
+            f"stop_regex needs the package google-re2 on the server: {install_line('regex')}", param=FIELD
         ) from None
     return re2
 

@@ -8,10 +8,11 @@ from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
+from runtime.distribution import install_line
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 
-INSTALL = "install a torch that is built for CUDA, and triton (the extra runtime[cuda])"
+INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
 
 

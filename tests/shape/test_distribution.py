@@ -1,0 +1,108 @@
+"""The wheel that strangers install: its name is ours, it holds all that the repository has, and every install
+line of the docs and of error texts works on it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from runtime.distribution import NAME, install_line
+from tests.shape.source import ROOT
+
+PARTS = ("runtime", "pyproject.toml", "README.md", "LICENSE")
+
+
+def install_lines() -> dict[str, str]:
+    """Each install line of this project's own package, and a file that has it."""
+    files = [
+        path
+        for pattern in ("*.md", "docs/*.md", "runtime/**/*.py", "docker/*", "examples/*")
+        for path in ROOT.glob(pattern)
+    ]
+    lines = {
+        line: path.relative_to(ROOT).as_posix()
+        for path in files
+        for line in re.findall(rf"pip install '?({NAME}(?:\[[\w,-]+\])?)'?", path.read_text("utf-8"))
+    }
+    extras = {
+        install_line(extra).split("'")[1]: path.relative_to(ROOT).as_posix()
+        for path in files
+        for extra in re.findall(r"install_line\(['\"]([\w-]+)['\"]\)", path.read_text("utf-8"))
+    }
+    return lines | extras
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds the wheel from a copy, for setuptools leaves files behind."""
+    copy = tmp_path_factory.mktemp("copy")
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy)
+    out = tmp_path_factory.mktemp("dist")
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(copy))
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_it_has_every_file_of_the_package(wheel: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "runtime"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    with zipfile.ZipFile(wheel) as opened:
+        assert set(tracked) - set(opened.namelist()) == set()
+        assert any(name.endswith("licenses/LICENSE") for name in opened.namelist())
+
+
+@pytest.mark.parametrize(("line", "file"), install_lines().items())
+def test_install_lines_work(line: str, file: str, wheel: Path, tmp_path: Path) -> None:
+    """An extra that the package does not have is a warning of pip's, which nobody would see."""
+    done = _pip(
+        *("install", "--no-deps", "--no-index", "--find-links", str(wheel.parent)),
+        *("--target", str(tmp_path), "--no-compile", line),
+    )
+    assert "does not provide the extra" not in done, file
+    assert (tmp_path / "runtime" / "py.typed").exists()
+
+
+def test_it_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path)
+    for command, shows in ((["--version"], "runtime "), (["options"], "--model-path")):
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", *command],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert shows in done.stdout
+
+
+def test_no_line_installs_the_package_of_a_stranger() -> None:
+    """PyPI's `runtime` is not ours."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("runtime/**/*.py")]
+    wrong = [
+        path.name
+        for path in files
+        if re.search(r"\bruntime\[|install '?runtime\b(?!-)", path.read_text("utf-8"))
+    ]
+    assert not wrong
+
+
+def _pip(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
