@@ -24,6 +24,8 @@ Messages are safe to show to a client: they never hold a secret, a path of this 
 
 from typing import ClassVar
 
+DISTRIBUTION = "runtime-serve"  # what pip installs; PyPI's `runtime` is another package
+
 
 class RuntimeFault(Exception):
     """Root of all errors that this package raises on purpose."""
@@ -135,3 +137,8 @@ class RankDied(RuntimeFault):
         self.rank = rank
         self.exit_code = exit_code
         self.reason = reason
+
+
+def install_line(extra: str) -> str:
+    """The command that installs what an optional feature needs, as a remedy."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"

@@ -14,8 +14,7 @@ from anyio.abc import TaskStatus
 
 from runtime import log
 from runtime.core import Core
-from runtime.distribution import install_line
-from runtime.errors import OptionsError, StartError
+from runtime.errors import OptionsError, StartError, install_line
 from runtime.http.app import http_app
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import listen, serve, tls_context

@@ -21,8 +21,7 @@ from msgspec import Struct
 from runtime import log
 from runtime.actors.channels import Channel
 from runtime.cache.journal import CacheEvent, CacheEvents
-from runtime.distribution import install_line
-from runtime.errors import OptionsError
+from runtime.errors import OptionsError, install_line
 from runtime.metrics import Metrics
 from runtime.options.groups.observe import KVEvents
 

@@ -12,8 +12,7 @@ loop.
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.distribution import install_line
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, install_line
 from runtime.text.regex_width import longest_match
 
 WINDOW = 4096

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.distribution import NAME, install_line
+from runtime.errors import DISTRIBUTION, install_line
 from tests.shape.source import ROOT
 
 PARTS = ("runtime", "pyproject.toml", "README.md", "LICENSE")
@@ -26,7 +26,7 @@ def install_lines() -> dict[str, str]:
     lines = {
         line: path.relative_to(ROOT).as_posix()
         for path in files
-        for line in re.findall(rf"pip install '?({NAME}(?:\[[\w,-]+\])?)'?", path.read_text("utf-8"))
+        for line in re.findall(rf"pip install '?({DISTRIBUTION}(?:\[[\w,-]+\])?)'?", path.read_text("utf-8"))
     }
     extras = {
         install_line(extra).split("'")[1]: path.relative_to(ROOT).as_posix()
@@ -63,7 +63,7 @@ def test_it_has_every_file_of_the_package(wheel: Path) -> None:
 
 @pytest.mark.parametrize(("line", "file"), install_lines().items())
 def test_install_lines_work(line: str, file: str, wheel: Path, tmp_path: Path) -> None:
-    """An extra that the package does not have is a warning of pip's, which nobody would see."""
+    """An extra that the package does not have is a warning of pip's, which is easily missed."""
     done = _pip(
         *("install", "--no-deps", "--no-index", "--find-links", str(wheel.parent)),
         *("--target", str(tmp_path), "--no-compile", line),

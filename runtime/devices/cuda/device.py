@@ -8,8 +8,7 @@ from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
-from runtime.distribution import install_line
-from runtime.errors import StartError
+from runtime.errors import StartError, install_line
 from runtime.messages.ranks import StartRank
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
