@@ -1,6 +1,9 @@
 """The source files of the package, parsed once, for the tests of its shape."""
 
 import ast
+import io
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +24,36 @@ def files(folder: str = "runtime") -> tuple[Path, ...]:
 
 
 @cache
+def text(path: Path) -> str:
+    """The text of a file, which is given relative to the root."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    """The syntax tree of a file."""
+    return ast.parse(text(path))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax tree of a file."""
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
+def tokens(path: Path) -> tuple[tokenize.TokenInfo, ...]:
+    """The tokens of a file, comments included."""
+    return tuple(tokenize.generate_tokens(io.StringIO(text(path)).readline))
+
+
+def prose(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """The comments and docstrings of a file."""
+    for token in tokens(path):
+        if token.type == tokenize.COMMENT or (
+            token.type == tokenize.STRING and token.string.startswith('"""')
+        ):
+            yield token
 
 
 def module_name(path: Path) -> str:
@@ -30,7 +61,8 @@ def module_name(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path, *, lazy: bool) -> set[str]:
+@cache
+def imports(path: Path, *, lazy: bool) -> frozenset[str]:
     """Modules that a file imports; with `lazy` also those imported within functions. Imports for type
     checking are not imports."""
     found: set[str] = set()
@@ -39,7 +71,7 @@ def imports(path: Path, *, lazy: bool) -> set[str]:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not lazy:
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             pending += node.orelse
             continue
         if isinstance(node, ast.Import):
@@ -48,7 +80,7 @@ def imports(path: Path, *, lazy: bool) -> set[str]:
             assert node.level == 0 and node.module, f"{path}:{node.lineno}: imports are absolute"
             found |= {_target(node.module, alias.name) for alias in node.names}
         pending += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 def _target(module: str, name: str) -> str:
