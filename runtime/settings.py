@@ -19,7 +19,7 @@ from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, StartRank
-from runtime.messages.sampling import Limits, SamplingParams
+from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.plan import Plan
@@ -302,6 +302,8 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         min_new=1 if model.pooling is None else 0,
         hidden_size=model.hidden_size,
         shows_hidden=plan.api.enable_return_hidden_states,
+        max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
+        max_response_bytes=plan.http.max_response_bytes,
     )
 
 

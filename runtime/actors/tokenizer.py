@@ -22,6 +22,7 @@ from runtime.actors.open_requests import OpenRequests
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages.constraint import Grammar, Rule, grammar_of
+from runtime.messages.cost import fit
 from runtime.messages.requests import (
     Before,
     Chat,
@@ -197,12 +198,13 @@ class TokenizerActor:
                 self._limits,
             )
         check(request.params, prompt_ids, self._limits)
+        params = fit(request.params, len(prompt_ids), self._limits)
         if request.params.stop_regex:
             StopRegexes(request.params.stop_regex, request.params.stop)  # refuses
         return Request(
             id=request.id,
             prompt_ids=prompt_ids,
-            params=request.params,
+            params=params,
             seed=seed,
             arrival_s=request.arrival_s,
             priority=request.priority,

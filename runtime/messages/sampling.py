@@ -110,6 +110,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     min_new: int = 1  # tokens of output that must fit; 0: the model generates none
     hidden_size: int = 0  # numbers in an embedding, and in a hidden state
     shows_hidden: bool = False  # --enable-return-hidden-states
+    max_logprobs: int = 20  # alternatives of a token: --max-logprobs
+    max_response_bytes: int = 64 * 2**20  # of alternatives and hidden states: --max-response-bytes
 
     @property
     def longest(self) -> int:
@@ -138,6 +140,25 @@ def too_long(count: str, limits: Limits) -> TooLong:
     )
 
 
+def check_widths(params: SamplingParams, limits: Limits) -> None:
+    """Raises InvalidRequest where more alternatives of a token are asked for than this server returns."""
+    for name, count in (
+        ("top_logprobs", params.top_logprobs),
+        ("prompt_logprobs", params.prompt_logprobs or 0),
+    ):
+        if count > limits.max_logprobs:
+            raise InvalidRequest(
+                f"{name} is {count}; the most is {limits.max_logprobs} (--max-logprobs), so ask for fewer",
+                param=name,
+            )
+        if count + len(params.logprob_ids) > limits.vocab_size:
+            raise InvalidRequest(
+                f"{name} is {count}, but the vocabulary has {limits.vocab_size} tokens (logprob_ids count as "
+                "well)",
+                param=name,
+            )
+
+
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
     """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within
     `limits`."""
@@ -148,15 +169,7 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     if len(prompt_ids) > limits.longest_prompt:
         raise too_long(f"{len(prompt_ids)} tokens", limits)
-    for name, count in (
-        ("top_logprobs", params.top_logprobs),
-        ("prompt_logprobs", params.prompt_logprobs or 0),
-    ):
-        if count + len(params.logprob_ids) > vocab:
-            raise InvalidRequest(
-                f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)",
-                param=name,
-            )
+    check_widths(params, limits)
     for name, ids in (
         ("logprob_ids", params.logprob_ids),
         ("logit_bias", params.logit_bias),

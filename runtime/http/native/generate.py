@@ -97,7 +97,14 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
         | {"prompt": field}
         | ({} if field == "input_embeds" else {"input_ids": field})
     )
-    return Answer(service, requests, answer_format, is_stream=bool(body.stream), names=names)
+    return Answer(
+        service,
+        requests,
+        answer_format,
+        is_stream=bool(body.stream),
+        names=names,
+        is_repeated=not is_disjoint,
+    )
 
 
 def _requests(

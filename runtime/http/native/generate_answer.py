@@ -13,6 +13,7 @@ from runtime.http.fields.cached_tokens import tiers
 from runtime.http.native.native_response import Generated
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
+from runtime.http.streaming.rows import Rows
 from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, TokenLogprob
 from runtime.service import Service
 
@@ -122,12 +123,14 @@ class GenerateAnswerFormat:
 
     def _logprobs(self, prefix: str, tokens: list[TokenLogprob], options: LogprobOptions) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            f"{prefix}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]
+            f"{prefix}_token_logprobs": Rows(
+                tokens, lambda token: self._triple(token.token_id, token.logprob)
+            )
         }
         if options.num_top:
-            fields[f"{prefix}_top_logprobs"] = [self._triples(token.top) for token in tokens]
+            fields[f"{prefix}_top_logprobs"] = Rows(tokens, lambda token: self._triples(token.top))
         if options.ids:
-            fields[f"{prefix}_token_ids_logprobs"] = [self._triples(token.picked) for token in tokens]
+            fields[f"{prefix}_token_ids_logprobs"] = Rows(tokens, lambda token: self._triples(token.picked))
         return fields
 
     def _triples(self, pairs: list[tuple[int, float]]) -> list[tuple[float | None, int, str | None]] | None:

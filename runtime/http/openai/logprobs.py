@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from runtime.http.streaming.rows import Rows
 from runtime.messages.requests import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
@@ -26,12 +27,11 @@ def chat_logprobs(
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         return {"token": name(token_id), "bytes": list(token_bytes(token_id)), "logprob": logprob}
 
-    content = [
-        entry(token.token_id, token.logprob)
-        | {"top_logprobs": [entry(*top) for top in (*token.top, *token.picked)]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    def row(token: TokenLogprob) -> dict[str, Any]:
+        top = [entry(*alternative) for alternative in (*token.top, *token.picked)]
+        return entry(token.token_id, token.logprob) | {"top_logprobs": top}
+
+    return {"content": Rows(tokens, row), "refusal": None}
 
 
 class TextLogprobs:
@@ -54,7 +54,7 @@ class TextLogprobs:
         return {
             "tokens": [self.name(token.token_id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens]
+            "top_logprobs": Rows(tokens, self._top)
             if self.width or any(token.picked for token in tokens)
             else None,
             "text_offset": offsets,
@@ -71,9 +71,7 @@ class TextLogprobs:
         return names
 
 
-def prompt_logprobs(
-    tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int) -> Rows:
     """Prompt log probabilities in vLLM's form: for each token a dict, by token id, of {logprob, rank,
     decoded_token} of the `width` likeliest tokens and of the token itself; None for the first."""
     name = namer(token_bytes, by_id=False)
@@ -81,15 +79,14 @@ def prompt_logprobs(
     def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": name(token_id)}
 
-    result: list[dict[str, Any] | None] = []
-    for token in tokens:
+    def row(token: TokenLogprob) -> dict[str, Any] | None:
         if token.logprob is None:
-            result.append(None)
-            continue
+            return None
         entries = {
             str(token_id): entry(token_id, logprob, rank)
             for rank, (token_id, logprob) in enumerate(token.top[:width], 1)
         }
         entries.setdefault(str(token.token_id), entry(token.token_id, token.logprob, None))
-        result.append(entries)
-    return result
+        return entries
+
+    return Rows(tokens, row)

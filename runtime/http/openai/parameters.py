@@ -64,7 +64,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "seed": "the same seed, the same answer",
                 "stop": "to 64 strings",
                 "logprobs": "chat: true or false; /v1/completions: number of alternatives of each token",
-                "top_logprobs": "to 1024",
+                "top_logprobs": "to --max-logprobs",
                 "echo": "the answer begins with the prompt, `logprobs` too",
                 "suffix": "for models with fill-in-the-middle tokens; --completion-template",
                 "tools": "tools.md",

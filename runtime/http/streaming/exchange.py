@@ -13,9 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
-from anyio.to_thread import run_sync
-from msgspec import convert, structs
-from starlette.responses import Response
+from msgspec import Raw, convert, structs
 from starlette.types import Receive, Scope, Send
 
 from runtime.actors.channels import Signal
@@ -23,18 +21,21 @@ from runtime.errors import Overloaded, RequestError
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import RequestHeaders
 from runtime.http.request_cycle import EXTENSION, RequestCycle
-from runtime.http.streaming import sse
+from runtime.http.streaming import large, sse
 from runtime.http.streaming.answer_format import AnswerFormat, Output
 from runtime.http.streaming.answer_reader import AnswerReader, ReaderSettings
 from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import Pace, Take
+from runtime.http.streaming.rows import made
 from runtime.http.streaming.stream import Stream
+from runtime.messages.cost import check_cost, is_free
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
 T = TypeVar("T")
 
 NO_HEADERS = RequestHeaders()
+PIECE_BYTES = 256 * 1024  # of an answer in one piece, sent at once
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
 
@@ -139,9 +140,11 @@ class Answer:
         names: Mapping[str, str],
         headers: list[tuple[bytes, bytes]] = sse.HEADERS,
         reading: ReaderSettings | None = None,
+        is_repeated: bool = False,
     ) -> None:
         """`names` maps the service's field names to those of the client, for refusals. `headers` are those of
-        a stream. `reading` is how the answers are read, where they are more than text."""
+        a stream. `reading` is how the answers are read, where they are more than text. `is_repeated`: each
+        event of the stream has everything so far."""
         self.headers = headers
         self.answer_format = answer_format
         self.is_stream = is_stream
@@ -152,11 +155,17 @@ class Answer:
         self.stream = Stream(answer_format, num_choices, self.exchange.ready.set)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
-        # computed in a thread, not on the event loop
-        self.is_large = any([request.params.hidden_states is not None for request in requests])
+        self.is_free = all([is_free(request.params) for request in requests])  # text and token ids only
+        self.is_repeated = is_stream and is_repeated
+        # written in a thread, not on the event loop
+        self.is_large = not self.is_free and large.may_be_large(requests, service.card.limits)
 
     def _submit(self, take: Take) -> None:
         try:
+            if not self.is_free:
+                check_cost(
+                    self.exchange.requests, self.exchange.service.card.limits, is_repeated=self.is_repeated
+                )
             self.exchange.submit(self._reading(take) if self.readers else take)
         except RequestError as error:
             raise renamed(error, self.names) from None
@@ -201,7 +210,7 @@ class Answer:
             return None
         if self.is_stream:
             return await self._send_stream(cycle.connection, send)
-        return await self._send_whole(scope, receive, send)
+        return await self._send_whole(send)
 
     async def _answer_watching(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
         """Answers through any ASGI server. Returns what went wrong before anything was sent."""
@@ -211,13 +220,13 @@ class Answer:
             if self.is_stream:
                 unsent = await self._send_stream(None, send)
             else:
-                unsent = await self._send_whole(scope, receive, send)
+                unsent = await self._send_whole(send)
             tasks.cancel_scope.cancel()
         return unsent
 
     async def complete(self) -> Any:
-        """The whole answer as an `answer_format.answer_type`, for callers other than HTTP clients.
-        Raises RequestError."""
+        """The whole answer as an `answer_format.answer_type`, or its JSON where it is large, for callers
+        other than HTTP clients. Raises RequestError."""
         self._submit(self._collect)
         try:
             await self.exchange.ready.wait()
@@ -225,19 +234,22 @@ class Answer:
             self.exchange.abort()
         if self.exchange.failure is not None:
             raise renamed(self.exchange.failure, self.names)
-        return await self._compute(self._body)
-
-    async def _compute(self, write: Callable[..., T], *args: Any) -> T:
-        """Calls `write`, in a thread where answers are large."""
-        return await run_sync(write, *args, abandon_on_cancel=True) if self.is_large else write(*args)
+        return Raw(await large.compute(self._encoded)) if self.is_large else self._body()
 
     async def _events(self) -> bytes:
         """The events of all deltas that wait."""
         waiting = self.stream.taken()
-        return await self._compute(self.stream.written, waiting) if waiting else b""
+        if self.is_large and (self.is_repeated or large.is_large(waiting)):
+            return await large.compute(self.stream.written, waiting)
+        return self.stream.written(waiting)
 
     def _body(self) -> Any:
-        return convert(self.answer_format.body(self.outputs), self.answer_format.answer_type)
+        body = self.answer_format.body(self.outputs)
+        return convert(body if self.is_free else made(body), self.answer_format.answer_type)
+
+    def _encoded(self) -> bytes:
+        """A large answer as JSON."""
+        return large.encoded(self.answer_format.body(self.outputs))
 
     async def stream_to(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Passes the events of the stream to `write`, for callers other than HTTP clients. While `write`
@@ -268,15 +280,14 @@ class Answer:
         if not self.exchange.is_over:
             work.cancel()
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+    async def _send_whole(self, send: Send) -> RequestError | None:
         await self.exchange.ready.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
         if not self.exchange.has_client_left:
-            response = Response(
-                await self._compute(lambda: sse.encode(self._body())), media_type="application/json"
+            await _send_json(
+                send, await large.compute(self._encoded) if self.is_large else sse.encode(self._body())
             )
-            await response(scope, receive, send)
         return None
 
     async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
@@ -325,3 +336,13 @@ class Answer:
             else:
                 await self.exchange.ready.wait()
         return True
+
+
+async def _send_json(send: Send, body: bytes) -> None:
+    """Sends an answer, a piece at a time."""
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for at in range(0, len(body), PIECE_BYTES):
+        piece = body[at : at + PIECE_BYTES]
+        more = at + PIECE_BYTES < len(body)
+        await send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -4,7 +4,9 @@ from typing import Any
 
 import msgspec
 
-encode = msgspec.json.Encoder().encode
+from runtime.http.streaming.rows import encode_rows
+
+encode = msgspec.json.Encoder(enc_hook=encode_rows).encode
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [

@@ -3,6 +3,9 @@
 from typing import Annotated as A
 from typing import Literal
 
+from msgspec import Meta
+
+from runtime.messages.sampling import MAX_TOP_LOGPROBS
 from runtime.options.declare import (
     Count,
     Derived,
@@ -16,6 +19,8 @@ from runtime.options.declare import (
     superseded,
 )
 
+MaxLogprobs = A[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
+
 
 class Http(Group, frozen=True, kw_only=True):
     """HTTP server"""
@@ -23,6 +28,13 @@ class Http(Group, frozen=True, kw_only=True):
     host: A[str, option("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
     port: A[Port, option("Port to listen on; 0 takes a free one and logs it.")] = 30000
     max_body_bytes: A[Count, option("Largest request body; above it the answer is 413.")] = 16 * 2**20
+    max_response_bytes: A[
+        Count,
+        option(
+            "Most bytes of log probabilities of alternatives, and of hidden states, that one request may ask "
+            "for."
+        ),
+    ] = 64 * 2**20
     shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = (
         30.0
     )
@@ -135,6 +147,12 @@ class Api(Group, frozen=True, kw_only=True):
             "from OpenAI's."
         ),
     ] = "model"
+    max_logprobs: A[
+        MaxLogprobs,
+        option(
+            "Most alternatives that a request may ask for at each token; -1 for as many as ranks return, 1024."
+        ),
+    ] = 20
     preferred_sampling_params: A[
         Json | None, option("Sampling values for requests that leave them open, as JSON.")
     ] = None

@@ -252,4 +252,4 @@ class ResponseAnswerFormat:
             self.store(self.prepared.record())
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
-        return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"]
+        return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"].made()
