@@ -22,6 +22,7 @@ COMMANDS = {
     "options": ("runtime.cli.options", "list every option with its status"),
     "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),
     "translate": ("runtime.cli.translate", "turn a command line of SGLang, vLLM or RTP-LLM into one of ours"),
+    "completion": ("runtime.cli.completion", "print a completion script for bash, zsh or fish"),
 }
 
 
