@@ -13,7 +13,7 @@ import uvloop
 from anyio.abc import TaskStatus
 
 from runtime import log
-from runtime.admin.systemd import ServiceManager
+from runtime.admin.systemd import Notifier
 from runtime.core import Core
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.http.app import http_app
@@ -60,8 +60,8 @@ async def main(plan: Plan) -> int:
         await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(stored_objects.run)
-        if manager := ServiceManager.from_environment():
-            tasks.start_soon(manager.follow, core.health)
+        if notifier := Notifier.from_environment():
+            tasks.start_soon(notifier.follow, core.health)
         await server(stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):

@@ -18,8 +18,8 @@ INTERVAL_S = 1.0  # between two looks at the state
 EXTENSION_S = 30  # how long the start may last after each look
 
 
-class ServiceManager:
-    """The socket of the service manager that started this process."""
+class Notifier:
+    """Reports to the service manager that started this process."""
 
     def __init__(self, address: str, watchdog_s: float | None = None) -> None:
         """`address`: a path, or `@NAME` for Linux's abstract namespace. `watchdog_s`: the manager restarts a
@@ -29,9 +29,9 @@ class ServiceManager:
         self._has_watchdog = watchdog_s is not None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "ServiceManager | None":
-        """The manager that NOTIFY_SOCKET names; None without one. WATCHDOG_USEC counts if WATCHDOG_PID is this
-        process, or absent."""
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Notifier | None":
+        """For the socket that NOTIFY_SOCKET names; None without one. WATCHDOG_USEC counts if WATCHDOG_PID is
+        this process, or absent."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -58,7 +58,7 @@ class ServiceManager:
             await anyio.sleep(self.interval_s)
 
     def send(self, *lines: str) -> None:
-        """Sends these lines as one datagram. A manager that does not listen changes nothing for the server."""
+        """Sends these lines as one datagram. A manager that does not listen is ignored."""
         if not lines:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as to_manager:

@@ -1,4 +1,4 @@
-"""A service manager hears when the server is ready, drains, and that its event loop runs."""
+"""A service manager learns when the server is ready, drains, and that its event loop runs."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from runtime.admin.systemd import ServiceManager
+from runtime.admin.systemd import Notifier
 from runtime.service import Health
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ async def test_the_states_of_a_server(manager: socket.socket) -> None:
         "WATCHDOG_USEC": "20000",
         "WATCHDOG_PID": str(os.getpid()),
     }
-    notifier = ServiceManager.from_environment(environment)
+    notifier = Notifier.from_environment(environment)
     assert notifier is not None and notifier.interval_s == 0.01
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notifier.follow, health)
@@ -69,9 +69,9 @@ async def test_the_states_of_a_server(manager: socket.socket) -> None:
     ],
 )
 def test_what_the_environment_says(environment: dict[str, str], interval_s: float | None) -> None:
-    notifier = ServiceManager.from_environment(environment)
+    notifier = Notifier.from_environment(environment)
     assert (notifier and notifier.interval_s) == interval_s
 
 
 def test_a_manager_that_is_gone_is_ignored(tmp_path: Path) -> None:
-    ServiceManager(str(tmp_path / "gone")).send("READY=1")
+    Notifier(str(tmp_path / "gone")).send("READY=1")

@@ -13,7 +13,8 @@ from runtime.options.table import rows
 def complete(*words: str) -> list[str]:
     """What bash offers for the last of these words."""
     line = " ".join(f"'{word}'" for word in words)
-    source = f'{script("bash")}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _runtime; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    called = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _runtime"
+    source = f'{script("bash")}\n{called}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", source], check=True, capture_output=True, text=True)
     return done.stdout.split()
 
