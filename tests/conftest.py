@@ -1,5 +1,6 @@
 """What tests share: the event loop, Triton's interpreter where there is no GPU, samples of big matrices."""
 
+import gc
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Sets aside what collection made, which lives to the end: each full collection would walk it again, and
+    what gives memory back asks for one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
