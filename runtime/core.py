@@ -34,6 +34,7 @@ from runtime.admin.status import Status
 from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.messages.tenants import EVERYBODY
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
@@ -53,6 +54,7 @@ class Core:
     def __init__(self, plan: Plan, num_replicas: int = 1) -> None:
         """Reads config.json and the adapters. Raises ModelError, OptionsError."""
         self.plan = plan
+        self.tenant = EVERYBODY
         self.model: ModelConfig = model_config(plan)
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self._state: State = "loading"

@@ -7,6 +7,7 @@ import gc
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import uvloop
@@ -17,9 +18,11 @@ from runtime.admin.systemd import Notifier
 from runtime.core import Core
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.http.app import http_app
+from runtime.http.auth import Keys
+from runtime.http.key_file import read_key_file
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import listen, serve, tls_context
-from runtime.http.settings import http_settings
+from runtime.http.settings import HttpSettings, http_settings
 from runtime.options.plan import Plan
 
 # Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
@@ -47,17 +50,20 @@ async def main(plan: Plan) -> int:
             plan.http.ssl_keyfile_password,
             plan.http.ssl_ca_certs,
         )
+    settings = http_settings(plan)
     core = Core(plan)
     stored_objects = open_stored_objects(core, plan)
     stop = anyio.Event()  # set to close the server
     # the server listens from here on
     server = (
-        _grpc_server(core, plan, tls)
+        _grpc_server(core, plan, settings, tls)
         if plan.http.grpc_mode
-        else _http_server(core, plan, stored_objects, tls)
+        else _http_server(core, plan, settings, stored_objects, tls)
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
+        if plan.api.api_key_file is not None:
+            await tasks.start(_watch_key_file, settings.keys, Path(plan.api.api_key_file))
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(stored_objects.run)
         if notifier := Notifier.from_environment():
@@ -72,8 +78,10 @@ async def main(plan: Plan) -> int:
 Server = Callable[[anyio.Event], Awaitable[None]]  # serves until the event is set
 
 
-def _http_server(core: Core, plan: Plan, stored_objects: StoredObjects, tls: ssl.SSLContext | None) -> Server:
-    app = http_app(core, http_settings(plan), stored_objects)
+def _http_server(
+    core: Core, plan: Plan, settings: HttpSettings, stored_objects: StoredObjects, tls: ssl.SSLContext | None
+) -> Server:
+    app = http_app(core, settings, stored_objects)
     sockets = listen(plan.http.host, plan.http.port)
     _log_listening("http", plan, sockets[0].getsockname()[1])
     return lambda stop: serve(
@@ -81,7 +89,7 @@ def _http_server(core: Core, plan: Plan, stored_objects: StoredObjects, tls: ssl
     )
 
 
-def _grpc_server(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Server:
+def _grpc_server(core: Core, plan: Plan, settings: HttpSettings, tls: ssl.SSLContext | None) -> Server:
     try:
         from runtime.rpc import server as rpc
     except ImportError:
@@ -93,7 +101,7 @@ def _grpc_server(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Server:
         plan.http.ssl_ca_certs,
         tls,
     )
-    server = rpc.Rpc(core, http_settings(plan), plan.http.host, plan.http.port, credentials)
+    server = rpc.Rpc(core, settings, plan.http.host, plan.http.port, credentials)
     _log_listening("grpc", plan, server.port)
     return server.serve
 
@@ -123,6 +131,20 @@ async def _watch_signals(
                 log.get("server").info("draining", signal=number.name, seconds=deadline_s)
                 tasks.start_soon(_drain, core, stop, deadline_s)
     stop.set()
+
+
+async def _watch_key_file(keys: Keys, path: Path, *, task_status: TaskStatus[None]) -> None:
+    """SIGHUP reads --api-key-file again. A file that cannot be used changes nothing."""
+    with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            try:
+                named = await anyio.to_thread.run_sync(read_key_file, path)
+            except StartError as error:
+                log.get("keys").error("the keys stay as they were", error=str(error))
+            else:
+                keys.replace(named)
+                log.get("keys").info("the keys were read again", tenants=len(set(named.values())))
 
 
 async def _drain(core: Core, stop: anyio.Event, deadline_s: float) -> None:

@@ -14,6 +14,7 @@ from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
+from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.models.config.pooling import Pooling
 from runtime.parsing.detect import AnswerFormats
 
@@ -42,6 +43,14 @@ class AdapterCard(Struct, frozen=True):
     rank: int
     created: int  # unix seconds
     is_pinned: bool
+    owner: str = ""  # name of the tenant that loaded it and alone may use it; "": all tenants may
+
+
+def adapters_for(tenant: Tenant, cards: Mapping[str, AdapterCard]) -> Mapping[str, AdapterCard]:
+    """The adapters that exist for a tenant: those that are for all, and its own."""
+    if tenant.sees_all:
+        return cards
+    return {name: card for name, card in cards.items() if not card.owner or card.owner == tenant.name}
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -145,9 +154,9 @@ class Controls(Protocol):
         """The token ids of a prompt. Raises InvalidRequest."""
         ...
 
-    def abort(self, prefix: str) -> int:
-        """Ends all requests whose id begins with `prefix`; their clients get the tokens so far, with reason
-        abort. -> how many"""
+    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
+        """Ends those requests of `tenant` whose id begins with `prefix`; their clients get the tokens so far,
+        with reason abort. -> how many"""
         ...
 
     def start_profile(self, params: Profile) -> str:
@@ -166,14 +175,15 @@ class Controls(Protocol):
         idle_s: float | None = None,
         *,
         is_line: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> str:
-        """Opens a session for up to `capacity` tokens. `idle_s`: seconds without a request after which it is
-        closed; `is_line`: each request continues the last one. -> its id. Raises InvalidRequest,
+        """Opens a session of `tenant` for up to `capacity` tokens. `idle_s`: seconds without a request after
+        which it is closed; `is_line`: each request continues the last one. -> its id. Raises InvalidRequest,
         Overloaded."""
         ...
 
-    def close_session(self, session_id: str) -> None:
-        """Closes a session. Raises NotFound."""
+    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+        """Closes a session. Raises NotFound, also for a session of another tenant."""
         ...
 
 
@@ -208,14 +218,16 @@ class MemoryControls(Protocol):
 class AdapterControls(Protocol):
     """Loading and unloading of LoRA adapters."""
 
-    async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Loads an adapter; returns when requests may name it. Raises InvalidRequest for one that cannot be
-        used, Unavailable."""
+    async def load(
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+    ) -> None:
+        """Loads an adapter of `tenant`; returns when requests may name it. Raises InvalidRequest for one that
+        cannot be used, Unavailable."""
         ...
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
         """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
-        for an unknown name."""
+        for a name that is unknown, or of another tenant's adapter."""
         ...
 
 
@@ -223,7 +235,15 @@ class Service(Protocol):
     """The runtime as HTTP, gRPC and the library use it. All methods are synchronous and run on the event
     loop."""
 
-    card: ModelCard
+    @property
+    def card(self) -> ModelCard:
+        """What clients may know of the served model."""
+        ...
+
+    @property
+    def tenant(self) -> Tenant:
+        """Who uses the runtime through this service."""
+        ...
 
     @property
     def adapters(self) -> AdapterControls | None:

@@ -10,7 +10,8 @@ import anyio
 
 from runtime.actors.channels import Listeners
 from runtime.errors import InvalidRequest, RequestError
-from runtime.messages.requests import Sink
+from runtime.messages.requests import GenerateRequest, Sink
+from runtime.messages.tenants import EVERYBODY, Tenant
 
 
 class OpenRequests:
@@ -24,6 +25,7 @@ class OpenRequests:
         # id() of the submitted object: a request id may be used again before its first object has left a
         # queue
         self._submitted: dict[str, int] = {}
+        self._owners: dict[str, str] = {}  # names of the tenants by request id
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -31,12 +33,13 @@ class OpenRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sinks
 
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the open requests, oldest first."""
-        return list(self._sinks)
+    def ids(self, tenant: Tenant = EVERYBODY) -> list[str]:
+        """Ids of the open requests that exist for `tenant`, oldest first."""
+        if tenant.sees_all:
+            return list(self._sinks)
+        return [request_id for request_id in self._sinks if tenant.sees(self._owners.get(request_id, ""))]
 
-    def open(self, request_id: str, sink: Sink, request: object = None) -> None:
+    def open(self, request_id: str, sink: Sink, request: GenerateRequest | None = None) -> None:
         """Adds a request. Raises InvalidRequest when a request with this id is open."""
         if request_id in self._sinks:
             raise InvalidRequest(
@@ -45,6 +48,7 @@ class OpenRequests:
         self._sinks[request_id] = sink
         if request is not None:
             self._submitted[request_id] = id(request)
+            self._owners[request_id] = request.tenant.name
 
     def awaits(self, request_id: str, request: object) -> bool:
         """Whether the request is open and was opened with this very object."""
@@ -58,6 +62,7 @@ class OpenRequests:
         """Takes a request out. -> its sink, for the caller to end; None when it is not open"""
         sink = self._sinks.pop(request_id, None)
         self._submitted.pop(request_id, None)
+        self._owners.pop(request_id, None)
         if sink is not None:
             self.closed.notify(request_id)
             if self._is_empty is not None and not self._sinks:

@@ -12,6 +12,7 @@ from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import Abort
+from runtime.messages.tenants import EVERYBODY, Tenant
 
 
 class Router:
@@ -57,14 +58,16 @@ class Router:
             self._to_scheduler(Abort(request_id))  # before `close`, which forgets the request's replica
             self._open_requests.close(request_id)
 
-    def cancel(self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool]) -> int:
-        """Ends requests by an operator's command; unlike with `abort`, their clients are informed. -> how
+    def cancel(
+        self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool], tenant: Tenant = EVERYBODY
+    ) -> int:
+        """Ends requests of `tenant` by a command; unlike with `abort`, their clients are informed. -> how
         many
 
         A request that the scheduler knows ends with the tokens that it has, in its Ended. One that has not
         reached the scheduler has none, and is refused.
         """
-        request_ids = [request_id for request_id in self._open_requests.ids if matches(request_id)]
+        request_ids = [request_id for request_id in self._open_requests.ids(tenant) if matches(request_id)]
         for request_id in request_ids:
             self._to_scheduler(Abort(request_id))
             if not is_scheduled(request_id):

@@ -6,9 +6,12 @@ runs.
 
 A request keeps the adapter that had the name when it came; a later adapter of that name has an id and a
 digest of its own.
+
+Adapters of --lora-paths, and those that the administrator loads, are for all tenants. One that another tenant
+loads belongs to it: for others it does not exist. Names are unique in the server.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from pathlib import Path
 from time import time
@@ -21,11 +24,12 @@ from msgspec import Struct
 from runtime.errors import InvalidRequest, ModelError, OptionsError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
+from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import Adapter, read_adapter
 from runtime.options.plan import Plan
-from runtime.service import AdapterCard
+from runtime.service import AdapterCard, adapters_for
 
 
 class AdapterSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,12 +145,14 @@ class AdapterRegistry:
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, name: str) -> AdapterRef:
-        """The adapter that has this name now. Raises InvalidRequest for an unknown name."""
-        if (entry := self._entries.get(name)) is None:
-            raise InvalidRequest(f"no adapter {name} is loaded; {listed(self.cards)}", param="lora_path")
+    def find(self, name: str, tenant: Tenant = EVERYBODY) -> AdapterRef:
+        """The adapter that has this name now. Raises InvalidRequest for a name that is unknown, or of another
+        tenant's adapter."""
+        cards = adapters_for(tenant, self.cards)
+        if name not in cards:
+            raise InvalidRequest(f"no adapter {name} is loaded; {listed(cards)}", param="lora_path")
         self._entries[name] = self._entries.pop(name)
-        return entry.ref
+        return self._entries[name].ref
 
     def opened(self, request_id: str, name: str) -> None:
         """A request uses the adapter of this name, until `ended`."""
@@ -166,9 +172,11 @@ class AdapterRegistry:
 
     # ── operators ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Loads the adapter in `folder`; returns when requests may name it. Raises InvalidRequest for one
-        that cannot be used, Unavailable."""
+    async def load(
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+    ) -> None:
+        """Loads the adapter in `folder` for `tenant`; returns when requests may name it. Raises
+        InvalidRequest for one that cannot be used, Unavailable."""
         if not name or ":" in name or name in (self._served_name, "default"):
             raise InvalidRequest(
                 "an adapter's name is not empty, not the model's, and has no colon", param="lora_name"
@@ -189,7 +197,7 @@ class AdapterRegistry:
         try:
             adapter = await run_sync(read_adapter, folder, self._modules)
             self._check(adapter)
-            self._make_room()
+            self._make_room(tenant)
             load = LoadAdapter(next(self._ids), folder)
             self._folders[load.id] = folder
             try:
@@ -198,17 +206,20 @@ class AdapterRegistry:
                 del self._folders[load.id]
                 self._forget_on_ranks(load.id)  # some ranks may have loaded it
                 raise
-            self._add(name, adapter, id=load.id, is_pinned=is_pinned)
+            owner = "" if tenant.sees_all else tenant.name
+            self._add(name, adapter, id=load.id, is_pinned=is_pinned, owner=owner)
         except ModelError as error:
             raise InvalidRequest(str(error), param="lora_path") from None
         finally:
             self._busy.discard(name)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
         """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
-        for an unknown name."""
-        if (entry := self._entries.pop(name, None)) is None:
-            raise InvalidRequest(f"no adapter {name} is loaded; {listed(self.cards)}", param="lora_name")
+        for a name that is unknown, or of an adapter that is not the tenant's own."""
+        own = {key: card for key, card in self.cards.items() if tenant.sees(card.owner)}
+        if name not in own:
+            raise InvalidRequest(f"no adapter {name} is loaded; {listed(own)}", param="lora_name")
+        entry = self._entries.pop(name)
         del self.cards[name]
         entry.is_unloading = True
         self._finish_unload(entry)
@@ -218,27 +229,34 @@ class AdapterRegistry:
         del self._folders[adapter]
         self._forget_on_ranks(adapter)
 
-    def _make_room(self) -> None:
-        """Unloads the adapter that was requested least recently, if --max-loaded-loras are loaded. Raises
-        InvalidRequest when all are pinned or in use."""
+    def _make_room(self, tenant: Tenant) -> None:
+        """Unloads the tenant's adapter that was requested least recently, if --max-loaded-loras are loaded,
+        or its part of them. Raises InvalidRequest when all are pinned, in use or another tenant's."""
         max_loaded = self.limits.max_loaded
-        if max_loaded is None or len(self._entries) + len(self._busy) <= max_loaded:
+        if max_loaded is None:
             return
-        for name, entry in self._entries.items():
+        own = [name for name in self._entries if tenant.sees(self.cards[name].owner)]
+        if len(self._entries) + len(self._busy) <= max_loaded and len(own) < tenant.most(max_loaded):
+            return
+        for name in own:
+            entry = self._entries[name]
             if not entry.num_open and not entry.ref.is_pinned:
                 del self._entries[name], self.cards[name]
                 self._forget(entry.ref.id)
                 return
         raise InvalidRequest(
-            f"{max_loaded} adapters are loaded (--max-loaded-loras), all pinned or in use; unload one",
+            f"{tenant.most(max_loaded)} adapters may be loaded (--max-loaded-loras), and none that could go "
+            "is unused; unload one",
             param="lora_name",
         )
 
-    def _add(self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool) -> None:
+    def _add(
+        self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool, owner: str = ""
+    ) -> None:
         ref = AdapterRef(next(self._ids) if id is None else id, adapter.digest, is_pinned)
         self._entries[name] = Entry(ref)
         self._folders[ref.id] = adapter.folder
-        self.cards[name] = AdapterCard(name, adapter.folder, adapter.rank, int(time()), is_pinned)
+        self.cards[name] = AdapterCard(name, adapter.folder, adapter.rank, int(time()), is_pinned, owner)
 
     def _check(self, adapter: Adapter) -> None:
         if adapter.rank > self._max_rank:
@@ -253,17 +271,18 @@ class AdapterRegistry:
             )
 
 
-def find_adapter(registry: AdapterRegistry | None, name: str) -> AdapterRef:
-    """The adapter of this name; `registry` is None on a server without adapters. Raises InvalidRequest."""
+def find_adapter(registry: AdapterRegistry | None, name: str, tenant: Tenant = EVERYBODY) -> AdapterRef:
+    """The adapter of this name that exists for `tenant`; `registry` is None on a server without adapters.
+    Raises InvalidRequest."""
     if registry is None:
         raise InvalidRequest(
             f"no adapter {name} is loaded: this server has none (--enable-lora, --lora-paths)",
             param="lora_path",
         )
-    return registry.find(name)
+    return registry.find(name, tenant)
 
 
-def listed(cards: dict[str, AdapterCard]) -> str:
+def listed(cards: Mapping[str, AdapterCard]) -> str:
     """The names of loaded adapters, in words."""
     return f"loaded are {', '.join(cards)}" if cards else "none is loaded"
 

@@ -16,6 +16,7 @@ from runtime.admin.sessions import Sessions
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
+from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 
@@ -75,10 +76,10 @@ class Control:
         """The token ids of a prompt. Raises InvalidRequest."""
         return await self._encode(prompt)
 
-    def abort(self, prefix: str) -> int:
-        """Ends all requests whose ids begin with `prefix`, with reason abort. -> how many"""
+    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
+        """Ends those requests of `tenant` whose ids begin with `prefix`, with reason abort. -> how many"""
         self._commands.check()
-        return self._cancel(lambda i: i.startswith(prefix))
+        return self._cancel(lambda i: i.startswith(prefix), tenant)
 
     def start_profile(self, params: Profile) -> str:
         """The ranks begin to record a profile. -> the folder of their files"""
@@ -97,15 +98,16 @@ class Control:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> str:
-        """Opens a session (admin/sessions.py). -> its id"""
-        return self.sessions.open(capacity, session_id, idle_s, is_line=is_line)
+        """Opens a session of `tenant` (admin/sessions.py). -> its id"""
+        return self.sessions.open(capacity, session_id, idle_s, is_line=is_line, tenant=tenant)
 
-    def close_session(self, session_id: str) -> None:
-        """Closes a session. Raises NotFound."""
-        self.sessions.close(session_id)
+    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+        """Closes a session. Raises NotFound, also for a session of another tenant."""
+        self.sessions.close(session_id, tenant)
 
-    def _cancel(self, matches: Callable[[str], bool]) -> int:
-        count = self._router.cancel(matches, self._replicas.has_request)
+    def _cancel(self, matches: Callable[[str], bool], tenant: Tenant = EVERYBODY) -> int:
+        count = self._router.cancel(matches, self._replicas.has_request, tenant)
         self._metrics.aborted.add(count)
         return count

@@ -74,7 +74,9 @@ class Intake:
             request, sink = self._sessions.begin(request, request.session, sink)
         try:
             if request.adapter:
-                request = structs.replace(request, adapter_ref=find_adapter(self._adapters, request.adapter))
+                request = structs.replace(
+                    request, adapter_ref=find_adapter(self._adapters, request.adapter, request.tenant)
+                )
             sink = self._records.watch(request, sink)
             self._router.submit(request, sink)
             self._records.begin(sink)

@@ -7,9 +7,12 @@ A request names the turn that it continues. It computes only tokens that the pre
 little more than its own text, because sequences publish generated tokens when they end. The semantics are
 those of SGLang's session_params; in a *streaming* session each request continues the last one without naming
 it. Everything happens on the event loop.
+
+A session belongs to the tenant that opened it, and its id is unique among the sessions of that tenant.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 from uuid import uuid4
@@ -18,6 +21,7 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError
 from runtime.messages.requests import Before, Delta, GenerateRequest, SessionParams, Sink
+from runtime.messages.tenants import EVERYBODY, Tenant
 
 MAX_SESSIONS = 4096
 MAX_TURNS = 512  # turns of a session; the oldest are forgotten
@@ -61,14 +65,16 @@ class Turn:
 class Session:
     """A conversation: turns by the ids of their requests, oldest first."""
 
-    def __init__(self, id: str, capacity: int, idle_s: float, is_line: bool, now_s: float) -> None:
+    def __init__(
+        self, id: str, owner: str, capacity: int, idle_s: float, *, is_line: bool, now_s: float
+    ) -> None:
         self.id = id
+        self.owner = owner  # name of the tenant that opened it
         # most tokens that may come before a request (SGLang says characters: a token has one or more)
         self.capacity = capacity
         self.idle_s = idle_s
         self.is_line = is_line
         self.used_s = now_s
-        self.tenant: str | None = None  # tenant of the first request; others may not use the session
         self.turns: dict[str, Turn] = {}
 
 
@@ -98,8 +104,8 @@ class Sessions:
         """`abort` ends a request, and informs its client."""
         self._abort = abort
         self._clock = clock
-        self.num_tokens = 0  # tokens of all sessions
-        self._sessions: dict[str, Session] = {}
+        self.num_tokens = Counter[str]()  # tokens of sessions by their owner
+        self._sessions: dict[tuple[str, str], Session] = {}  # by owner and id
         self._running: dict[str, tuple[Session, Turn]] = {}  # by request id
 
     def __len__(self) -> int:
@@ -112,30 +118,36 @@ class Sessions:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> str:
-        """-> the session's id. Raises InvalidRequest when there is one of this id, Overloaded when there are
-        too many."""
+        """-> the session's id. Raises InvalidRequest when the tenant has one of this id, Overloaded when
+        there are too many."""
         self._drop_idle()
         name = session_id or uuid4().hex
-        if name in self._sessions:
+        if (tenant.name, name) in self._sessions:
             raise InvalidRequest(
                 "a session with this id is open; choose another id, or close that one first",
                 param="session_id",
             )
-        if len(self._sessions) >= MAX_SESSIONS:
+        num_own = sum(owner == tenant.name for owner, _ in self._sessions)
+        if len(self._sessions) >= MAX_SESSIONS or num_own >= tenant.most(MAX_SESSIONS):
             raise Overloaded(
-                f"{MAX_SESSIONS} sessions are open, the most there may be; close some, or try again later"
+                f"as many sessions are open as there may be, {num_own} of them yours; close some, or try "
+                "again later"
             )
-        self._sessions[name] = Session(
-            name, capacity, IDLE_S if idle_s is None else idle_s, is_line, self._clock()
+        self._sessions[tenant.name, name] = Session(
+            name,
+            tenant.name,
+            capacity,
+            IDLE_S if idle_s is None else idle_s,
+            is_line=is_line,
+            now_s=self._clock(),
         )
         return name
 
-    def close(self, session_id: str) -> None:
+    def close(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
         """Closes a session; its running requests go on without it. Raises NotFound."""
-        if (session := self._sessions.get(session_id)) is None:
-            raise _unknown(session_id)
-        self._drop(session)
+        self._drop(self._find(session_id, tenant))
 
     def begin(
         self, request: GenerateRequest, params: SessionParams, sink: Sink
@@ -146,9 +158,7 @@ class Sessions:
         Raises InvalidRequest, NotFound.
         """
         self._drop_idle()
-        session = self._sessions.get(params.id)
-        if session is None or session.tenant not in (None, request.tenant):
-            raise _unknown(params.id)
+        session = self._find(params.id, request.tenant)
         if request.params.n > 1:
             raise InvalidRequest("a session's request has one answer: n must be 1", param="n")
         if request.id in session.turns:
@@ -163,11 +173,13 @@ class Sessions:
                 f"opened for {session.capacity}",
                 param="session_params",
             )
-        if self.num_tokens > MAX_TOKENS:
+        num_own = self.num_tokens[session.owner]
+        if self.num_tokens.total() > MAX_TOKENS or num_own > request.tenant.most(MAX_TOKENS):
             raise Overloaded(
-                f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later"
+                f"sessions keep as many tokens as they may, {num_own} of them are yours; close some, or try "
+                "again later"
             )
-        session.tenant, session.used_s = request.tenant, self._clock()
+        session.used_s = self._clock()
         turn = session.turns[request.id] = Turn(request.id, parent, before)
         if len(session.turns) > MAX_TURNS:
             self._forget(session, next(iter(session.turns.values())))
@@ -187,9 +199,25 @@ class Sessions:
         session.used_s = self._clock()
         if not turn.has_begun:
             self._forget(session, turn)
-        elif self._sessions.get(session.id) is session and session.turns.get(request_id) is turn:
+        elif self._is_open(session) and session.turns.get(request_id) is turn:
             turn.num_kept = len(turn.prompt) + len(turn.output)
-            self.num_tokens += turn.num_kept
+            self.num_tokens[session.owner] += turn.num_kept
+
+    def _find(self, session_id: str, tenant: Tenant) -> Session:
+        """The session of this id that exists for `tenant`, its own first. Raises NotFound."""
+        session = self._sessions.get((tenant.name, session_id))
+        if session is None and tenant.sees_all:
+            session = next((one for (_, id), one in self._sessions.items() if id == session_id), None)
+        if session is None:
+            raise NotFound(
+                f"there is no session {session_id[:256]}: it was never opened, was closed, or was idle for "
+                "too long",
+                param="session_params.id",
+            )
+        return session
+
+    def _is_open(self, session: Session) -> bool:
+        return self._sessions.get((session.owner, session.id)) is session
 
     def _parent(self, session: Session, params: SessionParams) -> Turn | None:
         """The turn that a request continues; None: it begins anew. With `replace`, forgets the turns that it
@@ -229,23 +257,21 @@ class Sessions:
     def _forget(self, session: Session, turn: Turn) -> None:
         if session.turns.get(turn.request_id) is turn:
             del session.turns[turn.request_id]
-            self.num_tokens -= turn.num_kept
+            self._forget_tokens(session, turn.num_kept)
 
     def _drop(self, session: Session) -> None:
-        del self._sessions[session.id]
-        self.num_tokens -= sum(turn.num_kept for turn in session.turns.values())
+        del self._sessions[session.owner, session.id]
+        self._forget_tokens(session, sum(turn.num_kept for turn in session.turns.values()))
+
+    def _forget_tokens(self, session: Session, count: int) -> None:
+        self.num_tokens[session.owner] -= count
+        if not self.num_tokens[session.owner]:
+            del self.num_tokens[session.owner]
 
     def _drop_idle(self) -> None:
         """Closes idle sessions. Called whenever a session is used: there is no timer."""
-        now_s, busy = self._clock(), {session.id for session, _ in self._running.values()}
+        now_s, busy = self._clock(), {id(session) for session, _ in self._running.values()}
         for session in [
-            s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy
+            s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and id(s) not in busy
         ]:
             self._drop(session)
-
-
-def _unknown(session_id: str) -> NotFound:
-    return NotFound(
-        f"there is no session {session_id[:256]}: it was never opened, was closed, or was idle for too long",
-        param="session_params.id",
-    )

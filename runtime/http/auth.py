@@ -7,22 +7,27 @@
               no key is needed, pages of other sites are refused: a browser on this machine would send
               their forms here
 
-A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a
-route is decided by its declared path when the routes are put together, not by comparing paths when a request
-comes.
+A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The admin key
+opens all levels. The level of a route is decided by its declared path when the routes are put together, not by
+comparing paths when a request comes.
+
+The key that matched is the tenant of a request (messages/tenants.py), however its header was written.
 """
 
-from collections.abc import Iterable, Sequence
-from hmac import compare_digest
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Literal
 
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.errors import Forbidden, RequestError, Unauthorized
+from runtime.errors import Forbidden, InvalidRequest, RequestError, Unauthorized
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
+from runtime.http.key_file import names_of
+from runtime.messages.tenants import ADMINISTRATOR, EVERYBODY, NOBODY, Tenant
 
 Level = Literal["open", "user", "admin"]
 
@@ -62,44 +67,121 @@ ADMIN = frozenset(
     }
 )
 ALL_INTERFACES = ("", "*")
+TENANT = "runtime.tenant"  # key of the ASGI scope: the Tenant of a request whose key was checked
+TENANT_HEADER = b"x-tenant-id"
+MAX_NAME_CHARS = 256  # of a tenant's name in that header
 
 
 class Keys:
-    """The keys, which are never printed, and which level of routes each of them opens."""
+    """The keys that this server knows: which level of routes each opens, and whose it is.
 
-    __slots__ = ("_user", "_admin", "_is_local")
+    What is kept of a key is a digest under a secret of this process: keys are never printed, and how long the
+    look-up takes says nothing about them.
+    """
 
-    def __init__(self, user: Iterable[str] = (), admin: str | None = None, *, is_local: bool = True) -> None:
-        """`is_local`: only programs on this machine can connect."""
-        self._user = tuple(key.encode() for key in user)
-        self._admin = () if admin is None else (admin.encode(),)
+    __slots__ = (
+        "_secret",
+        "_tenants",
+        "_fixed",
+        "_is_apart",
+        "_has_admin",
+        "_is_local",
+        "_by_header",
+        "_quota",
+    )
+
+    def __init__(
+        self,
+        user: Iterable[str] | Mapping[str, str] = (),
+        admin: str | None = None,
+        *,
+        named: Mapping[str, str] | None = None,
+        is_local: bool = True,
+        by_header: bool = False,
+        quota: float = 1.0,
+    ) -> None:
+        """`user`: keys, or the tenant's name of each. `named`: the names of the keys in --api-key-file, whose
+        tenants are kept apart even if there is one. `is_local`: only programs on this machine can connect.
+        `by_header`: requests name their tenant in the header x-tenant-id. `quota`: as in Tenant.quota, where
+        tenants are kept apart."""
+        self._secret = os.urandom(32)
+        self._has_admin = admin is not None
         self._is_local = is_local
+        self._by_header = by_header
+        self._quota = quota
+        names = user if isinstance(user, Mapping) else names_of(user, self._secret)
+        self._is_apart = named is not None or len(set(names.values())) > 1
+        self._fixed = self._by_digest(names)
+        if admin is not None:
+            self._fixed[self._digest(admin.encode())] = ADMINISTRATOR
+        self._tenants: dict[bytes, Tenant] = {}
+        self.replace(named or {})
 
-    def check(self, level: Level, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Returns if a request with these headers may use a route of this level. Raises Unauthorized or
-        Forbidden."""
+    def replace(self, named: Mapping[str, str]) -> None:
+        """Takes the names of the keys in --api-key-file, in place of those before."""
+        self._tenants = self._by_digest(named) | self._fixed
+
+    def _by_digest(self, names: Mapping[str, str]) -> dict[bytes, Tenant]:
+        quota = self._quota if self._is_apart else 1.0
+        return {
+            self._digest(key.encode()): Tenant(name, sees_all=not self._is_apart, quota=quota)
+            for key, name in names.items()
+        }
+
+    def identify(self, level: Level, headers: Sequence[tuple[bytes, bytes]]) -> Tenant:
+        """The tenant of a request with these headers, if it may use a route of this level. Raises
+        Unauthorized, Forbidden, and InvalidRequest for a tenant's name that cannot be."""
         if level == "open":
-            return
-        wanted = self._user
-        if level == "admin":
-            if self._admin:
-                wanted = self._admin
-            elif not self._is_local:
+            return NOBODY
+        has_user = len(self._tenants) > self._has_admin
+        if level == "admin" and not self._has_admin:
+            if not self._is_local:
                 raise Forbidden(
                     "this route changes the server for everybody; it needs a server with --admin-api-key, or "
                     "one that listens on this machine alone"
                 )
-            if not wanted and (b"sec-fetch-site", b"cross-site") in headers:
+            if not has_user and (b"sec-fetch-site", b"cross-site") in headers:
                 raise Forbidden(
                     "this route changes the server for everybody, and the request comes from a web page of "
                     "another site"
                 )
-        if wanted and not _has_one(wanted, headers):
-            whose = "the admin key" if wanted is self._admin else "an API key"
+        needs_admin = level == "admin" and self._has_admin
+        tenant = self._find(headers)
+        if (needs_admin and tenant is not ADMINISTRATOR) or (tenant is None and has_user):
             raise Unauthorized(
-                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is "
-                "not known here"
+                f"give {'the admin key' if needs_admin else 'an API key'} of this server as `Authorization: "
+                "Bearer KEY`; the one that came, if any, is not known here"
             )
+        if self._by_header and tenant is not ADMINISTRATOR:
+            return self._named(tenant, headers)
+        return tenant or EVERYBODY
+
+    def _find(self, headers: Sequence[tuple[bytes, bytes]]) -> Tenant | None:
+        """The tenant of the first known key in the headers."""
+        for name, value in headers:
+            if name == b"authorization" and value[:7].lower() == b"bearer ":
+                value = value[7:].strip()
+            elif name != b"x-api-key":
+                continue
+            if (tenant := self._tenants.get(self._digest(value))) is not None:
+                return tenant
+        return None
+
+    def _named(self, tenant: Tenant | None, headers: Sequence[tuple[bytes, bytes]]) -> Tenant:
+        """The tenant that the header names: one of several keys names tenants of its own."""
+        name = next((value for header, value in headers if header == TENANT_HEADER), b"").decode("latin-1")
+        if len(name) > MAX_NAME_CHARS or name == ADMINISTRATOR.name:
+            raise InvalidRequest(
+                f"the header {TENANT_HEADER.decode()} has {len(name)} characters or is {ADMINISTRATOR.name}; "
+                f"give a name of at most {MAX_NAME_CHARS}",
+                param=TENANT_HEADER.decode(),
+            )
+        if tenant is not None and not tenant.sees_all:
+            name = f"{tenant.name}/{name}" if name else tenant.name
+        return Tenant(name, sees_all=False, quota=self._quota)
+
+    def _digest(self, key: bytes) -> bytes:
+        return blake2b(key, key=self._secret, digest_size=32).digest()
 
 
 def level_of(path: str) -> Level:
@@ -136,7 +218,7 @@ class _KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self.keys.check(self.level, scope["headers"])
+            scope[TENANT] = self.keys.identify(self.level, scope["headers"])
         except RequestError as error:
             if scope["type"] == "websocket":
                 # before it was accepted: an answer 403
@@ -145,17 +227,3 @@ class _KeyCheck:
                 await respond_early(error_response(error, self.path))(scope, receive, send)
             return
         await self.app(scope, receive, send)
-
-
-def _has_one(wanted: tuple[bytes, ...], headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether the headers have one of the keys. The time it takes depends only on the keys' lengths and
-    number."""
-    has_one = False
-    for name, value in headers:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            value = value[7:].strip()
-        elif name != b"x-api-key":
-            continue
-        for key in wanted:
-            has_one |= compare_digest(value, key)
-    return has_one

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.http import errors
-from runtime.http.auth import Keys, level_of
+from runtime.http.auth import TENANT, Keys, level_of
 from runtime.http.body import respond_early
 from runtime.http.request_cycle import EXTENSION
 
@@ -45,7 +45,7 @@ class ExactRoutes:
         request = Request(scope, receive, send)
         try:
             try:
-                self._keys.check(level, scope["headers"])
+                scope[TENANT] = self._keys.identify(level, scope["headers"])
             except RequestError as error:
                 await respond_early(errors.error_response(error, scope["path"]))(scope, receive, send)
                 return

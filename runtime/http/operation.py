@@ -11,7 +11,6 @@ route itself with `route`, `json_route` or `body_route`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +26,8 @@ from runtime.http.body import discard_body, read_body, respond_early
 from runtime.http.fields.headers import read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
+from runtime.http.tenant_service import service_for, tenant_in
+from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
 Json = Mapping[str, Any]
@@ -76,9 +77,13 @@ class Operation(Struct, frozen=True):
         if self.serve is not None:
             return self.route(_answering(service, self.serve, settings))
         if self.call is not None:
-            return self.body_route(partial(self.call, service), settings.max_body_bytes)
+            call = self.call
+            return self.body_route(
+                lambda tenant, body: call(service_for(service, tenant), body), settings.max_body_bytes
+            )
         assert self.show is not None
-        return self.json_route(partial(self.show, service))
+        show = self.show
+        return self.json_route(lambda request: show(service_for(service, tenant_in(request.scope)), request))
 
     def route(self, endpoint: Endpoint) -> Route:
         """A route with an endpoint of its own."""
@@ -101,14 +106,14 @@ class Operation(Struct, frozen=True):
 
         return self.route(endpoint)
 
-    def body_route(self, call: Callable[[Any], Awaitable[Any]], max_bytes: int) -> Route:
+    def body_route(self, call: Callable[[Tenant, Any], Awaitable[Any]], max_bytes: int) -> Route:
         """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
-        returns: a Response, or a value of one of `answers`."""
+        returns for the tenant and the body: a Response, or a value of one of `answers`."""
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body or EmptyBody)
 
         async def endpoint(request: Request) -> ASGIApp:
             body = await read_body(request.scope, request.receive, max_bytes)
-            return self._response(await call(errors.decode(body or b"{}", decoder)))
+            return self._response(await call(tenant_in(request.scope), errors.decode(body or b"{}", decoder)))
 
         return self.route(endpoint)
 
@@ -133,9 +138,9 @@ def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoi
             body = await read_body(request.scope, request.receive, settings.max_body_bytes)
         except TooLarge as error:
             return respond_early(errors.error_response(error, errors.path_of(request)))
-        answer = serve(service, body)
+        answer = serve(service_for(service, tenant_in(request.scope)), body)
         if isinstance(answer, Answer):
-            answer.exchange.apply_headers(read_headers(request.headers, settings.tenant_source))
+            answer.exchange.apply_headers(read_headers(request.headers))
             answer.interval = max(settings.stream_interval, answer.interval)
         return answer
 

@@ -1,8 +1,11 @@
 """Settings of the HTTP API, made from the options."""
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from runtime.http.auth import Keys, is_loopback
+from runtime.http.key_file import names_of, read_key_file, read_secret
 from runtime.options.plan import Plan
 
 
@@ -10,7 +13,6 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     """Settings of the HTTP API."""
 
     max_body_bytes: int = 16 * 2**20  # larger bodies are refused with 413
-    tenant_source: str = "off"  # what names the tenant, as in --fair-share
     stream_interval: int = 1  # tokens in each event of a sequence
     stream_output: bool = False  # events of /generate carry new text only
     keys: Keys = Keys()
@@ -24,18 +26,27 @@ DEFAULT = HttpSettings()
 
 def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
     """The settings that the options make. `is_local`: only programs on this machine can connect; None: as
-    --host says."""
-    user = (plan.api.api_key,) if isinstance(plan.api.api_key, str) else plan.api.api_key or ()
-    keys = Keys(
-        user, plan.api.admin_api_key, is_local=is_loopback(plan.http.host) if is_local is None else is_local
-    )
+    --host says. Raises StartError for an --api-key-file that cannot be used."""
     return HttpSettings(
         max_body_bytes=plan.http.max_body_bytes,
-        tenant_source=plan.schedule.fair_share,
         stream_interval=plan.http.stream_interval,
         stream_output=plan.http.stream_output,
-        keys=keys,
+        keys=open_keys(plan, is_local=is_loopback(plan.http.host) if is_local is None else is_local),
         cors_origins=plan.http.cors_origins or (),
         access_level=plan.logs.log_level_http,
         unlogged_paths=plan.logs.uvicorn_access_log_exclude_prefixes,
+    )
+
+
+def open_keys(plan: Plan, *, is_local: bool) -> Keys:
+    """The keys that the options name. Raises StartError."""
+    given = (plan.api.api_key,) if isinstance(plan.api.api_key, str) else plan.api.api_key or ()
+    folder = None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path)
+    return Keys(
+        names_of(given, read_secret(folder)) if given else {},
+        plan.api.admin_api_key,
+        named=None if plan.api.api_key_file is None else read_key_file(Path(plan.api.api_key_file)),
+        is_local=is_local,
+        by_header=plan.schedule.fair_share == "header",
+        quota=plan.api.tenant_quota,
     )

@@ -32,6 +32,7 @@ from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import MAX_SEND_S, Answer
 from runtime.http.streaming.sse import encode
+from runtime.http.tenant_service import service_for, tenant_in
 from runtime.service import Service
 
 PATH = "/v1/ws"
@@ -70,12 +71,13 @@ def route(service: Service, settings: HttpSettings, served: Mapping[str, Serve])
             await websocket.close(POLICY)  # before it was accepted: an answer 403
             return
         try:
-            headers = read_headers(websocket.headers, settings.tenant_source)
+            headers = read_headers(websocket.headers)
         except RequestError:
             await websocket.close(POLICY)
             return
         await websocket.accept()
-        await Socket(service, settings, served, websocket, headers).run()
+        own = service_for(service, tenant_in(websocket.scope))
+        await Socket(own, settings, served, websocket, headers).run()
 
     return WebSocketRoute(PATH, endpoint)
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from runtime.errors import RequestError
 from runtime.messages.constraint import Grammar
 from runtime.messages.sampling import SamplingParams
+from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.parsing.events import Event
 
 
@@ -97,7 +98,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     arrival_s: float
     priority: int | None = None  # scheduling priority, as in Request.priority
     is_idle: bool = False  # as in Request.is_idle
-    tenant: str = ""  # as in Request.tenant
+    tenant: Tenant = EVERYBODY  # who sends it
     routing_key: str = ""  # as in Request.routing_key
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     adapter: str = ""  # name of a LoRA adapter; "": none
@@ -133,7 +134,7 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int | None = None  # scheduling priority; None: after all requests that have one
     # runs only with capacity that other requests leave, and is preempted by any of them
     is_idle: bool = False
-    tenant: str = ""  # the tenant whose share of the runtime the request uses; "": the default tenant
+    tenant: str = ""  # name of the tenant whose share of the runtime the request uses
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
     namespace: str = ""  # of the prefix cache: pages are shared within a namespace only (cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for the first step

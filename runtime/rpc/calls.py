@@ -7,6 +7,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from msgspec import Struct
 from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
@@ -20,12 +21,20 @@ from runtime.http.streaming.exchange import Exchange
 from runtime.http.streaming.pace import merged
 from runtime.http.streaming.sse import encode
 from runtime.http.streaming.stream import MAX_WAITING_TOKENS
+from runtime.http.tenant_service import service_for
 from runtime.messages.requests import Delta, Finish, TokenLogprob
+from runtime.messages.tenants import Tenant
 from runtime.rpc.schema import load
 from runtime.service import Service
 
-Headered = list[tuple[bytes, bytes]]
 NUMBERS = ("sampling_seed", "priority")  # 64-bit numbers are strings in the JSON of protobuf
+
+
+class Caller(Struct, frozen=True):
+    """Who makes a call: its tenant, and its metadata as headers."""
+
+    tenant: Tenant
+    headers: list[tuple[bytes, bytes]]
 
 
 class Calls:
@@ -36,34 +45,35 @@ class Calls:
         self.settings = settings
         self.types, _ = load()
 
-    async def health(self, _: Message, __: Headered) -> Any:
+    async def health(self, _: Message, __: Caller) -> Any:
         """-> HealthResponse"""
         health = self.service.health()
         return self.types["HealthResponse"](
             state=health.state, detail=health.detail, model=self.service.card.name
         )
 
-    async def embed(self, request: Message, headers: Headered) -> Any:
+    async def embed(self, request: Message, caller: Caller) -> Any:
         """-> EmbedResponse"""
         body = body_of(request)
-        answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
-        answer.exchange.apply_headers(read_headers(Headers(raw=headers), self.settings.tenant_source))
+        answer = embeddings(self._service_of(caller), encode({"input": body.pop("texts", [])} | body))
+        answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         result = await answer.complete()
         vectors = [self.types["Embedding"](values=one.embedding) for one in result.data]
         return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=result.usage.prompt_tokens)
 
-    async def abort(self, request: Any, _: Headered) -> Any:
+    async def abort(self, request: Any, caller: Caller) -> Any:
         """-> AbortResponse"""
         if not request.rid:
             raise InvalidRequest("give rid, the beginning of the ids of the requests to abort", param="rid")
-        return self.types["AbortResponse"](aborted=self.service.control.abort(request.rid))
+        aborted = self.service.control.abort(request.rid, caller.tenant)
+        return self.types["AbortResponse"](aborted=aborted)
 
-    async def generate(self, request: Message, headers: Headered) -> AsyncIterator[Any]:
+    async def generate(self, request: Message, caller: Caller) -> AsyncIterator[Any]:
         """Yields GenerateResponse messages."""
-        answer = generate(self.service, encode(body_of(request)))
+        answer = generate(self._service_of(caller), encode(body_of(request)))
         exchange = answer.exchange
         assert isinstance(answer.answer_format, GenerateAnswerFormat)
-        exchange.apply_headers(read_headers(Headers(raw=headers), self.settings.tenant_source))
+        exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         waiting = Waiting(exchange)
         try:
             exchange.submit(waiting.take)
@@ -79,6 +89,9 @@ class Calls:
             exchange.abort()
         if exchange.failure is not None:
             raise renamed(exchange.failure, answer.names)
+
+    def _service_of(self, caller: Caller) -> Service:
+        return service_for(self.service, caller.tenant)
 
     def _response(self, rid: str, choice: int, delta: Delta) -> Any:
         return self.types["GenerateResponse"](

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
 from runtime.http.auth import Level
 from runtime.http.settings import HttpSettings
-from runtime.rpc.calls import Calls, Headered
+from runtime.rpc.calls import Caller, Calls
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
 
@@ -81,25 +81,25 @@ class Rpc:
                 await self.server.stop(GRACE_S if shutdown.is_set() else 0)
 
     def _one(
-        self, level: Level, kind: Any, call: Callable[[Any, Headered], Awaitable[Any]]
+        self, level: Level, kind: Any, call: Callable[[Any, Caller], Awaitable[Any]]
     ) -> Callable[[bytes, Context], Awaitable[Any]]:
         async def method(data: bytes, context: Context) -> Any:
             try:
-                headers = self._authenticate(level, context)
-                return await call(_read(kind, data), headers)
+                caller = self._authenticate(level, context)
+                return await call(_read(kind, data), caller)
             except Exception as error:
                 await _refuse(error, context)
 
         return method
 
     def _several(
-        self, level: Level, kind: Any, call: Callable[[Any, Headered], AsyncIterator[Any]]
+        self, level: Level, kind: Any, call: Callable[[Any, Caller], AsyncIterator[Any]]
     ) -> Callable[[bytes, Context], AsyncIterator[Any]]:
         async def method(data: bytes, context: Context) -> AsyncIterator[Any]:
             answers = None
             try:
-                headers = self._authenticate(level, context)
-                answers = call(_read(kind, data), headers)
+                caller = self._authenticate(level, context)
+                answers = call(_read(kind, data), caller)
                 async for message in answers:
                     yield message
             except Exception as error:
@@ -110,13 +110,12 @@ class Rpc:
 
         return method
 
-    def _authenticate(self, level: Level, context: Context) -> Headered:
+    def _authenticate(self, level: Level, context: Context) -> Caller:
         metadata = context.invocation_metadata() or ()
         headers = [
             (key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata
         ]
-        self.settings.keys.check(level, headers)
-        return headers
+        return Caller(self.settings.keys.identify(level, headers), headers)
 
 
 def _read(kind: Any, data: bytes) -> Any:

@@ -19,6 +19,7 @@ from runtime.messages.constraint import Grammar, Regex
 from runtime.messages.requests import Chat, GenerateRequest, GrammarConstraint, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import Free, Limits, SamplingParams
 from runtime.messages.scheduler import Arrive, ToScheduler
+from runtime.messages.tenants import Tenant
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
@@ -246,12 +247,15 @@ async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
 
 async def test_who_asks_is_handed_on() -> None:
     bench = Bench()
-    fields = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
+    fields = {"priority": -3, "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
     request = bench.actor.prepare(
-        GenerateRequest(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **fields), 1
+        GenerateRequest(
+            id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=Tenant("t"), **fields
+        ),
+        1,
     )
     assert {name: getattr(request, name) for name in fields} == fields
-    assert request.namespace == ""
+    assert (request.namespace, request.tenant) == ("", "t")
     bench.inbox.discard()
 
 
@@ -268,7 +272,12 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
     )
     requests = [
         GenerateRequest(
-            id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt
+            id="a",
+            prompt=Tokens([5]),
+            params=SamplingParams(),
+            arrival_s=0,
+            tenant=Tenant(tenant),
+            cache_salt=salt,
         )
         for tenant in ("t", "u")
         for salt in ("", "s")

@@ -8,6 +8,7 @@ from runtime.admin.sessions import MAX_SESSIONS, MAX_TURNS, Sessions
 from runtime.errors import InvalidRequest, NotFound, Overloaded
 from runtime.messages.requests import Delta, GenerateRequest, SessionParams, Tokens
 from runtime.messages.sampling import SamplingParams
+from runtime.messages.tenants import EVERYBODY, Tenant
 from tests.actors.sink import ListSink
 from tests.test_core import running, until
 
@@ -19,16 +20,17 @@ class Talk:
         self.now_s = 0.0
         self.aborted: list[str] = []
         self.sessions = Sessions(self.aborted.append, lambda: self.now_s)
-        self.id = self.sessions.open(how.pop("capacity", 100), "s", **how)
+        self.tenant = how.pop("tenant", EVERYBODY)
+        self.id = self.sessions.open(how.pop("capacity", 100), "s", tenant=self.tenant, **how)
 
-    def begin(self, name: str, new: list[int], *, tenant: str = "", **params: Any) -> Any:
+    def begin(self, name: str, new: list[int], *, tenant: str | None = None, **params: Any) -> Any:
         """-> the sink; the prompt is tokenised."""
         request = GenerateRequest(
             id=name,
             prompt=Tokens(new),
             params=SamplingParams(n=params.pop("n", 1)),
             arrival_s=0,
-            tenant=tenant,
+            tenant=self.tenant if tenant is None else Tenant(tenant, sees_all=False),
         )
         request, sink = self.sessions.begin(
             request, SessionParams(id=params.pop("id", self.id), **params), ListSink()
@@ -103,8 +105,8 @@ def test_a_line_goes_on_from_the_last() -> None:
 
 
 def test_refusals() -> None:
-    talk = Talk(capacity=4)
-    talk.ask("a", [1, 2], [3, 4], tenant="mine")
+    talk = Talk(capacity=4, tenant=Tenant("mine", sees_all=False))
+    talk.ask("a", [1, 2], [3, 4])
     for error, match, more in [
         (InvalidRequest, "full", {"rid": "a"}),
         (InvalidRequest, "n must be 1", {"n": 2}),
@@ -112,13 +114,15 @@ def test_refusals() -> None:
         (NotFound, "no session s", {"tenant": "yours"}),
     ]:
         with pytest.raises(error, match=match):
-            talk.ask("x", [5], [5], **{"tenant": "mine", **more})
+            talk.ask("x", [5], [5], **more)
     with pytest.raises(InvalidRequest, match="already"):
-        talk.ask("a", [1], [1], tenant="mine")
+        talk.ask("a", [1], [1])
     with pytest.raises(InvalidRequest, match="is open"):
-        talk.sessions.open(10, "s")
-    talk.sessions.close("s")
-    for act in (lambda: talk.sessions.close("s"), lambda: talk.ask("y", [1], [1])):
+        talk.sessions.open(10, "s", tenant=talk.tenant)
+    with pytest.raises(NotFound):
+        talk.sessions.close("s", Tenant("yours", sees_all=False))
+    talk.sessions.close("s", talk.tenant)
+    for act in (lambda: talk.sessions.close("s", talk.tenant), lambda: talk.ask("y", [1], [1])):
         with pytest.raises(NotFound):
             act()
 
@@ -138,7 +142,7 @@ def test_bounds() -> None:
     talk.begin("runs", [1])
     talk.sessions.open(10, "late")
     assert len(talk.sessions) == 2, "only the idle ones are gone"
-    kept = talk.sessions.num_tokens
+    kept = talk.sessions.num_tokens.total()
     assert kept == MAX_TURNS - 2 + 3  # prompts; what was forgotten and what still runs does not count
     talk.now_s = 100
     talk.sessions.open(10, "later")
@@ -152,7 +156,7 @@ def test_tokens_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Overloaded, match="close some"):
         talk.ask("b", [1], [2])
     talk.sessions.close("s")
-    assert talk.sessions.num_tokens == 0
+    assert not talk.sessions.num_tokens
 
 
 @pytest.mark.anyio

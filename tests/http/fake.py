@@ -30,6 +30,7 @@ from runtime.messages.requests import (
     Tokens,
 )
 from runtime.messages.sampling import Limits, check
+from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.parsing.detect import AnswerFormats
 from runtime.service import AdapterCard, Health, Load, ModelCard
 
@@ -74,6 +75,7 @@ class FakeControls:
     """Controls that record their calls."""
 
     calls: list[Any] = field(default_factory=list)
+    tenants: list[Tenant] = field(default_factory=list)  # of the calls that take one
     busy: RequestError | None = None  # raised by everything
 
     async def pause(self, mode: str) -> None:
@@ -90,8 +92,9 @@ class FakeControls:
         self.record("clear")
         return 9
 
-    def abort(self, prefix: str) -> int:
+    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
         self.record(("abort", prefix))
+        self.tenants.append(tenant)
         return 2
 
     def start_profile(self, profile: Profile) -> str:
@@ -117,11 +120,14 @@ class FakeControls:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> str:
+        self.tenants.append(tenant)
         self.record(("open", capacity, session_id, idle_s, is_line))
         return session_id or "drawn"
 
-    def close_session(self, session_id: str) -> None:
+    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+        self.tenants.append(tenant)
         self.record(("close", session_id))
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -168,10 +174,13 @@ class FakeAdapters:
 
     cards: dict[str, AdapterCard] = field(default_factory=dict)
 
-    async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        self.cards[name] = AdapterCard(name, folder, 8, 5, is_pinned)
+    async def load(
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+    ) -> None:
+        owner = "" if tenant.sees_all else tenant.name
+        self.cards[name] = AdapterCard(name, folder, 8, 5, is_pinned, owner)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
         if self.cards.pop(name, None) is None:
             raise InvalidRequest(f"no adapter {name} is loaded", param="lora_name")
 
@@ -201,6 +210,7 @@ class FakeService:
     controls: FakeControls = field(default_factory=FakeControls)
     held: FakeMemorySaver = field(init=False)
     adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
+    tenant: Tenant = EVERYBODY
 
     def __post_init__(self) -> None:
         self.held = FakeMemorySaver(self.controls)

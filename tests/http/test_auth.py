@@ -66,9 +66,7 @@ async def test_every_route_asks_for_its_key(method: str, path: str) -> None:
         assert 401 not in answers.values()
     else:
         assert answers["none"] == answers["wrong"] == 401
-        assert (answers["user"] == 401) == (level == "admin") and (answers["admin"] == 401) == (
-            level == "user"
-        )
+        assert (answers["user"] == 401) == (level == "admin") and answers["admin"] != 401
 
 
 def test_the_lists_name_what_is_there() -> None:

@@ -16,6 +16,7 @@ from runtime import log
 from runtime.errors import OptionsError, StartError
 from runtime.messages.requests import Chat, GenerateRequest, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import SamplingParams
+from runtime.messages.tenants import Tenant
 from runtime.metrics import heartbeat
 from runtime.metrics.request_log import as_text, open_folder
 from runtime.metrics.request_records import MAX_CHARS, Record, as_json
@@ -104,7 +105,12 @@ async def test_without_the_options_a_sink_is_what_it_was() -> None:
 def test_words_only_where_the_level_says_so(prompt: Prompt, beginning: Any, whole: Any) -> None:
     record = Record(
         GenerateRequest(
-            id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who"
+            id="a",
+            prompt=prompt,
+            params=SamplingParams(),
+            arrival_s=0,
+            cache_salt="salt",
+            tenant=Tenant("who"),
         )
     )
     found = [record.input_fields(level) for level in range(4)]

@@ -38,13 +38,15 @@ async def load(service: Service, body: LoadBody) -> Any:
     """Loads an adapter. Raises InvalidRequest, Overloaded."""
     if body.load_inplace:
         raise InvalidRequest("adapters are not replaced in place; unload it first", param="load_inplace")
-    await _controls(service).load(body.lora_name, body.lora_path, is_pinned=bool(body.pinned))
+    await _controls(service).load(
+        body.lora_name, body.lora_path, is_pinned=bool(body.pinned), tenant=service.tenant
+    )
     return _loaded(service)
 
 
 async def unload(service: Service, body: UnloadBody) -> Any:
     """Unloads an adapter when its requests have ended. Raises InvalidRequest."""
-    await _controls(service).unload(body.lora_name)
+    await _controls(service).unload(body.lora_name, service.tenant)
     return _loaded(service)
 
 

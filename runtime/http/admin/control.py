@@ -86,7 +86,7 @@ async def abort(service: Service, body: AbortBody) -> Any:
         raise InvalidRequest(
             "give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid"
         )
-    return {"aborted": service.control.abort("" if body.abort_all else body.rid)}
+    return {"aborted": service.control.abort("" if body.abort_all else body.rid, service.tenant)}
 
 
 async def start_profile(service: Service, body: ProfileBody) -> Any:

@@ -29,13 +29,17 @@ class CloseSessionBody(Struct, frozen=True):
 async def open_session(service: Service, body: OpenSessionBody) -> str:
     """The id of a new session. Raises InvalidRequest, Overloaded."""
     return service.control.open_session(
-        body.capacity_of_str_len, body.session_id, body.timeout, is_line=bool(body.streaming)
+        body.capacity_of_str_len,
+        body.session_id,
+        body.timeout,
+        is_line=bool(body.streaming),
+        tenant=service.tenant,
     )
 
 
 async def close_session(service: Service, body: CloseSessionBody) -> Any:
     """Ends a session; its running requests go on. Raises NotFound."""
-    service.control.close_session(body.session_id)
+    service.control.close_session(body.session_id, service.tenant)
     return Response()
 
 

@@ -26,6 +26,7 @@ from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
+from runtime.messages.tenants import Tenant
 from runtime.options.plan import Plan
 from runtime.service import Service
 
@@ -169,7 +170,7 @@ class Storage:
             self.files.path(file.id), media_type="application/octet-stream", filename=file.filename
         )
 
-    async def _create(self, body: BatchBody) -> Batch:
+    async def _create(self, _: Tenant, body: BatchBody) -> Batch:
         record = await in_thread(self.batches.create, body)
         self._runner.add(record)
         return record.batch

@@ -9,6 +9,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS
 from runtime.options.declare import (
     Count,
     Derived,
+    Fraction,
     Group,
     Json,
     Port,
@@ -76,8 +77,19 @@ class Api(Group, frozen=True, kw_only=True):
 
     api_key: A[
         tuple[str, ...] | str | None,
-        option("Keys, one of which clients must send as a bearer token.", secret=True),
+        option("Keys, one of which clients must send as a bearer token; each is a tenant.", secret=True),
     ] = None
+    api_key_file: A[
+        str | None,
+        option(
+            "File of tenants, a line each: a name and its keys. SIGHUP reads it again.",
+            note="with such a file, or several keys, a tenant sees only the files, batches, responses, "
+            "sessions and adapters that are its own",
+        ),
+    ] = None
+    tenant_quota: A[
+        Fraction, option("Largest part of each limit on what is kept that one of several tenants may take.")
+    ] = 0.25
     admin_api_key: A[
         str | None, option("Key for the routes that change the server for everybody.", secret=True)
     ] = None

@@ -41,7 +41,7 @@ class Memory(Group, frozen=True, kw_only=True):
         ),
     ] = "lru"
     isolate_tenants: A[
-        bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")
+        bool, option("Don't share cached prefixes between tenants: keys, or names with --fair-share header.")
     ] = False
     swa_full_tokens_ratio: A[
         Fraction,

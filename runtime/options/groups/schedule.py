@@ -85,7 +85,7 @@ class Schedule(Group, frozen=True, kw_only=True):
         Literal["off", "key", "header"],
         option(
             "Waiting tenants get equal shares of the computed tokens.",
-            note="a tenant is an API key, or the value of the header x-tenant-id",
+            note="key: a tenant is the key that it sent; header: what the header x-tenant-id names",
         ),
     ] = "off"
     fair_share_weights: A[

@@ -24,7 +24,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prefill_delayer_", ("enable_prefill_delayer",)),
     ("priority_scheduling_", ("enable_priority_scheduling",)),
     ("logit_processors", ("enable_custom_logit_processor",)),
-    ("isolate_tenants", ("fair_share",)),
+    ("isolate_tenants", ("fair_share", "api_key", "api_key_file")),
     ("ssl_", ("ssl_certfile",)),
     ("schedule_low_priority_values_first", ("enable_priority_scheduling",)),
     ("eplb_", ("enable_eplb",)),

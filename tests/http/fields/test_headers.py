@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
+from runtime.http.auth import Keys
 from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.http.streaming.pace import Pace
@@ -30,38 +31,27 @@ def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.Asyn
 
 
 @pytest.mark.parametrize(
-    ("headers", "tenant_source", "expected"),
+    ("headers", "expected"),
     [
-        ({}, "header", RequestHeaders()),
-        ({"x-tenant-id": "a"}, "header", RequestHeaders(tenant="a")),
-        ({"x-tenant-id": "a"}, "off", RequestHeaders()),
-        ({"x-tenant-id": "a"}, "key", RequestHeaders()),
-        ({"x-routing-key": "r"}, "off", RequestHeaders(routing_key="r")),
-        ({"x-smg-routing-key": "r"}, "off", RequestHeaders(routing_key="r")),
+        ({}, RequestHeaders()),
+        ({"x-tenant-id": "a"}, RequestHeaders()),
+        ({"x-routing-key": "r"}, RequestHeaders(routing_key="r")),
+        ({"x-smg-routing-key": "r"}, RequestHeaders(routing_key="r")),
         (
             {"x-request-timeout": "2.5", "x-queue-timeout": "1"},
-            "off",
             RequestHeaders(timeout_s=2.5, queue_timeout_s=1.0),
         ),
     ],
 )
-def test_headers(headers: dict[str, str], tenant_source: str, expected: RequestHeaders) -> None:
-    assert read_headers(Headers(headers), tenant_source) == expected
-
-
-def test_keys_are_told_apart_and_not_told() -> None:
-    one, same, other = (
-        read_headers(Headers({"authorization": f"Bearer {key}"}), "key").tenant
-        for key in ("secret", "secret", "else")
-    )
-    assert one == same != other and "secret" not in one
+def test_headers(headers: dict[str, str], expected: RequestHeaders) -> None:
+    assert read_headers(Headers(headers)) == expected
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 @pytest.mark.parametrize("header", ["x-request-timeout", "x-queue-timeout"])
 def test_timeouts_are_positive(header: str, value: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_headers(Headers({header: value}), "off")
+        read_headers(Headers({header: value}))
     assert caught.value.param == header
 
 
@@ -76,13 +66,13 @@ async def test_what_reaches_the_service(path: str) -> None:
         submit(request, sink)
 
     service.submit = note  # type: ignore[method-assign]
-    async with client(service, HttpSettings(tenant_source="header")) as http:
+    async with client(service, HttpSettings(keys=Keys(by_header=True))) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
         assert (
             await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)
         ).status_code == 200
         assert (await http.post(path, json=BODIES[path])).status_code == 200
-    assert [(a.priority, a.tenant, a.routing_key, a.timeout_s) for a in requests] == [
+    assert [(a.priority, a.tenant.name, a.routing_key, a.timeout_s) for a in requests] == [
         (-(2**63), "t", "r", 9.0),
         (None, "", "", None),
     ]

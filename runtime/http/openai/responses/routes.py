@@ -29,6 +29,7 @@ from runtime.http.settings import HttpSettings
 from runtime.http.streaming.answer_format import AnswerFormat
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
+from runtime.http.tenant_service import service_for, tenant_in
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
@@ -106,13 +107,12 @@ class Responses:
 
     def _creating(self, settings: HttpSettings) -> Any:
         async def create(request: Request) -> ASGIApp:
+            service = service_for(self.service, tenant_in(request.scope))
             prepared = PreparedResponse(
-                self.service,
-                self.store,
-                await read_body(request.scope, request.receive, settings.max_body_bytes),
+                service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes)
             )
-            serving = answer(self.service, prepared, self.store.put)
-            serving.exchange.apply_headers(read_headers(request.headers, settings.tenant_source))
+            serving = answer(service, prepared, self.store.put)
+            serving.exchange.apply_headers(read_headers(request.headers))
             serving.interval = settings.stream_interval
             if not prepared.body.background:
                 return serving
@@ -136,10 +136,9 @@ class Responses:
 
     def _counting(self, settings: HttpSettings) -> Any:
         async def count(request: Request) -> Response:
+            service = service_for(self.service, tenant_in(request.scope))
             prepared = PreparedResponse(
-                self.service,
-                self.store,
-                await read_body(request.scope, request.receive, settings.max_body_bytes),
+                service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes)
             )
             ids = await self.service.control.tokenize(chat_prompt(prepared.chat))
             return json_response(responses.InputTokens("response.input_tokens", len(ids)))
