@@ -8,8 +8,8 @@
               their forms here
 
 A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The admin key
-opens all levels. The level of a route is decided by its declared path when the routes are put together, not by
-comparing paths when a request comes.
+opens all levels. The level of a route is decided by its declared path when the routes are put together, not
+by comparing paths when a request comes.
 
 The key that matched is the tenant of a request (messages/tenants.py), however its header was written.
 """
