@@ -27,6 +27,14 @@ from typing import ClassVar
 DISTRIBUTION = "runtime-serve"  # what pip installs; PyPI's `runtime` is another package
 
 
+MAX_CHARS = 2000  # of a message to a client, which may quote what the client sent
+
+
+def shortened(text: str) -> str:
+    """`text`, cut where it is longer than an error message may be."""
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}... ({len(text)} characters)"
+
+
 class RuntimeFault(Exception):
     """Root of all errors that this package raises on purpose."""
 
@@ -56,8 +64,8 @@ class RequestError(RuntimeFault):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = shortened(message)
+        self.param = None if param is None else shortened(param)
 
 
 class InvalidRequest(RequestError):

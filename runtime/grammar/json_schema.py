@@ -102,6 +102,11 @@ class _Walk:
                     "or serve with "
                     "another --grammar-backend"
                 )
+        reference = node.get("$ref", "#")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise GrammarError(
+                f"at {path}.$ref: a reference begins with #; the server fetches no schemas from elsewhere"
+            )
         kinds = node.get("type", [])
         wrong = [
             kind

@@ -29,6 +29,7 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+MAX_NAME_CHARS = 100
 _DEPTH = "the JSON is nested too deeply"
 
 # msgspec ends its messages with the path: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
@@ -216,10 +217,11 @@ def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> Inva
     field = _FIELD.search(match["what"])
     if field is None:
         return InvalidRequest(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", param=path or None)
-    param = f"{path}.{field['name']}" if path else field["name"]
+    name = field["name"][:MAX_NAME_CHARS]  # the client's own: as long as it likes
+    param = f"{path}.{name}" if path else name
     if field["kind"].startswith("missing"):
         return InvalidRequest(f"{param} is missing", param=param)
-    near = [] if path else get_close_matches(field["name"], known, n=1)
+    near = [] if path else get_close_matches(name, known, n=1)
     return InvalidRequest(
         f"{param} is not a known field" + (f"; did you mean {near[0]}?" if near else ""), param=param
     )
