@@ -109,6 +109,7 @@ class Core:
             adapters=self.adapters,
             records=logs.records,
             metrics=metrics,
+            num_running=lambda: self._status.num_running_requests,
         )
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,8 @@ so that it ends once.
     detokenizer  closes finished requests; fails those that the scheduler refused
 """
 
+from collections import Counter
+
 import anyio
 
 from runtime.actors.channels import Listeners
@@ -26,6 +28,7 @@ class OpenRequests:
         # queue
         self._submitted: dict[str, int] = {}
         self._owners: dict[str, str] = {}  # names of the tenants by request id
+        self._num_by_owner = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -49,6 +52,11 @@ class OpenRequests:
         if request is not None:
             self._submitted[request_id] = id(request)
             self._owners[request_id] = request.tenant.name
+            self._num_by_owner[request.tenant.name] += 1
+
+    def num_of(self, tenant: Tenant) -> int:
+        """How many open requests a tenant has."""
+        return self._num_by_owner[tenant.name]
 
     def awaits(self, request_id: str, request: object) -> bool:
         """Whether the request is open and was opened with this very object."""
@@ -62,7 +70,10 @@ class OpenRequests:
         """Takes a request out. -> its sink, for the caller to end; None when it is not open"""
         sink = self._sinks.pop(request_id, None)
         self._submitted.pop(request_id, None)
-        self._owners.pop(request_id, None)
+        if (owner := self._owners.pop(request_id, None)) is not None:
+            self._num_by_owner[owner] -= 1
+            if not self._num_by_owner[owner]:
+                del self._num_by_owner[owner]
         if sink is not None:
             self.closed.notify(request_id)
             if self._is_empty is not None and not self._sinks:

@@ -1,5 +1,7 @@
 """The way of a request into the runtime: what is checked and added before the router takes it."""
 
+from collections.abc import Callable
+
 from msgspec import structs
 
 from runtime.actors.open_requests import OpenRequests
@@ -8,6 +10,7 @@ from runtime.admin.adapter_registry import AdapterRegistry, find_adapter
 from runtime.admin.sessions import Sessions
 from runtime.errors import InvalidRequest, Overloaded, Unavailable
 from runtime.messages.requests import GenerateRequest, Sink
+from runtime.messages.tenants import Tenant
 from runtime.metrics import Metrics
 from runtime.metrics.request_records import Records
 from runtime.models.config.pooling import Pooling
@@ -47,8 +50,12 @@ class Intake:
         adapters: AdapterRegistry | None,
         records: Records,
         metrics: Metrics,
+        num_running: Callable[[], int],
     ) -> None:
-        """`pooling`: how the model pools; None: it generates text."""
+        """`pooling`: how the model pools; None: it generates text. `num_running` gives the number of running
+        requests of all tenants."""
+        self._max_queued = plan.schedule.max_queued_requests
+        self._num_running = num_running
         self._refuses_priorities = plan.schedule.abort_on_priority_when_disabled and not has_priorities(plan)
         self._pooling = pooling
         self._router = router
@@ -70,6 +77,7 @@ class Intake:
                 param="priority",
             )
         check_task(request, self._pooling)
+        self._check_places(request.tenant)
         if request.session is not None:
             request, sink = self._sessions.begin(request, request.session, sink)
         try:
@@ -88,3 +96,14 @@ class Intake:
         finally:
             if request.before is not None and request.id not in self._open_requests:
                 self._sessions.ended(request.id)
+
+    def _check_places(self, tenant: Tenant) -> None:
+        """Raises Overloaded for a tenant that takes its part of the queue already. Running requests, of any
+        tenant, do not count: a server that has room refuses none."""
+        most = tenant.most(self._max_queued)
+        if most < self._max_queued and self._open_requests.num_of(tenant) - self._num_running() >= most:
+            self._metrics.refused["429"] += 1
+            raise Overloaded(
+                f"{most} of your requests are waiting already, your part of the queue (--tenant-quota of "
+                "--max-queued-requests); try again later"
+            )

@@ -35,8 +35,12 @@ class Status:
     @property
     def num_waiting_requests(self) -> int:
         """Open requests of which no sequence runs."""
-        running = sum([scheduler.roster.num_running_requests for scheduler in self._schedulers()])
-        return self._num_open() - running
+        return self._num_open() - self.num_running_requests
+
+    @property
+    def num_running_requests(self) -> int:
+        """Open requests with running sequences."""
+        return sum([scheduler.roster.num_running_requests for scheduler in self._schedulers()])
 
     def load(self) -> Load:
         """How busy all replicas are. While the model loads, all open requests wait."""

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -254,3 +254,52 @@ async def test_one_tenant_takes_no_more_sessions_than_its_part(monkeypatch: pyte
             for who in (ALICE, BOB)
         }
     assert list(statuses.values()) == [{200: 2, 429: 3}] * 2
+
+
+# ── shares ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def flood(
+    http: httpx.AsyncClient, headers: Sequence[dict[str, str]], count: int, ends: list[str], **params: Any
+) -> None:
+    """`count` requests at once, their keys written in turns as in `headers`. Appends the end of each to
+    `ends`."""
+
+    async def ask(at: int) -> None:
+        body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 16} | params}
+        who = headers[at % len(headers)]
+        answer = await http.post("/generate", json=body, headers=who)
+        ends.append(f"{who is BOB} {answer.status_code}")
+
+    async with anyio.create_task_group() as tasks:
+        for at in range(count):
+            tasks.start_soon(ask, at)
+
+
+async def test_one_key_in_many_spellings_gets_one_share() -> None:
+    """Two running places: had each spelling a share, the other tenant would wait for ten of eleven."""
+    options = {"fair_share": "key", "max_running_requests": 2, "null_step_s": 0.002, "max_overtakes": 0}
+    async with running(**options) as core, talking(core, keys()) as http:
+        ends: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flood, http, SPELLINGS, 60, ends)
+            await until(lambda: core.load().running == 2 and core.load().waiting >= 50)
+            tasks.start_soon(flood, http, [BOB], 10, ends)
+        labels = re.findall(rb'runtime_tenant_tokens_total\{tenant="(.*?)"\}', core.metrics())
+    assert Counter(ends) == {"False 200": 60, "True 200": 10}
+    last = max(at for at, end in enumerate(ends) if end == "True 200")
+    assert last < 30, "the tenant with few requests had half of the server while it wanted it"
+    assert sorted(labels) == [b"alice", b"bob"]
+
+
+async def test_one_tenant_fills_its_part_of_the_queue_only() -> None:
+    options = {"max_running_requests": 1, "max_queued_requests": 8, "null_step_s": 0.002}
+    async with running(**options) as core, talking(core, keys(quota=0.5)) as http:
+        ends: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flood, http, [ALICE], 20, ends)
+            await until(lambda: core.load().running == 1 and len(ends) >= 14)
+            tasks.start_soon(flood, http, [BOB], 2, ends)
+        counts = Counter(ends)
+        assert counts["True 200"] == 2 and counts["False 429"] >= 14
+        assert b'runtime_refused_requests_total{status="429"}' in core.metrics()
