@@ -59,7 +59,7 @@ class Core:
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self._state: State = "loading"
         self._settled = anyio.Event()  # ready, or failed
-        self._metrics = metrics = Metrics(buckets(plan))
+        self.instruments = metrics = Metrics(buckets(plan))
         self._warmups = warmup.parse(plan.http.warmups)
         logs = RequestLogs(plan, metrics)
         requests = Channel[GenerateRequest](math.inf)
@@ -203,7 +203,7 @@ class Core:
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its sink gets nothing from now on."""
-        self._metrics.aborted.add(request_id in self._open_requests)
+        self.instruments.aborted.add(request_id in self._open_requests)
         self._router.abort(request_id)
 
     def health(self) -> Health:

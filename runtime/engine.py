@@ -133,7 +133,7 @@ class Engine(EngineControls):
         self._stored_objects: StoredObjects | None = None
 
     async def __aenter__(self) -> Self:
-        self._stored_objects = open_stored_objects(self._core, self._core.plan)
+        self._stored_objects = open_stored_objects(self._core, self._core.plan, self._core.instruments)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._core.run)

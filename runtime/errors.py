@@ -15,7 +15,9 @@
     │   ├── HeadTooLarge     431   the target and headers are over the limit
     │   ├── Overloaded       429   the queue is full; try again later
     │   ├── InternalFault    500   a bug, or a request that kills the ranks; the log has the details
-    │   └── Unavailable      503   draining, or the ranks died for good; try again
+    │   ├── Unavailable      503   draining, or the ranks died for good; try again
+    │   ├── StorageUnavailable 503 the disk of stored objects fails; try again when it is repaired
+    │   └── StorageFull      507   the disk or the quota of stored objects is full; make room
     ├── RingError                  a ring record that cannot be written or read
     └── RankDied                   a rank process ended while it was needed
 
@@ -131,6 +133,18 @@ class Unavailable(RequestError):
     succeed later."""
 
     status, type, code = 503, "server_error", "unavailable"
+
+
+class StorageUnavailable(RequestError):
+    """The disk of stored objects can't be read or written, or does not answer."""
+
+    status, type, code = 503, "server_error", "storage_unavailable"
+
+
+class StorageFull(RequestError):
+    """The disk or the quota of stored objects is full."""
+
+    status, type, code = 507, "server_error", "storage_full"
 
 
 class RingError(RuntimeFault):

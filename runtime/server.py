@@ -52,7 +52,7 @@ async def main(plan: Plan) -> int:
         )
     settings = http_settings(plan)
     core = Core(plan)
-    stored_objects = open_stored_objects(core, plan)
+    stored_objects = open_stored_objects(core, plan, core.instruments)
     stop = anyio.Event()  # set to close the server
     # the server listens from here on
     server = (

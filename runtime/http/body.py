@@ -1,5 +1,7 @@
 """Reads request bodies up to a size, from clients that keep sending."""
 
+from collections.abc import AsyncIterator
+
 import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,7 +29,19 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
         return whole
     parts: list[bytes] = []
-    size, more = 0, True
+    size = 0
+    async for part in body_parts(receive):
+        size += len(part)
+        if size > max_bytes:
+            raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def body_parts(receive: Receive, min_rate: float = 0.0) -> AsyncIterator[bytes]:
+    """The parts of a body as they come. Raises HTTPException 408 for a body that stops coming, or that comes
+    with fewer than `min_rate` bytes a second after MAX_PAUSE_S; ClientDisconnect."""
+    size, more, begin_s = 0, True, anyio.current_time()
     while more:
         with anyio.move_on_after(MAX_PAUSE_S) as pause:
             message = await receive()
@@ -37,11 +51,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             raise ClientDisconnect
         part = message.get("body", b"")
         size += len(part)
-        if size > max_bytes:
-            raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
-        parts.append(part)
+        elapsed_s = anyio.current_time() - begin_s
+        if elapsed_s > MAX_PAUSE_S and size < min_rate * elapsed_s:
+            raise HTTPException(408, f"the body comes too slowly: {size} bytes in {elapsed_s:.0f} s")
+        yield part
         more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def discard_body(receive: Receive) -> None:

@@ -68,6 +68,7 @@ class Metrics:
         self._define_outcomes()
         self._define_delays(buckets)
         self._define_storage()
+        self._define_stored_objects()
         self._define_requests(buckets)
         self._define_steps()
         self._define_adapters()
@@ -206,6 +207,23 @@ class Metrics:
         )
         self.storage_held_bytes = Gauge(
             "runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows."
+        )
+
+    def _define_stored_objects(self) -> None:
+        self.stored_object_failures = Labelled(
+            "runtime_stored_object_failures_total",
+            "Tasks of stored objects that failed by an error of the server, by kind.",
+            label="kind",
+            values=("batch", "response", "response_writer"),
+        )
+        self.stored_object_disk_errors = Labelled(
+            "runtime_stored_object_disk_errors_total",
+            "Times that stored objects could not be read or written, by reason.",
+            label="reason",
+            values=("full", "unavailable"),
+        )
+        self.quarantined_files = Counter(
+            "runtime_quarantined_files_total", "Damaged parts of stored objects that are not served."
         )
 
     def _define_requests(self, buckets: Buckets) -> None:

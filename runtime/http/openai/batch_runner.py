@@ -1,31 +1,46 @@
 """Runs batches in idle time: requests of clients go first.
 
-There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn.
+There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn. A batch
+whose files can't be written, because the disk or the quota is full, or the disk is read-only or gone, waits:
+it keeps its slots and the answers that it has, tries again every RETRY_S, and goes on when there is room.
 """
 
 import time
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
 from msgspec import Struct, structs
 
 from runtime import log
-from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
+from runtime.errors import (
+    InternalFault,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    StorageFull,
+    StorageUnavailable,
+    Unavailable,
+)
 from runtime.http.errors import error_object
-from runtime.http.openai.batches import ENDED, Batches, Line, LineError, Record
-from runtime.http.openai.files import in_thread, new_id
+from runtime.http.openai.batch_lines import BrokenInput, Line, LineError
+from runtime.http.openai.batches import ENDED, Append, Batches, Counts, Record, Status, advance
+from runtime.http.openai.files import new_id
+from runtime.http.openai.stored.quota import Reservation
+from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
 from runtime.service import Service
 
 MAX_OPEN = 64  # running lines
 PAUSE_S = 1.0  # before an overloaded server is tried again
+RETRY_S = 5.0  # before the disk is tried again
 CUT_OFF = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
     "expired": ("batch_expired", "the batch expired before this line was answered"),
 }
+FAULT = LineError(code="server_error", message="something went wrong in the server; its log has the details")
+T = TypeVar("T")
 
 
 class StreamField(Struct):
@@ -34,112 +49,192 @@ class StreamField(Struct):
     stream: bool | None = None
 
 
-class BatchRunner:
-    """Runs the batches of `batches`, as long as `run` runs."""
+class Outputs:
+    """The output files of one running batch: what is appended is taken from the quota first. While the disk
+    or the quota is full, or the disk fails, calls are made again until they succeed; each must be right to
+    repeat."""
 
-    def __init__(self, service: Service, batches: Batches, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, batches: Batches, record: Record) -> None:
+        self._batches = batches
+        self._record = record
+        self._reservation = Reservation(batches.files.quota)
+        self._writing = anyio.Lock()
+        self._is_waiting = False
+
+    async def run(self, call: Callable[[], T], size: int = 0) -> T:
+        """The result of `call`, which adds `size` bytes. Raises what else `call` raises."""
+        batch_id = self._record.batch.id
+        while True:
+            try:
+                self._reservation.cover(self._reservation.size + size)
+                size = 0
+                result = await self._batches.files.disk.run(call)
+            except (StorageFull, StorageUnavailable) as error:
+                if not self._is_waiting:
+                    log.get("batches").error("waits for the disk", batch=batch_id, reason=error.message)
+                self._is_waiting = True
+                await anyio.sleep(RETRY_S)
+                continue
+            if self._is_waiting:
+                log.get("batches").info("goes on: the disk works again", batch=batch_id)
+            self._is_waiting = False
+            return result
+
+    async def append(self, output: dict[str, Any], *, is_error: bool) -> None:
+        """Appends one answer, and counts it."""
+        record, data = self._record, msgspec.json.encode(output) + b"\n"
+        append = Append(self._batches, record, record.error_id if is_error else record.output_id, data)
+        async with self._writing:
+            await self.run(append, len(data))
+        old = record.batch.request_counts
+        count(record, Counts(old.total, old.completed + (not is_error), old.failed + is_error))
+
+    async def recover(self, *, seals: bool = False) -> dict[str, int]:
+        """Repairs the files and counts their lines; `seals`: nothing is appended any more. Returns the bytes
+        of those that have lines."""
+        batches, record = self._batches, self._record
+        count(record, await self.run(lambda: batches.recover(record, seals=seals)))
+        sizes = await self.run(lambda: batches.sizes(record))
+        self._reservation.settle(sum(sizes.values()))
+        return sizes
+
+    async def publish(self) -> dict[str, str]:
+        """Makes files of those that have lines. Returns their ids, as fields of the batch."""
+        files, record, fields = self._batches.files, self._record, {}
+        for file_id, size in (await self.recover(seals=True)).items():
+            kind = "output" if file_id == record.output_id else "error"
+            fields[f"{kind}_file_id"] = file_id
+            if file_id in files.known:  # a server that was killed has done so
+                self._reservation.settle(self._reservation.size - size)
+            else:
+                file = files.draft(file_id, size, f"{record.batch.id}_{kind}.jsonl", "batch")
+                await self.run(partial(files.write, file))
+                files.known[file_id] = file
+                self._reservation.keep(size)
+        return fields
+
+
+class BatchRunner:
+    """Runs the batches of `batches` in `tasks`."""
+
+    def __init__(
+        self, service: Service, batches: Batches, tasks: StoredTasks, max_open: int = MAX_OPEN
+    ) -> None:
         self.service = service
         self.batches = batches
+        self._tasks = tasks
         self._slots = anyio.CapacityLimiter(max_open)
-        self._writer = anyio.CapacityLimiter(1)  # one write at a time
         self._scopes: dict[str, anyio.CancelScope] = {}  # by batch id, of running batches
-        self._added: list[Record] = []
-        self._wakeup = anyio.Event()
-
-    async def run(self) -> None:
-        """Runs batches until cancelled, first those that a killed server left unfinished."""
-        self._added = [r for r in self.batches.known.values() if r.batch.status not in ENDED] + self._added
-        async with anyio.create_task_group() as tasks:
-            while True:
-                for record in self._added:
-                    tasks.start_soon(self._run, record)
-                self._added, self._wakeup = [], anyio.Event()
-                await self._wakeup.wait()
+        for record in batches.known.values():  # those that a killed server left unfinished
+            if record.batch.status not in ENDED:
+                self.add(record)
 
     def add(self, record: Record) -> None:
-        """Starts a new batch."""
-        self._added.append(record)
-        self._wakeup.set()
+        """Starts a batch."""
+        outputs = Outputs(self.batches, record)
+        work, fail = partial(self._run, record, outputs), partial(self._fail, record, outputs, [FAULT])
+        self._tasks.start(StoredTask("batch", record.batch.id, work, fail))
 
     async def cancel(self, record: Record) -> None:
         """Cancels a batch. Raises InvalidRequest for one that has ended."""
         if record.batch.status in ENDED:
             raise InvalidRequest(f"the batch is {record.batch.status} already", param="batch_id")
-        await in_thread(self.batches.advance, record, "cancelling")
+        advance(record, "cancelling")
         if (scope := self._scopes.get(record.batch.id)) is not None:
             scope.cancel()
-
-    async def _run(self, record: Record) -> None:
-        """Runs one batch to its end. Its errors do not affect other batches."""
         try:
-            await self._process(record)
-        except OSError as error:
-            log.get("batches").error(
-                "a batch failed for want of its files", batch=record.batch.id, error=str(error)
-            )
-            await self._fail(
-                record,
-                [
-                    LineError(
-                        code="storage_error", message="the server could not read or write the batch's files"
-                    )
-                ],
-            )
+            await self.batches.files.disk.run(lambda: self.batches.save(record))
+        except (StorageFull, StorageUnavailable):
+            # the task of the batch writes its end as soon as it can
+            log.get("batches").warning("is cancelled, but not on the disk", batch=record.batch.id)
 
-    async def _process(self, record: Record) -> None:
+    async def _run(self, record: Record, outputs: Outputs) -> None:
+        """Runs one batch to its end."""
+        try:
+            await self._process(record, outputs)
+        except BrokenInput as error:
+            log.get("batches").error("failed for want of its input", batch=record.batch.id, reason=str(error))
+            await self._fail(record, outputs, [LineError(code="storage_error", message=str(error))])
+
+    async def _process(self, record: Record, outputs: Outputs) -> None:
         batches = self.batches
         if record.batch.status == "validating":
-            if errors := await in_thread(batches.check, record):
-                return await self._fail(record, errors)
+            total, errors = await outputs.run(lambda: batches.check(record))
+            count(record, Counts(total))
+            if errors:
+                return await self._fail(record, outputs, errors)
             if record.batch.status == "validating":  # not cancelled meanwhile
-                await in_thread(batches.advance, record, "in_progress")
-        await in_thread(batches.recover, record)
-        end = "completed"
+                advance(record, "in_progress")
+            await outputs.run(lambda: batches.save(record))
+        await outputs.recover()
+        end: Status = "completed"
         if record.batch.status == "in_progress":
             with anyio.move_on_after(record.batch.expires_at - time.time()) as limit:
                 self._scopes[record.batch.id] = limit
-                await self._answer_all(record)
+                while await self._answer_lines(record, outputs):
+                    pass  # until every line has an answer on the disk
             del self._scopes[record.batch.id]
             if limit.cancelled_caught and record.batch.status == "in_progress":
                 end = "expired"
         if record.batch.status == "cancelling":
             end = "cancelled"
         if end in CUT_OFF:
-            await in_thread(self._cut_off, record, *CUT_OFF[end])
+            await outputs.run(lambda: batches.cut_off(record, *CUT_OFF[end]))
         else:
-            await in_thread(batches.advance, record, "finalizing")
-        fields = await in_thread(batches.publish, record)
-        await in_thread(batches.advance, record, end, **fields)
-        log.get("batches").info(end, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
+            advance(record, "finalizing")
+            await outputs.run(lambda: batches.save(record))
+        await self._end(record, outputs, end)
 
-    async def _fail(self, record: Record, errors: list[LineError]) -> None:
-        await in_thread(
-            self.batches.advance,
-            record,
-            "failed",
-            errors={"object": "list", "data": [msgspec.to_builtins(error) for error in errors]},
-        )
+    async def _fail(self, record: Record, outputs: Outputs, errors: list[LineError]) -> None:
+        self._scopes.pop(record.batch.id, None)
+        data = [msgspec.to_builtins(error) for error in errors]
+        await self._end(record, outputs, "failed", errors={"object": "list", "data": data})
 
-    async def _answer_all(self, record: Record) -> None:
+    async def _end(self, record: Record, outputs: Outputs, status: Status, **fields: Any) -> None:
+        """Publishes the answers that there are, and ends the batch."""
+        fields |= await outputs.publish()
+        advance(record, status, **fields)
+        await outputs.run(lambda: self.batches.save(record))
+        log.get("batches").info(status, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
+
+    async def _answer_lines(self, record: Record, outputs: Outputs) -> bool:
+        """Answers the lines that have no answer. Returns whether there were any. Raises BrokenInput."""
         lines: Generator[Line] = self.batches.unanswered(record)
-        with closing(lines):
-            async with anyio.create_task_group() as tasks:
-                while (line := await in_thread(next, lines, None)) is not None:
-                    borrower = object()
-                    await self._slots.acquire_on_behalf_of(borrower)
-                    tasks.start_soon(self._answer, record, line, borrower)
+        is_busy, broken = False, None
+        async with anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    line = await self.batches.files.disk.run(lambda: next(lines, None))
+                except BrokenInput as error:
+                    broken = error
+                    break
+                except (StorageFull, StorageUnavailable):
+                    is_busy = True  # the rest is read in another round
+                    await anyio.sleep(RETRY_S)
+                    break
+                if line is None:
+                    break
+                is_busy = True
+                borrower = object()
+                await self._slots.acquire_on_behalf_of(borrower)
+                tasks.start_soon(self._answer, outputs, line, borrower)
+        if broken is not None:
+            raise broken
+        return is_busy
 
-    async def _answer(self, record: Record, line: Line, borrower: object) -> None:
+    async def _answer(self, outputs: Outputs, line: Line, borrower: object) -> None:
         try:
             status, body = await self._serve(line)
+            response = {"status_code": status, "request_id": new_id("req"), "body": body}
+            output = {
+                "id": new_id("batch_req"),
+                "custom_id": line.custom_id,
+                "response": response,
+                "error": None,
+            }
+            await outputs.append(output, is_error=status != 200)
         finally:
             self._slots.release_on_behalf_of(borrower)
-        response = {"status_code": status, "request_id": new_id("req"), "body": body}
-        output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
-        # an answer is written even when the batch is cancelled meanwhile
-        with anyio.CancelScope(shield=True):
-            append = partial(self.batches.append, record, output, is_error=status != 200)
-            await anyio.to_thread.run_sync(append, limiter=self._writer)
 
     async def _serve(self, line: Line) -> tuple[int, Any]:
         """Status and body of the HTTP response to this line. Retries while the server is overloaded."""
@@ -162,22 +257,16 @@ class BatchRunner:
                 fault = InternalFault("something went wrong in the server; its log has the details")
                 return fault.status, error_object(fault)
 
-    def _cut_off(self, record: Record, code: str, message: str) -> None:
-        """Gives every unanswered line an error."""
-        for line in list(self.batches.unanswered(record)):
-            output = {
-                "id": new_id("batch_req"),
-                "custom_id": line.custom_id,
-                "response": None,
-                "error": {"code": code, "message": message},
-            }
-            self.batches.append(record, output, is_error=True)
+
+def count(record: Record, counts: Counts) -> None:
+    """Sets the counts of lines."""
+    record.batch = structs.replace(record.batch, request_counts=counts)
 
 
 def _refuse_stream(body: bytes) -> None:
     try:
         is_stream = msgspec.json.decode(body, type=StreamField).stream
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # the route refuses the body
     if is_stream:
         raise InvalidRequest("a batch can't stream; leave stream out", param="stream")

@@ -6,14 +6,19 @@
       failed
 
 Two things survive a killed server: the record of the batch, written atomically at each change of status, and
-the lines of its two output files, appended one by one. The next start truncates an incomplete last line and
-continues with the input lines that have no answer; so the files have exactly one answer for each line. Lines
-that were running are computed again.
+the lines of its two output files, appended one by one. The next start truncates an incomplete last line,
+moves damaged ones to quarantine, and continues with the input lines that have no answer; so the files have
+exactly one answer for each line. Lines that were running are computed again.
+
+A change of status is made in memory first, on the event loop, and then written. While the disk takes nothing,
+the record on it is an earlier one: a server that starts from that repeats what it does not show.
 """
 
 import os
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any, Literal
@@ -21,9 +26,20 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from runtime import log
 from runtime.errors import InvalidRequest, NotFound
-from runtime.http.openai.files import Files, new_id, write_atomically
+from runtime.http.openai.batch_lines import (
+    BrokenInput,
+    Line,
+    LineError,
+    answered_in,
+    checked_line,
+    custom_id,
+    line_error,
+    lines_of,
+    take_out,
+)
+from runtime.http.openai.files import FileId, Files, new_id
+from runtime.http.openai.stored.folder import append_lines, is_regular, open_private, write_atomically
 from runtime.http.streaming.exchange import Answer
 from runtime.service import Service
 
@@ -48,15 +64,6 @@ class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     output_expires_after: Any = None  # files stay until they are deleted
 
 
-class LineError(Struct, frozen=True, kw_only=True):
-    """What is wrong with a line of the input file."""
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
-
-
 class Counts(Struct, frozen=True):
     """Lines of a batch."""
 
@@ -68,11 +75,11 @@ class Counts(Struct, frozen=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """OpenAI's batch object."""
 
-    id: str
+    id: A[str, Meta(pattern=r"^batch_[0-9A-Za-z_-]+$")]
     object: str = "batch"
     endpoint: str
     errors: dict[str, Any] | None = None
-    input_file_id: str
+    input_file_id: FileId
     completion_window: str
     status: Status
     output_file_id: str | None = None
@@ -94,40 +101,28 @@ class Record(Struct, kw_only=True):
     """A batch on disk: what clients see, and the ids of its output files before these are published."""
 
     batch: Batch
-    output_id: str
-    error_id: str
-
-
-class Line(Struct, frozen=True):
-    """A line of the input file. The body stays JSON, which the route decodes."""
-
-    custom_id: A[str, Meta(min_length=1, max_length=512)]
-    method: Literal["POST"]
-    url: str
-    body: msgspec.Raw
-
-
-class Answered(Struct, frozen=True):
-    """The id in a line of an output file."""
-
-    custom_id: str
-
-
-_line = msgspec.json.Decoder(Line)
-_answered = msgspec.json.Decoder(Answered)
+    output_id: FileId
+    error_id: FileId
 
 
 class Batches:
-    """The batches of one folder, as records. Methods block where their docstring says so; BatchRunner runs
-    them."""
+    """The batches of one folder, as records. Methods that block say so; they run in threads, one at a time
+    for each change of files. BatchRunner runs the batches."""
 
     def __init__(self, files: Files, endpoints: Mapping[str, Serve]) -> None:
+        """Blocking."""
         self.files = files
         self.endpoints = endpoints
         self.folder = files.folder / "batches"
-        self.folder.mkdir(exist_ok=True, mode=0o700)
-        records = [record for path in self.folder.glob("*.json") if (record := _read(path)) is not None]
+        paths = sorted(self.folder.glob("*.json"))
+        found = [
+            files.disk.folder.read_record(path, Record, lambda record: record.batch.id) for path in paths
+        ]
+        records = [record for record in found if record is not None]
+        self.is_damaged = len(records) < len(paths)
         self.known = {r.batch.id: r for r in sorted(records, key=lambda r: (r.batch.created_at, r.batch.id))}
+        self.lock = threading.Lock()  # held while a thread writes a record or an output file
+        self._sealed: set[str] = set()  # ids of batches to whose output nothing is appended any more
 
     def find(self, batch_id: str) -> Record:
         """The record of a batch. Raises NotFound."""
@@ -136,8 +131,9 @@ class Batches:
             raise NotFound(f"there is no batch {batch_id[:80]}", param="batch_id")
         return record
 
-    def create(self, body: BatchBody) -> Record:
-        """Creates a batch. Blocking. Raises InvalidRequest, NotFound."""
+    def draft(self, body: BatchBody) -> Record:
+        """The record of a new batch, which exists when it is saved and known. Raises InvalidRequest,
+        NotFound."""
         if body.endpoint not in self.endpoints:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
         if self.files.find(body.input_file_id).purpose != "batch":
@@ -155,23 +151,25 @@ class Batches:
             expires_at=now + WINDOW_S,
             metadata=body.metadata,
         )
-        record = Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"))
-        self.known[batch.id] = record
-        self.save(record)
+        return Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"))
+
+    async def create(self, body: BatchBody) -> Record:
+        """Creates a batch. Raises InvalidRequest, NotFound, StorageFull, StorageUnavailable; nothing is left
+        of the batch then."""
+        record = self.draft(body)
+        await self.files.disk.run(lambda: self.save(record), undo=lambda _: self.erase(record))
+        self.known[record.batch.id] = record
         return record
 
-    def advance(self, record: Record, status: Status, **fields: Any) -> None:
-        """Gives a batch its next status, and the time of it. Blocking."""
-        if status == record.batch.status:
-            return
-        record.batch = structs.replace(
-            record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields
-        )
-        self.save(record)
-
     def save(self, record: Record) -> None:
-        """Writes the record to disk. Blocking."""
-        write_atomically(self.folder / f"{record.batch.id}.json", msgspec.json.encode(record))
+        """Writes the record, as it is then. Blocking. Raises OSError."""
+        with self.lock:
+            write_atomically(self.folder / f"{record.batch.id}.json", msgspec.json.encode(record))
+
+    def erase(self, record: Record) -> None:
+        """Deletes the record from the disk. Blocking. Raises OSError."""
+        with self.lock:
+            (self.folder / f"{record.batch.id}.json").unlink(missing_ok=True)
 
     def unfinished_files(self) -> list[str]:
         """Ids of the files that unfinished batches read or write."""
@@ -182,121 +180,134 @@ class Batches:
             for name in (r.batch.input_file_id, r.output_id, r.error_id)
         ]
 
-    def check(self, record: Record) -> list[LineError]:
-        """Errors of the input file; also counts its lines. Blocking."""
+    def check(self, record: Record) -> tuple[int, list[LineError]]:
+        """The number of lines of the input file, and their errors. Blocking. Raises BrokenInput, OSError."""
         errors: list[LineError] = []
         seen: set[str] = set()
         total = 0
-        for number, raw in _lines(self.files.path(record.batch.input_file_id)):
-            total += 1
-            if (error := self._line_error(number, raw, record.batch.endpoint, seen)) is not None:
-                errors.append(error)
-            if len(errors) == MAX_ERRORS or total > MAX_LINES:
-                break
+        with closing(self._input(record)) as lines:
+            for number, raw in lines:
+                total += 1
+                if (error := line_error(number, raw, record.batch.endpoint, seen)) is not None:
+                    errors.append(error)
+                if len(errors) == MAX_ERRORS or total > MAX_LINES:
+                    break
         if not total:
             errors.append(LineError(code="empty_file", message="the input file has no lines"))
         if total > MAX_LINES:
             errors.append(
                 LineError(code="too_many_lines", message=f"the input file has more than {MAX_LINES} lines")
             )
-        record.batch = structs.replace(record.batch, request_counts=Counts(total))
-        return errors
-
-    def _line_error(self, number: int, raw: bytes, endpoint: str, seen: set[str]) -> LineError | None:
-        try:
-            line = _line.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return LineError(code="invalid_json_line", message=str(error), line=number)
-        if line.url != endpoint:
-            return LineError(
-                code="mismatched_endpoint",
-                message=f"url must be {endpoint}, as the batch says",
-                line=number,
-                param="url",
-            )
-        if line.custom_id in seen:
-            return LineError(
-                code="duplicate_custom_id",
-                message="another line has this custom_id",
-                line=number,
-                param="custom_id",
-            )
-        seen.add(line.custom_id)
-        return None
-
-    def recover(self, record: Record) -> Counts:
-        """Truncates incomplete lines of the output files, and counts the answered lines. Blocking. Returns
-        the counts."""
-        ok, bad = (len(_answered_in(self.files.path(name))) for name in (record.output_id, record.error_id))
-        record.batch = structs.replace(
-            record.batch, request_counts=Counts(record.batch.request_counts.total, ok, bad)
-        )
-        return record.batch.request_counts
+        return total, errors
 
     def unanswered(self, record: Record) -> Generator[Line]:
-        """Input lines without an answer, in order. Blocking."""
-        done = {
-            name for id in (record.output_id, record.error_id) for name in _answered_in(self.files.path(id))
-        }
-        for _, raw in _lines(self.files.path(record.batch.input_file_id)):
-            line = _line.decode(raw)
-            if line.custom_id not in done:
-                yield line
+        """Input lines without an answer, in order. Blocking. Raises BrokenInput, OSError."""
+        done = {name for path in self._outputs(record) for name in answered_in(path)}
+        with closing(self._input(record)) as lines:
+            for number, raw in lines:
+                line = checked_line(number, raw)
+                if line.custom_id not in done:
+                    yield line
 
-    def append(self, record: Record, output: dict[str, Any], *, is_error: bool) -> None:
-        """Appends one answer to an output file. Blocking."""
-        with self.files.path(record.error_id if is_error else record.output_id).open("ab") as file:
-            file.write(msgspec.json.encode(output) + b"\n")
-        old = record.batch.request_counts
-        counts = Counts(old.total, old.completed + (not is_error), old.failed + is_error)
-        record.batch = structs.replace(record.batch, request_counts=counts)
+    def recover(self, record: Record, *, seals: bool = False) -> Counts:
+        """Repairs the output files: cuts off an incomplete last line, and moves damaged lines to quarantine.
+        `seals`: nothing is appended any more. Blocking. Returns the counts of lines. Raises OSError."""
+        with self.lock:
+            if seals:
+                self._sealed.add(record.batch.id)
+            ok, bad = (self._repair(path) for path in self._outputs(record))
+        return Counts(record.batch.request_counts.total, ok, bad)
 
-    def publish(self, record: Record) -> dict[str, str]:
-        """Makes files of the output files that have lines. Blocking. Returns their ids, as fields of the
-        batch."""
-        fields = {}
-        for field, file_id, kind in (
-            ("output_file_id", record.output_id, "output"),
-            ("error_file_id", record.error_id, "error"),
-        ):
-            path = self.files.path(file_id)
-            if file_id in self.files.known:
-                fields[field] = file_id
-            elif path.is_file() and path.stat().st_size:
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-                fields[field] = self.files.adopt(file_id, f"{record.batch.id}_{kind}.jsonl", "batch").id
-        return fields
+    def append(self, record: Record, file_id: str, data: bytes) -> None:
+        """Appends lines to an output file, unless it is sealed. Blocking. Raises OSError."""
+        if record.batch.id not in self._sealed:
+            append_lines(self.files.path(file_id), data)
+
+    def cut_off(self, record: Record, code: str, message: str) -> None:
+        """Gives every unanswered line an error, and seals the output files. Blocking. Raises BrokenInput,
+        OSError."""
+        error = {"code": code, "message": message}
+        with self.lock:
+            self._sealed.add(record.batch.id)
+            outputs = [
+                {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": None, "error": error}
+                for line in self.unanswered(record)
+            ]
+            lines = b"".join(msgspec.json.encode(output) + b"\n" for output in outputs)
+            append_lines(self.files.path(record.error_id), lines)
+
+    def sizes(self, record: Record) -> dict[str, int]:
+        """Bytes of the output files that have lines, which are on the disk then. Blocking. Raises OSError."""
+        sizes = {}
+        for path in self._outputs(record):
+            if is_regular(path) and (size := path.stat().st_size):
+                file = open_private(path, os.O_RDONLY)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                sizes[path.name] = size
+        return sizes
+
+    def _outputs(self, record: Record) -> tuple[Path, Path]:
+        return self.files.path(record.output_id), self.files.path(record.error_id)
+
+    def _input(self, record: Record) -> Generator[tuple[int, bytes]]:
+        path = self.files.path(record.batch.input_file_id)
+        if not is_regular(path):
+            raise BrokenInput("the input file is gone")
+        return lines_of(path)
+
+    def _repair(self, path: Path) -> int:
+        """Leaves only whole answers in an output file. Returns how many."""
+        if not is_regular(path):
+            if os.path.lexists(path):
+                self.files.disk.folder.quarantine(path, "the output of a batch is no file")
+            return 0
+        bad: set[int] = set()  # numbers of lines
+        seen: set[str] = set()
+        whole = 0  # bytes of whole lines
+        with path.open("rb") as file:
+            for number, raw in enumerate(file):
+                if not raw.endswith(b"\n"):
+                    break
+                whole += len(raw)
+                name = custom_id(raw)
+                if name is None or name in seen:
+                    bad.add(number)
+                else:
+                    seen.add(name)
+        if whole != path.stat().st_size:
+            os.truncate(path, whole)
+        if bad:
+            damaged = take_out(path, bad)
+            self.files.disk.folder.quarantine(
+                damaged, f"{len(bad)} lines of the output of a batch are damaged"
+            )
+        return len(seen)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.strip():
-                yield number, raw
+class Append:
+    """One append to an output file of a batch. Blocking, and right to repeat: what a call has written that
+    hung, or whose end was not awaited, is not written again."""
+
+    def __init__(self, batches: Batches, record: Record, file_id: str, data: bytes) -> None:
+        self._batches = batches
+        self._record = record
+        self._file_id = file_id
+        self._data = data
+        self._is_written = False
+
+    def __call__(self) -> None:
+        with self._batches.lock:
+            if not self._is_written:
+                self._batches.append(self._record, self._file_id, self._data)
+                self._is_written = True
 
 
-def _answered_in(path: Path) -> list[str]:
-    """The custom ids in an output file; an incomplete last line, left by a killed server, is cut off."""
-    if not path.is_file():
-        return []
-    names, whole = [], 0
-    with path.open("rb") as file:
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                break
-            names.append(_answered.decode(raw).custom_id)
-            whole += len(raw)
-    if whole != path.stat().st_size:
-        os.truncate(path, whole)
-    return names
-
-
-def _read(path: Path) -> Record | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except msgspec.MsgspecError as error:
-        log.get("files").warning(
-            "the record of a batch can't be read, and is left alone", path=path.name, error=str(error)
+def advance(record: Record, status: Status, **fields: Any) -> None:
+    """Gives a batch its next status, and the time of it; it is saved apart from that."""
+    if status != record.batch.status:
+        record.batch = structs.replace(
+            record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields
         )
-        return None

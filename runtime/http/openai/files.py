@@ -2,42 +2,43 @@
 
 A file is two files in the folder: NAME has its bytes and NAME.json its metadata. NAME.json is written last
 and atomically, and makes the file exist; bytes without metadata, left by a killed server, are removed at the
-next start.
+next start. What is damaged goes to quarantine (stored/folder.py) and is not served.
 """
 
-import errno
 import os
+import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from io import FileIO
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated as A
+from typing import Any
 from uuid import uuid4
 
-import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from runtime import log
-from runtime.errors import InvalidRequest, NotFound, RequestError, StartError
+from runtime.errors import InvalidRequest, NotFound, StorageUnavailable
+from runtime.http.openai.stored.disk import Disk
+from runtime.http.openai.stored.folder import Folder, is_regular, open_private, write_atomically
+from runtime.http.openai.stored.quota import Quota
 
 MAX_FILE_BYTES = 512 * 2**20  # OpenAI's own limit
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
 LIST_LIMIT = 10_000
+MAX_READ_BYTES = 2**18  # of a file that is sent, at once
 
-
-class StorageFull(RequestError):
-    """The file storage has reached its limit."""
-
-    status, type, code = 507, "server_error", "storage_full"
+FileId = A[str, Meta(pattern=r"^file-[0-9A-Za-z_-]+$")]  # is also the name of a file on disk
 
 
 class File(Struct, frozen=True, kw_only=True):
     """OpenAI's file object."""
 
-    id: str
+    id: FileId
     object: str = "file"
-    bytes: int
+    bytes: A[int, Meta(ge=0)]
     created_at: int  # unix seconds
     expires_at: int | None = None
     filename: str
@@ -50,46 +51,40 @@ def new_id(kind: str) -> str:
     return f"{kind}{'-' if kind == 'file' else '_'}{uuid4().hex}"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces the content of `path`: readers and crashes see the old content or the new one."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 class Files:
-    """The files of one folder. Methods that touch the disk block: call them in a worker thread."""
+    """The files of one folder. Methods that block say so."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises StartError when the folder can't be used."""
-        self.folder = folder
-        self.max_bytes = max_bytes
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files = [file for path in folder.glob("file-*.json") if (file := _read(path)) is not None]
-            self.known = {
-                file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))
-            }
-        except OSError as error:
-            raise StartError(
-                f"--file-storage-path {folder} can't be used ({error}); name a folder that can be written"
-            ) from None
+    def __init__(self, disk: Disk, quota: Quota) -> None:
+        """Blocking."""
+        self.disk = disk
+        self.folder = disk.folder.path
+        self.quota = quota
+        files = [
+            file
+            for path in sorted(self.folder.glob("file-*.json"))
+            if (file := _read(disk.folder, path)) is not None
+        ]
+        self.known = {file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))}
+        quota.used += sum(file.bytes for file in files)
 
-    def sweep(self, keep: Iterable[str]) -> None:
-        """Removes bytes without metadata that a killed server left behind, except those of the ids in `keep`.
-        Only while nothing writes."""
+    def sweep(self, keep: Iterable[str], *, deletes: bool) -> None:
+        """Removes what killed servers left behind: bytes without metadata, except those of the ids in `keep`,
+        and incomplete records. Without `deletes`, bytes go to quarantine: a damaged record may be about them.
+        Blocking; only while nothing writes."""
         wanted = {*self.known, *keep}
-        for path in self.folder.glob("file-*"):
-            if path.suffix != ".json" and path.name not in wanted:
-                path.unlink()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.bytes for file in self.known.values())
+        for path in [*self.folder.glob("file-*"), *self.folder.glob("batches/*.part")]:
+            if path.suffix == ".json" or path.name in wanted:
+                continue
+            if path.suffix == ".part" and is_regular(path):
+                path.unlink(missing_ok=True)
+            elif not is_regular(path):
+                self.disk.folder.quarantine(path, "it is no file")
+            elif deletes:
+                path.unlink(missing_ok=True)
+            else:
+                self.disk.folder.quarantine(
+                    path, "bytes without metadata, while a record of a batch is damaged"
+                )
 
     def path(self, file_id: str) -> Path:
         """The path of a file's bytes, whether they exist or not."""
@@ -102,53 +97,81 @@ class Files:
             raise NotFound(f"there is no file {file_id[:80]}", param="file_id")
         return file
 
-    def save(self, source: BinaryIO, filename: str, purpose: str) -> File:
-        """Copies `source` into a new file. Raises InvalidRequest, StorageFull."""
-        if purpose not in PURPOSES:
-            raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", param="purpose")
-        size = source.seek(0, os.SEEK_END)
-        if self.num_bytes + size > self.max_bytes:
-            remedy = "delete some" if size <= self.max_bytes else "send smaller ones"
-            raise StorageFull(
-                f"{self.num_bytes} bytes are stored already, this file has {size}, and this server stores "
-                f"{self.max_bytes} (--file-storage-bytes); {remedy}"
-            )
-        source.seek(0)
-        file_id = new_id("file")
-        try:
-            with self.path(file_id).open("wb") as target:
-                while piece := source.read(2**20):
-                    target.write(piece)
-                target.flush()
-                os.fsync(target.fileno())
-            return self.adopt(file_id, filename, purpose)
-        except OSError as error:
-            self.path(file_id).unlink(missing_ok=True)  # a full disk would stay full of it
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise StorageFull("the disk of --file-storage-path is full; delete some files") from None
-
-    def adopt(self, file_id: str, filename: str, purpose: str) -> File:
-        """Makes a file of the bytes that exist at `path(file_id)`."""
-        size = self.path(file_id).stat().st_size
-        file = File(
+    def draft(self, file_id: str, size: int, filename: str, purpose: str) -> File:
+        """The metadata of a new file, which exists when it is written and known."""
+        return File(
             id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose
         )
-        write_atomically(self.folder / f"{file_id}.json", msgspec.json.encode(file))
-        self.known[file_id] = file
-        return file
 
-    def delete(self, file_id: str) -> None:
-        """Deletes a file. Raises NotFound."""
-        self.find(file_id)
-        del self.known[file_id]
+    def write(self, file: File) -> None:
+        """Writes the metadata of a file, whose bytes are on the disk and in the quota already; the caller
+        adds it to `known`. Blocking. Raises OSError."""
+        write_atomically(self.folder / f"{file.id}.json", msgspec.json.encode(file))
+
+    def erase(self, file: File) -> None:
+        """Reverts `write`. Blocking. Raises OSError."""
+        (self.folder / f"{file.id}.json").unlink(missing_ok=True)
+
+    async def delete(self, file_id: str) -> None:
+        """Deletes a file. Raises NotFound, StorageUnavailable."""
+        size = self.find(file_id).bytes
+        await self.disk.run(lambda: self._unlink(file_id))
+        if self.known.pop(file_id, None) is not None:  # else it was deleted twice at the same time
+            self.quota.give(size)
+
+    def _unlink(self, file_id: str) -> None:
         (self.folder / f"{file_id}.json").unlink(missing_ok=True)
         self.path(file_id).unlink(missing_ok=True)
+
+    async def open(self, file: File) -> "FileReader":
+        """Opens the bytes of a file. Raises NotFound when they are gone, StorageUnavailable."""
+
+        def opened() -> FileIO | None:
+            try:
+                return FileIO(open_private(self.path(file.id), os.O_RDONLY))
+            except FileNotFoundError:
+                return None
+
+        def undo(bytes: FileIO | None) -> None:
+            if bytes is not None:
+                bytes.close()
+
+        found = await self.disk.run(opened, undo=undo)
+        if found is None:
+            raise NotFound(f"the bytes of {file.id} are gone from the disk", param="file_id")
+        return FileReader(self.disk, found, file.bytes)
 
     def page(self, *, after: str | None, limit: int, order: str, purpose: str | None) -> dict[str, Any]:
         """A page of the files, as OpenAI's list object."""
         files = [file for file in self.known.values() if purpose is None or file.purpose == purpose]
         return page_of(files, after=after, limit=limit, order=order)
+
+
+class FileReader:
+    """Parts of a file's bytes, each read in a thread."""
+
+    def __init__(self, disk: Disk, file: FileIO, size: int) -> None:
+        self._disk = disk
+        self._file = file
+        self._size = size
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The bytes in order, once; closes the file. Raises StorageUnavailable, also where the file has
+        become shorter."""
+        try:
+            position = 0
+            while position < self._size:
+                size = min(MAX_READ_BYTES, self._size - position)
+                part = await self._disk.run(partial(self._read, size, position))
+                if not part:
+                    raise StorageUnavailable("a stored file is shorter than it was")
+                position += len(part)
+                yield part
+        finally:
+            self._disk.soon(self._file.close)
+
+    def _read(self, size: int, position: int) -> bytes:
+        return os.pread(self._file.fileno(), size, position)
 
 
 def page_of(
@@ -177,23 +200,23 @@ def page_of(
     return {"object": "list", "data": data, "has_more": len(items) > limit, **ends}
 
 
-def _read(path: Path) -> File | None:
-    """The metadata in a .json file of the folder; None when it is not ours or its bytes are missing."""
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=File)
-    except msgspec.MsgspecError as error:
-        log.get("files").warning(
-            "a record in the file storage can't be read, and is left alone", path=path.name, error=str(error)
-        )
-        return None
+def _read(folder: Folder, path: Path) -> File | None:
+    """The metadata in a .json file of the folder; None when it or its bytes are damaged."""
+    file = folder.read_record(path, File, attrgetter("id"))
     bytes_path = path.with_suffix("")
-    return (
-        file
-        if bytes_path.name == file.id and bytes_path.is_file() and bytes_path.stat().st_size == file.bytes
-        else None
-    )
-
-
-async def in_thread(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a blocking call in a worker thread."""
-    return await anyio.to_thread.run_sync(lambda: call(*args, **kwargs))
+    if file is None:
+        if os.path.lexists(bytes_path):
+            folder.quarantine(bytes_path, "its metadata is damaged")
+        return None
+    try:
+        found = os.lstat(bytes_path)
+    except FileNotFoundError:
+        folder.quarantine(path, "its bytes are missing")
+        return None
+    if stat.S_ISREG(found.st_mode) and found.st_size == file.bytes and os.access(bytes_path, os.R_OK):
+        if found.st_mode & 0o077:
+            os.chmod(bytes_path, 0o600)
+        return file
+    folder.quarantine(path, "its bytes are damaged")
+    folder.quarantine(bytes_path, f"it has not the {file.bytes} bytes of its metadata, or can't be read")
+    return None

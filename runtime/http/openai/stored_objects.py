@@ -1,32 +1,37 @@
 """Objects that the server stores: responses, and with --file-storage-path files and batches."""
 
-import fcntl
-from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive
+from starlette.types import ASGIApp, Message
 
-from runtime.errors import InvalidRequest, NotFound, StartError, TooLarge
-from runtime.http.body import discard_body
+from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
+from runtime.http.body import discard_body, respond_early
 from runtime.http.embeddings.embeddings import embeddings
+from runtime.http.errors import error_response, path_of
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completion_response import BatchPage, Deleted, FilePage
 from runtime.http.openai.completions import completions
-from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, in_thread, page_of
+from runtime.http.openai.files import LIST_LIMIT, File, Files, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.openai.stored.disk import Disk
+from runtime.http.openai.stored.folder import Folder
+from runtime.http.openai.stored.quota import Quota
+from runtime.http.openai.stored.tasks import StoredTasks
+from runtime.http.openai.stored.upload import receive_file
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
 from runtime.messages.tenants import Tenant
+from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 from runtime.service import Service
 
@@ -35,8 +40,8 @@ ENDPOINTS: dict[str, Serve] = {
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
 }
-FORM_BYTES = 1 << 20  # of an upload in addition to the file itself
 MAX_BATCH_BODY = 1 << 16
+CLOSE_S = 2.0  # to close the files when the server stops
 PAGE = ("after", "limit", "order")  # query parameters of lists
 UPLOAD = Operation("POST", "/v1/files", "Upload a file (--file-storage-path)", answers=(File,), has_form=True)
 LIST_FILES = Operation("GET", "/v1/files", "The stored files", answers=(FilePage,), query=("purpose", *PAGE))
@@ -73,19 +78,33 @@ class StoredObjects:
     """Responses, and the folder that makes them persistent together with files and batches. `run` has to run
     while the routes are served."""
 
-    def __init__(self, service: Service, folder: Path | None = None, max_bytes: int = 0) -> None:
-        """Raises StartError."""
-        self.storage = None if folder is None else Storage(service, folder, max_bytes)
-        self.responses = Responses(
-            service, ResponseStore(None if folder is None else folder / "responses.sqlite")
-        )
+    def __init__(
+        self, service: Service, folder: Path | None = None, max_bytes: int = 0, metrics: Metrics | None = None
+    ) -> None:
+        """`metrics` count what fails. Blocking. Raises StartError when the folder can't be used; what is
+        damaged in it goes to quarantine."""
+        metrics = Metrics() if metrics is None else metrics
+        self._tasks = StoredTasks(metrics)
+        disk = None if folder is None else Disk(Folder(folder, metrics.quarantined_files.add), metrics)
+        self._disk = disk
+        self.storage = None if disk is None else Storage(service, disk, max_bytes, self._tasks)
+        self.responses = Responses(service, ResponseStore(disk), self._tasks)
 
     async def run(self) -> None:
         """Computes background responses and batches until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.responses.run)
-            if self.storage is not None:
-                tasks.start_soon(self.storage.run)
+        try:
+            await self._tasks.run()
+        finally:
+            if self._disk is not None:
+                with anyio.move_on_after(CLOSE_S, shield=True), suppress(StorageFull, StorageUnavailable):
+                    await self._disk.run(self.responses.store.close)
+                self._disk.close()
+
+    def close(self) -> None:
+        """Closes the files of objects that were never run. Blocking."""
+        self.responses.store.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def routes(self, settings: HttpSettings) -> list[Route]:
         """The routes of responses, files and batches."""
@@ -96,29 +115,14 @@ class StoredObjects:
 
 
 class Storage:
-    """Files and batches of one folder, which is locked for one server."""
+    """Files and batches of one folder."""
 
-    def __init__(self, service: Service, folder: Path, max_bytes: int) -> None:
-        """Raises StartError."""
-        self.files = Files(folder, max_bytes)
-        self._lock = (folder / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise StartError(
-                f"--file-storage-path {folder} is in use by another server; give each its own folder"
-            ) from None
+    def __init__(self, service: Service, disk: Disk, max_bytes: int, tasks: StoredTasks) -> None:
+        """Blocking."""
+        self.files = Files(disk, Quota(max_bytes))
         self.batches = Batches(self.files, ENDPOINTS)
-        self.files.sweep(self.batches.unfinished_files())
-        self._runner = BatchRunner(service, self.batches)
-
-    async def run(self) -> None:
-        """Runs batches until cancelled."""
-        try:
-            await self._runner.run()
-        finally:
-            self._lock.close()
+        self.files.sweep(self.batches.unfinished_files(), deletes=not self.batches.is_damaged)
+        self._runner = BatchRunner(service, self.batches, tasks)
 
     def routes(self) -> list[Route]:
         """The routes of files and batches."""
@@ -134,23 +138,20 @@ class Storage:
             CANCEL_BATCH.route(self._cancel),
         ]
 
-    async def _upload(self, request: Request) -> Response:
-        limited = Request(request.scope, _limited(request.receive, MAX_FILE_BYTES + FORM_BYTES))
+    async def _upload(self, request: Request) -> ASGIApp:
+        has_come = False  # the whole body
+
+        async def receive() -> Message:
+            nonlocal has_come
+            message = await request.receive()
+            has_come = not message.get("more_body", False)
+            return message
+
         try:
-            async with limited.form(max_files=1, max_fields=8, max_part_size=FORM_BYTES) as form:
-                upload, purpose = form.get("file"), form.get("purpose")
-                if not isinstance(upload, UploadFile):
-                    raise InvalidRequest(
-                        "file is missing: send multipart/form-data with file and purpose", param="file"
-                    )
-                if not isinstance(purpose, str):
-                    raise InvalidRequest(
-                        "purpose is missing: send multipart/form-data with file and purpose", param="purpose"
-                    )
-                file: File = await in_thread(self.files.save, upload.file, upload.filename or "file", purpose)
-        except MultiPartException as error:
-            raise InvalidRequest(f"the form can't be read: {error.message}", param="file") from None
-        return json_response(file)
+            return json_response(await receive_file(request.headers, receive, self.files))
+        except RequestError as error:
+            refusal = error_response(error, path_of(request))
+            return refusal if has_come else respond_early(refusal)
 
     def _list_files(self, request: Request) -> dict[str, Any]:
         return self.files.page(purpose=request.query_params.get("purpose"), **_range(request, LIST_LIMIT))
@@ -161,17 +162,20 @@ class Storage:
             raise InvalidRequest(
                 "a batch that is not over needs this file; cancel the batch first", param="file_id"
             )
-        await in_thread(self.files.delete, file_id)
+        await self.files.delete(file_id)
         return json_response(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
         file = self.files.find(request.path_params["id"])
-        return FileResponse(
-            self.files.path(file.id), media_type="application/octet-stream", filename=file.filename
-        )
+        reader = await self.files.open(file)
+        headers = {
+            "content-length": str(file.bytes),
+            "content-disposition": f"attachment; filename*=utf-8''{quote(file.filename, safe='')}",
+        }
+        return StreamingResponse(reader.parts(), headers=headers, media_type="application/octet-stream")
 
     async def _create(self, _: Tenant, body: BatchBody) -> Batch:
-        record = await in_thread(self.batches.create, body)
+        record = await self.batches.create(body)
         self._runner.add(record)
         return record.batch
 
@@ -191,12 +195,13 @@ class Storage:
         return json_response(record.batch)
 
 
-def open_stored_objects(service: Service, plan: Plan) -> StoredObjects:
+def open_stored_objects(service: Service, plan: Plan, metrics: Metrics) -> StoredObjects:
     """The stored objects that the options ask for. Raises StartError when the folder can't be used."""
     return StoredObjects(
         service,
         None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path),
         plan.api.file_storage_bytes,
+        metrics,
     )
 
 
@@ -220,18 +225,3 @@ def _range(request: Request, most: int, *, ordered: bool = True) -> dict[str, An
         raise InvalidRequest(f"limit must be a number from 1 to {most}", param="limit")
     order = {"order": request.query_params.get("order", "desc")} if ordered else {}
     return {"after": request.query_params.get("after"), "limit": int(limit), **order}
-
-
-def _limited(receive: Receive, max_bytes: int) -> Callable[[], Awaitable[Message]]:
-    """`receive` that raises TooLarge for bodies over `max_bytes`."""
-    size = 0
-
-    async def receive_some() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > max_bytes:
-            raise TooLarge(f"the file is over {MAX_FILE_BYTES} bytes, the most that this server takes")
-        return message
-
-    return receive_some

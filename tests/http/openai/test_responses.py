@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from runtime.http.app import http_app
-from runtime.http.openai.responses import store
 from runtime.http.openai.responses.items import items_of, messages_of
 from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.openai.responses.table import StoredResponse
 from runtime.http.openai.responses.writer import Writer
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.messages.requests import Chat
@@ -319,21 +319,21 @@ def test_the_items_of_an_answer_are_its_events_joined() -> None:
     assert payloads[-1]["type"] == "response.completed"
 
 
-def test_the_store_is_bounded() -> None:
-    def record(name: str, size: int = 10) -> store.StoredResponse:
+async def test_the_store_is_bounded() -> None:
+    def record(name: str, size: int = 10) -> StoredResponse:
         response: dict[str, Any] = {"id": name, "status": "completed", "output": ["x" * size]}
-        return store.StoredResponse(response, [], [])
+        return StoredResponse(response, [], [])
 
     responses = ResponseStore(None, max_responses=3, max_bytes=10_000)
     for name in "abcd":
         responses.put(record(name))
     with pytest.raises(Exception, match="no response a"):
-        responses.find("a")
+        await responses.find("a")
     responses.put(record("b", 9_800))  # grows, and pushes out what is older than the newest ones
     with pytest.raises(Exception, match="no response b"):
-        responses.find("b")
-    assert responses.find("d").response["id"] == "d"
+        await responses.find("b")
+    assert (await responses.find("d")).response["id"] == "d"
     responses.put(record("big", 20_000))
     with pytest.raises(Exception, match="no response big"):
-        responses.find("big")
+        await responses.find("big")
     responses.close()

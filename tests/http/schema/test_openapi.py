@@ -36,8 +36,7 @@ def test_every_route_is_documented_and_nothing_else(tmp_path: Path) -> None:
                 (method, re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path))
                 for method in (route.methods or set()) - {"HEAD"}
             }
-    stored_objects.responses.store.close()
-    stored_objects.storage._lock.close()
+    stored_objects.close()
     documented = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
     assert len(set(documented)) == len(documented)
     assert set(documented) == there, "each route is made from a row of runtime/http/schema/operations.py"

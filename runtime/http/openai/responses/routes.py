@@ -1,20 +1,19 @@
 """The routes of /v1/responses, and the responses that are computed in the background."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
-from msgspec import convert
+from msgspec import Struct, convert
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
-from runtime.http.body import read_body
+from runtime.http.body import discard_body, read_body
 from runtime.http.fields.headers import read_headers
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
@@ -23,10 +22,11 @@ from runtime.http.openai.responses import response_object as responses
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
 from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer
-from runtime.http.openai.responses.store import OPEN, ResponseStore, StoredResponse
+from runtime.http.openai.responses.store import OPEN, ResponseStore
+from runtime.http.openai.responses.table import StoredResponse
+from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
-from runtime.http.streaming.answer_format import AnswerFormat
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
@@ -74,25 +74,26 @@ INPUT_ITEMS = Operation(
 OPERATIONS = (CREATE, COUNT, GET, DELETE, CANCEL, INPUT_ITEMS)
 
 
-class Responses:
-    """The responses of one server. `run` runs those in the background."""
+class Background(Struct, frozen=True):
+    """A response that is computed in the background."""
 
-    def __init__(self, service: Service, store: ResponseStore) -> None:
+    record: StoredResponse
+    serving: Answer
+    stream: ResumableStream | None
+    scope: anyio.CancelScope
+
+
+class Responses:
+    """The responses of one server. Those in the background run in `tasks`."""
+
+    def __init__(self, service: Service, store: ResponseStore, tasks: StoredTasks) -> None:
         self.service = service
         self.store = store
         self.resumable_streams = ResumableStreams()
         self._scopes: dict[str, anyio.CancelScope] = {}  # by response id, of background responses
-        self._tasks: TaskGroup | None = None
-
-    async def run(self) -> None:
-        """Runs background responses until cancelled."""
-        try:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                await anyio.sleep_forever()
-        finally:
-            self._tasks = None
-            self.store.close()
+        self._tasks = tasks
+        if store.table is not None:
+            tasks.start(StoredTask("response_writer", "responses", store.run, store.run))
 
     def routes(self, settings: HttpSettings) -> list[Route]:
         """The routes of /v1/responses."""
@@ -100,81 +101,102 @@ class Responses:
             CREATE.route(self._creating(settings)),
             COUNT.route(self._counting(settings)),
             GET.route(self._get),
-            DELETE.json_route(self._delete),
-            CANCEL.json_route(self._cancel),
-            INPUT_ITEMS.json_route(self._input_items),
+            DELETE.route(self._delete),
+            CANCEL.route(self._cancel),
+            INPUT_ITEMS.route(self._input_items),
         ]
+
+    async def _prepared(self, service: Service, request: Request, settings: HttpSettings) -> PreparedResponse:
+        body = await read_body(request.scope, request.receive, settings.max_body_bytes)
+        return await PreparedResponse.read(service, self.store, body)
 
     def _creating(self, settings: HttpSettings) -> Any:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared = PreparedResponse(
-                service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes)
-            )
+            prepared = await self._prepared(service, request, settings)
             serving = answer(service, prepared, self.store.put)
             serving.exchange.apply_headers(read_headers(request.headers))
             serving.interval = settings.stream_interval
-            if not prepared.body.background:
-                return serving
-            if self._tasks is None or len(self._scopes) >= MAX_BACKGROUND:
-                raise Overloaded(
-                    f"{len(self._scopes)} answers are computed in the background already; try again later"
-                )
-            prepared.response["status"] = "queued"
-            record = prepared.record()
-            self.store.put(record)
-            stream = self.resumable_streams.open(record.id) if serving.is_stream else None
-            queued: Response = json_response(convert(prepared.response, responses.Response))
-            if stream is not None:
-                assert isinstance(serving.answer_format, ResponseAnswerFormat)
-                self.resumable_streams.append(stream, serving.answer_format.queued())
-                queued = _follow(stream, 0)
-            self._tasks.start_soon(self._complete, record, serving, stream)
-            return queued
+            if prepared.body.background:
+                return await self._start(prepared, serving)
+            if prepared.body.store:
+                self.store.check()
+            return serving
 
         return create
+
+    async def _start(self, prepared: PreparedResponse, serving: Answer) -> Response:
+        """Starts a background response. Raises Overloaded, StorageFull, StorageUnavailable."""
+        if not self._tasks.is_running or len(self._scopes) >= MAX_BACKGROUND:
+            raise Overloaded(
+                f"{len(self._scopes)} answers are computed in the background already; try again later"
+            )
+        prepared.response["status"] = "queued"
+        record = prepared.record()
+        scope = self._scopes[record.id] = anyio.CancelScope()
+        try:
+            await self.store.create(record)
+        except BaseException:
+            del self._scopes[record.id]
+            raise
+        stream = self.resumable_streams.open(record.id) if serving.is_stream else None
+        queued: Response = json_response(convert(prepared.response, responses.Response))
+        if stream is not None:
+            assert isinstance(serving.answer_format, ResponseAnswerFormat)
+            self.resumable_streams.append(stream, serving.answer_format.queued())
+            queued = _follow(stream, 0)
+        task = Background(record, serving, stream, scope)
+        fault = InternalFault("something went wrong in the server; its log has the details")
+        self._tasks.start(
+            StoredTask("response", record.id, partial(self._complete, task), partial(self._fail, task, fault))
+        )
+        return queued
 
     def _counting(self, settings: HttpSettings) -> Any:
         async def count(request: Request) -> Response:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared = PreparedResponse(
-                service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes)
-            )
+            prepared = await self._prepared(service, request, settings)
             ids = await self.service.control.tokenize(chat_prompt(prepared.chat))
             return json_response(responses.InputTokens("response.input_tokens", len(ids)))
 
         return count
 
-    async def _complete(
-        self, record: StoredResponse, serving: Answer, stream: ResumableStream | None
-    ) -> None:
-        """Computes one background response. Whatever happens, it ends in the store and in its stream."""
-        response = record.response
+    async def _complete(self, task: Background) -> None:
+        """Computes one background response."""
+        record, response, stream = task.record, task.record.response, task.stream
         response["status"] = "in_progress"
         self.store.put(record)
         try:
-            with anyio.CancelScope() as scope:
-                self._scopes[record.id] = scope
-                await (serving.complete() if stream is None else serving.stream_to(self._appending(stream)))
+            with task.scope as scope:
+                await (
+                    task.serving.complete()
+                    if stream is None
+                    else task.serving.stream_to(self._appending(stream))
+                )
             if scope.cancelled_caught and record.id in self._scopes:
                 response["status"] = "cancelled"
                 self.store.put(record)
+            self._finish(task)
         except RequestError as error:
-            self._fail(record, serving.answer_format, stream, error)
-        except Exception:
-            log.get("responses").exception(
-                "an answer in the background failed", response=record.id, exc_info=True
-            )
-            self._fail(
-                record,
-                serving.answer_format,
-                stream,
-                InternalFault("something went wrong in the server; its log has the details"),
-            )
-        finally:
-            self._scopes.pop(record.id, None)
+            await self._fail(task, error)
+
+    async def _fail(self, task: Background, error: RequestError) -> None:
+        """Ends a background response with an error, in the store and in its stream."""
+        record, stream = task.record, task.stream
+        code = "rate_limit_exceeded" if isinstance(error, (Overloaded, Unavailable)) else "server_error"
+        try:
+            events = task.serving.answer_format.failure(error)
             if stream is not None:
-                stream.finish()
+                self.resumable_streams.append(stream, events)
+        finally:
+            record.response.update(status="failed", error={"code": code, "message": error.message})
+            self.store.put(record)
+            self._finish(task)
+
+    def _finish(self, task: Background) -> None:
+        self._scopes.pop(task.record.id, None)
+        if task.stream is not None:
+            task.stream.finish()
 
     def _appending(self, stream: ResumableStream) -> Callable[[bytes], Awaitable[None]]:
         async def append(events: bytes) -> None:
@@ -182,22 +204,8 @@ class Responses:
 
         return append
 
-    def _fail(
-        self,
-        record: StoredResponse,
-        answer_format: AnswerFormat,
-        stream: ResumableStream | None,
-        error: RequestError,
-    ) -> None:
-        events = answer_format.failure(error)
-        if stream is not None:
-            self.resumable_streams.append(stream, events)
-        code = "rate_limit_exceeded" if isinstance(error, (Overloaded, Unavailable)) else "server_error"
-        record.response.update(status="failed", error={"code": code, "message": error.message})
-        self.store.put(record)
-
     async def _get(self, request: Request) -> Response:
-        record = self.store.find(request.path_params["id"])
+        record = await self.store.find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
             return json_response(convert(record.response, responses.Response))
         after = request.query_params.get("starting_after")
@@ -215,16 +223,18 @@ class Responses:
             )
         return _follow(stream, begin)
 
-    def _delete(self, request: Request) -> Any:
+    async def _delete(self, request: Request) -> Response:
+        await discard_body(request.receive)
         response_id = request.path_params["id"]
         self.resumable_streams.drop(response_id)
         if (scope := self._scopes.pop(response_id, None)) is not None:
             scope.cancel()
-        self.store.delete(response_id)
-        return {"id": response_id, "object": "response", "deleted": True}
+        await self.store.delete(response_id)
+        return json_response(Deleted(response_id, "response", True))
 
-    def _cancel(self, request: Request) -> Any:
-        record = self.store.find(request.path_params["id"])
+    async def _cancel(self, request: Request) -> Response:
+        await discard_body(request.receive)
+        record = await self.store.find(request.path_params["id"])
         if not record.response["background"]:
             raise InvalidRequest(
                 "only answers in the background can be cancelled; close the connection of others",
@@ -233,20 +243,21 @@ class Responses:
         if (scope := self._scopes.get(record.id)) is not None and record.response["status"] in OPEN:
             scope.cancel()
             record.response["status"] = "cancelled"
-        return record.response
+        return json_response(convert(record.response, responses.Response))
 
-    def _input_items(self, request: Request) -> Any:
-        record = self.store.find(request.path_params["id"])
+    async def _input_items(self, request: Request) -> Response:
+        record = await self.store.find(request.path_params["id"])
         limit = request.query_params.get("limit", "20")
         if not limit.isdigit() or not 1 <= int(limit) <= 100:
             raise InvalidRequest("limit must be a number from 1 to 100", param="limit")
-        return page_of(
+        page = page_of(
             [*record.context, *record.input],
             after=request.query_params.get("after"),
             limit=int(limit),
             order=request.query_params.get("order", "desc"),
             id_of=itemgetter("id"),
         )
+        return json_response(convert(page, ItemPage))
 
 
 def _follow(stream: ResumableStream, begin: int) -> Response:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import structs
@@ -20,7 +20,8 @@ from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
-from runtime.http.openai.responses.store import ResponseStore, StoredResponse
+from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.openai.responses.table import StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
@@ -49,13 +50,20 @@ _decoder = msgspec.json.Decoder(ResponseBody)
 class PreparedResponse:
     """A checked request: the chat request that it becomes, and the response object without output."""
 
-    def __init__(self, service: Service, store: ResponseStore, body: bytes) -> None:
+    @classmethod
+    async def read(cls, service: Service, store: ResponseStore, body: bytes) -> Self:
+        """The request in a body, with the conversation that it continues. Raises RequestError."""
+        decoded = decode(body, _decoder)
+        adapter = adapter_named(service.card, decoded.model)
+        check(decoded)
+        before = decoded.previous_response_id
+        context = [] if before is None else (await store.find(before, "previous_response_id")).conversation
+        return cls(service, decoded, context, adapter)
+
+    def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
         """Raises RequestError."""
-        self.body = decode(body, _decoder)
-        adapter = adapter_named(service.card, self.body.model)
-        check(self.body)
-        before = self.body.previous_response_id
-        self.context = [] if before is None else store.find(before, "previous_response_id").conversation
+        self.body = body
+        self.context = context
         self.input = items_of(self.body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
@@ -167,7 +175,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
 
 
 def answer(service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]) -> Answer:
-    """Raises RequestError. `keep` gets the answer when it is complete."""
+    """Raises RequestError. `store` gets the answer when it is complete."""
     try:
         request, reading, names = chat.prepare(service, prepared.chat, prepared.response["id"])
     except RequestError as error:

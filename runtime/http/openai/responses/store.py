@@ -1,131 +1,179 @@
-"""Stored responses, which clients fetch again and continue: bounded, the oldest are dropped first."""
+"""Stored responses, which clients fetch again and continue: bounded, the oldest are dropped first.
+
+    put ─► memory ─► task of the store ─► ResponseTable          with --file-storage-path
+    find ◄── memory ◄──────────────────── ResponseTable
+
+Without a folder, responses are in memory only. With one, a response is written right after it was put, and
+until then it is served from memory. So no answer waits for the disk, and none fails with it: while the disk
+takes nothing, responses stay in memory, within the same bounds, and are written when it works again.
+"""
 
 import sqlite3
-from functools import cached_property
-from pathlib import Path
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import islice
 
+import anyio
 import msgspec
-from msgspec import Struct
 
-from runtime.errors import NotFound, StartError
-from runtime.http.openai.responses.items import Item
+from runtime import log
+from runtime.errors import NotFound, StorageFull, StorageUnavailable
+from runtime.http.openai.responses.table import ResponseTable, Row, StoredResponse
+from runtime.http.openai.stored.disk import Disk, storage_error
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20
+MAX_ROWS = 100  # are written at once
+RETRY_S = 5.0  # before the disk is tried again
+LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
 OPEN = ("queued", "in_progress")
-INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
-
-
-class StoredResponse(Struct, frozen=True):
-    """A response and the conversation before it."""
-
-    response: dict[str, object]
-    context: list[Item]  # items of earlier responses, without instructions
-    input: list[Item]
-
-    @property
-    def id(self) -> str:
-        """The response id."""
-        return str(self.response["id"])
-
-    @property
-    def conversation(self) -> list[Item]:
-        """The items of the whole conversation, this response included."""
-        return [*self.context, *self.input, *self.response["output"]]  # type: ignore[misc]
 
 
 class ResponseStore:
-    """Responses in memory, or in a SQLite file that survives the server. Calls are short and do not wait for
-    the disk: a crash of the machine, not of the server, may lose the last ones."""
+    """Responses by id. `run` writes them to disk."""
 
     def __init__(
-        self, path: Path | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
+        self, disk: Disk | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
     ) -> None:
-        """Raises StartError when the file can't be used."""
-        self.path = path
+        """Blocking."""
         self.max_responses = max_responses
         self.max_bytes = max_bytes
-        self._count = self._bytes = 0
-        if path is not None:
-            _ = self._db  # opens the file now, so that a bad one is refused at start
-
-    @cached_property
-    def _db(self) -> sqlite3.Connection:
-        try:
-            db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, "
-                "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB)"
-            )
-            self._count, self._bytes = db.execute(
-                "SELECT count(*), CAST(total(size) AS INTEGER) FROM responses"
-            ).fetchone()
-            _end_interrupted(db)
-        except sqlite3.Error as error:
-            raise StartError(
-                f"{self.path} can't be used to store responses ({error}); move it away"
-            ) from None
-        return db
+        self.table = None if disk is None else ResponseTable(disk.folder, max_responses, max_bytes)
+        self._disk = disk
+        self._memory: OrderedDict[str, Row] = OrderedDict()  # with a table: what is not written yet
+        self.num_bytes = 0  # of what is in memory
+        self._news = anyio.Event()
+        self._using_table = anyio.Lock()
+        self._fault: StorageFull | StorageUnavailable | None = None  # of the last write
+        if self.table is not None:
+            try:
+                self.table.end_interrupted()
+            except (sqlite3.Error, OSError) as error:
+                self._note(storage_error(error))
 
     def close(self) -> None:
-        """Closes the file."""
-        if "_db" in self.__dict__:
-            self._db.close()
+        """Closes the file. Blocking."""
+        if self.table is not None:
+            self.table.close()
+
+    def check(self) -> None:
+        """Raises StorageFull or StorageUnavailable while responses can't be written to disk."""
+        if self._fault is not None:
+            raise type(self._fault)(self._fault.message)
 
     def put(self, record: StoredResponse) -> None:
-        """Stores a response, or its new state."""
-        data = msgspec.json.encode(record)
-        if len(data) > self.max_bytes:
+        """Stores a response, or its new state. It is on the disk soon."""
+        row = _row(record)
+        if len(row.data) > self.max_bytes:
             return
-        is_over = record.response["status"] not in OPEN
-        response_id = record.response["id"]
-        if (
-            row := self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
-        ) is not None:
-            self._db.execute(
-                "UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?",
-                (is_over, len(data), data, response_id),
+        before = self._memory.get(row.id)
+        self._memory[row.id] = row
+        self.num_bytes += len(row.data) - (0 if before is None else len(before.data))
+        while len(self._memory) > self.max_responses or self.num_bytes > self.max_bytes:
+            self._forget(next(iter(self._memory.values())))
+        self._news.set()
+
+    async def create(self, record: StoredResponse) -> None:
+        """Stores a new response, and waits until it is written. Raises StorageFull, StorageUnavailable;
+        nothing is left of it then."""
+        if self.table is None or self._disk is None:
+            return self.put(record)
+        table, row = self.table, _row(record)
+        self.check()
+        async with self._using_table:
+            self.check()  # others may have failed while this task waited
+            try:
+                await self._disk.run(lambda: table.put([row]), undo=lambda _: _revert(table, row.id))
+            except (StorageFull, StorageUnavailable) as error:
+                self._note(error)
+                raise
+
+    async def find(self, response_id: str, param: str = "response_id") -> StoredResponse:
+        """The stored response of an id. Raises NotFound, StorageUnavailable."""
+        if (row := self._memory.get(response_id)) is not None:
+            return msgspec.json.decode(row.data, type=StoredResponse)
+        if self.table is not None and self._disk is not None:
+            table = self.table
+            if (record := await self._disk.run(lambda: table.find(response_id))) is not None:
+                return record
+        raise _not_found(response_id, param)
+
+    async def delete(self, response_id: str) -> None:
+        """Deletes a response. Raises NotFound, StorageFull, StorageUnavailable."""
+        is_found = False
+        if self.table is not None and self._disk is not None:
+            table = self.table
+            async with self._using_table:
+                is_found = await self._disk.run(lambda: table.delete(response_id))
+        if (row := self._memory.get(response_id)) is not None:
+            self._forget(row)
+        elif not is_found:
+            raise _not_found(response_id, "response_id")
+
+    async def run(self) -> None:
+        """Writes responses to disk until cancelled."""
+        if self.table is None:
+            return
+        try:
+            while True:
+                if not self._memory and self._fault is None:
+                    self._news = anyio.Event()
+                    await self._news.wait()
+                try:
+                    await self._write()
+                except (StorageFull, StorageUnavailable) as error:
+                    self._note(error)
+                    await anyio.sleep(RETRY_S)
+        finally:
+            with anyio.move_on_after(LAST_WRITE_S, shield=True):
+                await self._write_last()
+
+    async def _write(self) -> None:
+        """Writes some of the responses in memory, the oldest first. Raises StorageFull,
+        StorageUnavailable."""
+        assert self.table is not None and self._disk is not None
+        table = self.table
+        async with self._using_table:
+            rows = list(islice(self._memory.values(), MAX_ROWS))
+            await self._disk.run(lambda: table.put(rows))
+        for row in rows:
+            if self._memory.get(row.id) is row:  # else there is a newer state
+                self._forget(row)
+        if self._fault is not None:
+            log.get("responses").info("responses are written to disk again")
+            self._fault = None
+
+    async def _write_last(self) -> None:
+        """Writes what is in memory when the server stops."""
+        try:
+            while self._memory:
+                await self._write()
+        except (StorageFull, StorageUnavailable) as error:
+            log.get("responses").error(
+                "responses are lost: they can't be written", count=len(self._memory), reason=error.message
             )
-            self._bytes += len(data) - row[0]
-        else:
-            self._db.execute(
-                "INSERT INTO responses (id, is_over, size, record) VALUES (?, ?, ?, ?)",
-                (response_id, is_over, len(data), data),
+
+    def _forget(self, row: Row) -> None:
+        del self._memory[row.id]
+        self.num_bytes -= len(row.data)
+
+    def _note(self, error: StorageFull | StorageUnavailable) -> None:
+        if self._fault is None:
+            log.get("responses").error(
+                "responses stay in memory: they can't be written", reason=error.message
             )
-            self._count += 1
-            self._bytes += len(data)
-        while self._count > self.max_responses or self._bytes > self.max_bytes:
-            self._drop_oldest()
-
-    def find(self, response_id: str, param: str = "response_id") -> StoredResponse:
-        """The stored response of an id. Raises NotFound."""
-        row = self._db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
-        if row is None:
-            raise NotFound(f"there is no response {response_id[:80]} (any more)", param=param)
-        return msgspec.json.decode(row[0], type=StoredResponse)
-
-    def delete(self, response_id: str) -> None:
-        """Deletes a response. Raises NotFound."""
-        row = self._db.execute("DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)).fetchone()
-        if row is None:
-            raise NotFound(f"there is no response {response_id[:80]} (any more)", param="response_id")
-        self._count -= 1
-        self._bytes -= row[0]
-
-    def _drop_oldest(self) -> None:
-        (size,) = self._db.execute(
-            "DELETE FROM responses WHERE n = (SELECT min(n) FROM responses) RETURNING size"
-        ).fetchone()
-        self._count -= 1
-        self._bytes -= size
+        self._fault = error
+        self._news.set()  # `run` tries again
 
 
-def _end_interrupted(db: sqlite3.Connection) -> None:
-    for n, data in db.execute("SELECT n, record FROM responses WHERE NOT is_over").fetchall():
-        record = msgspec.json.decode(data, type=StoredResponse)
-        record.response.update(status="failed", error=INTERRUPTED)
-        db.execute(
-            "UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (msgspec.json.encode(record), n)
-        )
+def _row(record: StoredResponse) -> Row:
+    return Row(record.id, record.response["status"] not in OPEN, msgspec.json.encode(record))
+
+
+def _revert(table: ResponseTable, response_id: str) -> None:
+    with suppress(sqlite3.Error, OSError):  # the next start ends the response then
+        table.delete(response_id)
+
+
+def _not_found(response_id: str, param: str) -> NotFound:
+    return NotFound(f"there is no response {response_id[:80]} (any more)", param=param)

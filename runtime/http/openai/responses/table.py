@@ -1,0 +1,214 @@
+"""The responses of a SQLite file. Everything here blocks; ResponseStore calls it in threads."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from runtime.http.openai.responses.items import Item
+from runtime.http.openai.stored.folder import Folder, is_regular, open_private
+
+INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+NAMES = ("responses.sqlite", "responses.sqlite-wal", "responses.sqlite-shm")
+T = TypeVar("T")
+
+
+class StoredResponse(Struct, frozen=True):
+    """A response and the conversation before it."""
+
+    response: dict[str, object]
+    context: list[Item]  # items of earlier responses, without instructions
+    input: list[Item]
+
+    @property
+    def id(self) -> str:
+        """The response id."""
+        return str(self.response["id"])
+
+    @property
+    def conversation(self) -> list[Item]:
+        """The items of the whole conversation, this response included."""
+        return [*self.context, *self.input, *self.response["output"]]  # type: ignore[misc]
+
+
+class Row(Struct, frozen=True):
+    """A stored response as it is written."""
+
+    id: str
+    is_over: bool
+    data: bytes  # of a StoredResponse
+
+
+class ResponseTable:
+    """Responses in a file of the folder. It is opened by the first call, and again when it was damaged (it
+    goes to quarantine then) or replaced. Calls do not wait for the disk: a crash of the machine may lose the
+    last rows."""
+
+    def __init__(self, folder: Folder, max_responses: int, max_bytes: int) -> None:
+        self.folder = folder
+        self.path = folder.path / NAMES[0]
+        self.max_responses = max_responses
+        self.max_bytes = max_bytes
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # device and inode of the open database
+        self._count = 0
+        self.num_bytes = 0  # of all rows
+        self._lock = threading.Lock()
+
+    def put(self, rows: Iterable[Row]) -> None:
+        """Stores responses, or their new states; the oldest are dropped for them. Raises sqlite3.Error,
+        OSError; nothing has changed then."""
+        self._guarded(lambda db: self._put(db, rows))
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        """The stored response of an id. Raises sqlite3.Error, OSError."""
+
+        def select(db: sqlite3.Connection) -> bytes | None:
+            row = db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
+            return None if row is None else row[0]
+
+        data = self._guarded(select)
+        return None if data is None else self._decoded(response_id, data)
+
+    def delete(self, response_id: str) -> bool:
+        """Deletes a response. Returns whether there was one. Raises sqlite3.Error, OSError."""
+
+        def delete(db: sqlite3.Connection) -> tuple[int] | None:
+            row: tuple[int] | None = db.execute(
+                "DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)
+            ).fetchone()
+            return row
+
+        if (row := self._guarded(delete)) is None:
+            return False
+        self._count -= 1
+        self.num_bytes -= row[0]
+        return True
+
+    def open(self) -> None:
+        """Opens the file, so that a damaged one is found now. Raises sqlite3.Error, OSError."""
+        self._guarded(lambda db: None)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._close()
+
+    def _guarded(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """`call` with the open database. A damaged file goes to quarantine, and the call gets a new one."""
+        with self._lock:
+            try:
+                return call(self._opened())
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:
+                    raise
+                self._close()
+                self._set_aside(str(error))
+                return call(self._opened())
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is not None and self._file != _identity(self.path):
+            self._close()
+        if self._db is None:
+            if os.path.lexists(self.path) and not is_regular(self.path):
+                self._set_aside("it is no file")
+            os.close(open_private(self.path, os.O_RDWR | os.O_CREAT))
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o600)
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            try:
+                self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+            self._db, self._file = db, _identity(self.path)
+        return self._db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(
+            "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, "
+            "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB)"
+        )
+        self._count, self.num_bytes = db.execute(
+            "SELECT count(*), CAST(total(size) AS INTEGER) FROM responses"
+        ).fetchone()
+
+    def end_interrupted(self) -> None:
+        """Ends the responses that a server left open which was stopped. To be called once, before anything is
+        stored. Raises sqlite3.Error, OSError."""
+
+        def end(db: sqlite3.Connection) -> None:
+            for n, response_id, data in db.execute(
+                "SELECT n, id, record FROM responses WHERE NOT is_over"
+            ).fetchall():
+                record = self._decoded(response_id, data)
+                if record is not None:
+                    record.response.update(status="failed", error=INTERRUPTED)
+                    data = msgspec.json.encode(record)
+                db.execute("UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (data, n))
+
+        self._guarded(end)
+
+    def _put(self, db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+        count, size = self._count, self.num_bytes
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for row in rows:
+                values = (row.is_over, len(row.data), row.data, row.id)
+                old = db.execute("SELECT size FROM responses WHERE id = ?", (row.id,)).fetchone()
+                if old is not None:
+                    db.execute("UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?", values)
+                else:
+                    db.execute(
+                        "INSERT INTO responses (is_over, size, record, id) VALUES (?, ?, ?, ?)", values
+                    )
+                    count += 1
+                size += len(row.data) - (0 if old is None else old[0])
+            while count > self.max_responses or size > self.max_bytes:
+                (dropped,) = db.execute(
+                    "DELETE FROM responses WHERE n = (SELECT min(n) FROM responses) RETURNING size"
+                ).fetchone()
+                count -= 1
+                size -= dropped
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite has rolled back already after some errors
+                db.execute("ROLLBACK")
+            raise
+        self._count, self.num_bytes = count, size
+
+    def _decoded(self, response_id: str, data: bytes) -> StoredResponse | None:
+        """The record of a row; None for a damaged one, which stays in the file as it is."""
+        try:
+            return msgspec.json.decode(data, type=StoredResponse)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+            self.folder.report(f"row {response_id} of {NAMES[0]}", str(error), "it stays there")
+            return None
+
+    def _set_aside(self, reason: str) -> None:
+        for name in NAMES:
+            if os.path.lexists(self.folder.path / name):
+                self.folder.quarantine(self.folder.path / name, reason)
+
+    def _close(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+        self._db = self._file = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

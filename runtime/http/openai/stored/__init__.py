@@ -1,0 +1,1 @@
+"""What all stored objects share: their folder, disk, quota, uploads and tasks. See docs/stored.md."""
