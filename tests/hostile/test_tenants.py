@@ -1,6 +1,8 @@
 """Several keys on one server: who a request comes from, and what exists for whom."""
 
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,11 +14,12 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from runtime.errors import StartError
+from runtime.errors import StartError, Unauthorized
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
 from runtime.http.key_file import read_key_file, read_secret
 from runtime.http.settings import HttpSettings
+from runtime.server import _watch_key_file
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 from tests.test_core import running, until
@@ -158,6 +161,31 @@ def test_keys_are_replaced_at_once() -> None:
     assert one.identify("user", [(b"x-api-key", b"fixed")]).name.startswith("key-")
     with pytest.raises(Exception, match="not known here"):
         one.identify("user", [(b"x-api-key", b"old")])
+
+
+async def test_a_signal_reads_the_file_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    known = Keys(named={"old": "alice"})
+
+    def names(key: str) -> str | None:
+        try:
+            return known.identify("user", [(b"x-api-key", key.encode())]).name
+        except Unauthorized:
+            return None
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_watch_key_file, known, path)
+        for text, old, new in (
+            ("alice new\n", None, "alice"),
+            ("alice\n", None, "alice"),
+            ("bob old\n", "bob", None),
+        ):
+            path.write_text(text)
+            os.kill(os.getpid(), signal.SIGHUP)
+            if text != "alice\n":  # which cannot be used, and changes nothing
+                await until(lambda old=old: names("old") == old)
+            assert names("new") == new
+        tasks.cancel_scope.cancel()
 
 
 # ── what exists for whom ────────────────────────────────────────────────────────────────────────────────────
@@ -303,3 +331,15 @@ async def test_one_tenant_fills_its_part_of_the_queue_only() -> None:
         counts = Counter(ends)
         assert counts["True 200"] == 2 and counts["False 429"] >= 14
         assert b'runtime_refused_requests_total{status="429"}' in core.metrics()
+
+
+async def test_isolated_tenants_find_their_own_prefixes_however_the_key_is_written() -> None:
+    """Also without fair shares: tenants are the keys."""
+    prompt = list(range(1, 200))
+    async with running(isolate_tenants=True, api_key=("a", "b")) as core, talking(core, keys()) as http:
+        cached = []
+        for headers in (ALICE, {"x-api-key": "k-alice"}, BOB, BOB, ADMIN):
+            body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}
+            answer = await http.post("/generate", json=body, headers=headers)
+            cached.append(answer.json()["meta_info"]["cached_tokens"] > 0)
+    assert cached == [False, True, False, True, False]

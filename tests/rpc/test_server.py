@@ -206,6 +206,20 @@ async def test_keys_are_those_of_http() -> None:
             assert (await call.code()) == (code or grpc.StatusCode.OK)
 
 
+async def test_a_call_is_of_its_tenant() -> None:
+    service = FakeService()
+    async with talking(service, HttpSettings(keys=Keys({"k1": "alice", "k2": "bob"}))) as client:
+        for key in ("k1", "k2"):
+            metadata = (("x-api-key", key),)
+            await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=metadata).read()
+            await client.abort(TYPES["AbortRequest"](rid="x"), metadata=metadata)
+    assert [request.tenant.name for request in service.requests] == ["alice", "bob"]
+    assert [(tenant.name, tenant.sees_all) for tenant in service.controls.tenants] == [
+        ("alice", False),
+        ("bob", False),
+    ]
+
+
 async def test_a_bug_ends_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     service = FakeService()
     async with talking(service) as client:
