@@ -6,6 +6,7 @@ Everything that the process does is started here: read `main` top to bottom.
 import gc
 import signal
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -27,6 +28,9 @@ from runtime.options.plan import Plan
 
 # Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
 GC_THRESHOLDS = (10_000, 10, 10)
+# that a worker thread which runs Python may keep the event loop waiting; Python's own 5 ms hold for each of
+# the loop's callbacks, of which a round has dozens
+SWITCH_INTERVAL_S = 0.0005
 
 
 def run(plan: Plan) -> int:
@@ -37,6 +41,7 @@ def run(plan: Plan) -> int:
         log.get("options").warning(notice)
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(main(plan))
 
 

@@ -263,6 +263,7 @@ class TokenizerActor:
     async def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, without a request. Raises InvalidRequest."""
         if num_chars(prompt, INLINE_CHARS) <= INLINE_CHARS:
+            await asyncio.sleep(0)  # many prompts must not hold up the steps
             return self._encode(prompt)
         return await run_sync(self._encode, prompt, limiter=self._threads, abandon_on_cancel=True)
 

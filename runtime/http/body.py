@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
+from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
 MAX_PAUSE_S = 30.0  # between two parts of a body
@@ -17,8 +18,15 @@ MAX_DISCARD_S = 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge (before reading it, if content-length is too large), HTTPException 408
-    for a body that stops coming, and ClientDisconnect."""
+    """The whole body, of JSON. Raises TooLarge (before reading it, if content-length is too large; also for
+    too many values), HTTPException 408 for a body that stops coming, and ClientDisconnect."""
+    body = await _whole(scope, receive, max_bytes)
+    if len(body) > UNWEIGHED_BYTES:
+        await check_weight(body, max_bytes)
+    return body
+
+
+async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")

@@ -1,6 +1,7 @@
 """Answers to failed requests: {"error": {message, type, param, code}} with the error's status, and the forms
 of Anthropic and Ollama on their routes."""
 
+import gc
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
+from runtime.http.json_weight import UNWEIGHED_BYTES
 
 T = TypeVar("T")
 
@@ -173,7 +175,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The decoded body. Raises InvalidRequest for anything but the JSON that `decoder` takes; `param` is the
     path of the wrong field."""
     try:
-        return decoder.decode(body)
+        return decoder.decode(body) if len(body) <= UNWEIGHED_BYTES else _decode_large(body, decoder)
     except msgspec.ValidationError as error:
         raise invalid(error, known=getattr(decoder.type, "__struct_fields__", ())) from None
     except msgspec.DecodeError as error:
@@ -182,6 +184,17 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequest("the body is not UTF-8") from None
     except RecursionError:
         raise InvalidRequest(_DEPTH) from None
+
+
+def _decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes without collections of garbage, which would look at all new objects again and again."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return decoder.decode(body)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def convert(value: Any, kind: type[T], names: Mapping[str, str]) -> T:

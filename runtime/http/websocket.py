@@ -29,6 +29,7 @@ from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError, TooLarge
 from runtime.http.errors import decode, error_body
 from runtime.http.fields.headers import RequestHeaders, read_headers
+from runtime.http.json_weight import check_weight
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import MAX_SEND_S, Answer
 from runtime.http.streaming.sse import encode
@@ -141,6 +142,7 @@ class Socket:
                 raise TooLarge(
                     f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}"
                 )
+            await check_weight(data, self.settings.max_body_bytes)
             message = decode(data, _message_decoder)
             if message.abort:
                 if (scope := self.open.get(message.id)) is not None:

@@ -165,10 +165,10 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
     vocab = limits.vocab_size
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-        raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     if len(prompt_ids) > limits.longest_prompt:
         raise too_long(f"{len(prompt_ids)} tokens", limits)
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+        raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     check_widths(params, limits)
     for name, ids in (
         ("logprob_ids", params.logprob_ids),

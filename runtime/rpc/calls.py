@@ -14,14 +14,17 @@ from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import read_headers
+from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight
 from runtime.http.native.generate import generate
 from runtime.http.native.generate_answer import GenerateAnswerFormat
 from runtime.http.settings import HttpSettings
+from runtime.http.streaming import large
 from runtime.http.streaming.exchange import Exchange
 from runtime.http.streaming.pace import merged
 from runtime.http.streaming.sse import encode
 from runtime.http.streaming.stream import MAX_WAITING_TOKENS
 from runtime.http.tenant_service import service_for
+from runtime.messages.cost import check_cost
 from runtime.messages.requests import Delta, Finish, TokenLogprob
 from runtime.messages.tenants import Tenant
 from runtime.rpc.schema import load
@@ -54,7 +57,7 @@ class Calls:
 
     async def embed(self, request: Message, caller: Caller) -> Any:
         """-> EmbedResponse"""
-        body = body_of(request)
+        body = await self._body(request)
         answer = embeddings(self._service_of(caller), encode({"input": body.pop("texts", [])} | body))
         answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         result = await answer.complete()
@@ -70,19 +73,25 @@ class Calls:
 
     async def generate(self, request: Message, caller: Caller) -> AsyncIterator[Any]:
         """Yields GenerateResponse messages."""
-        answer = generate(self._service_of(caller), encode(body_of(request)))
+        content = encode(await self._body(request))
+        await check_weight(content, self.settings.max_body_bytes)
+        answer = generate(self._service_of(caller), content)
         exchange = answer.exchange
         assert isinstance(answer.answer_format, GenerateAnswerFormat)
         exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         waiting = Waiting(exchange)
         try:
+            check_cost(exchange.requests, self.service.card.limits)
             exchange.submit(waiting.take)
             while not exchange.is_over or waiting.deltas:
                 if not waiting.deltas:
                     await exchange.ready.wait()
                 for choice, delta in waiting.all():
                     fields = exchange.requests[0].id, choice, answer.answer_format.visible(choice, delta)
-                    yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
+                    is_large = large.is_large({choice: delta})
+                    yield (
+                        await large.compute(self._response, *fields) if is_large else self._response(*fields)
+                    )
         except RequestError as error:
             raise renamed(error, answer.names) from None
         finally:
@@ -92,6 +101,10 @@ class Calls:
 
     def _service_of(self, caller: Caller) -> Service:
         return service_for(self.service, caller.tenant)
+
+    async def _body(self, request: Message) -> dict[str, Any]:
+        """The body of a request; a large one is made in a worker thread."""
+        return body_of(request) if request.ByteSize() <= UNWEIGHED_BYTES else await run_sync(body_of, request)
 
     def _response(self, rid: str, choice: int, delta: Delta) -> Any:
         return self.types["GenerateResponse"](

@@ -19,6 +19,8 @@ from runtime.text.detokenize import TableStream, TextStream, WindowStream
 from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
 
+LONG = 1024  # tokens
+
 
 class Vocabulary:
     """Encodes and decodes. Thread-safe: nothing changes after it is made, except a cache of derived
@@ -133,6 +135,8 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of tokens that stand at the start of a text."""
+        if len(ids) > LONG:  # `decode` holds the GIL all the time
+            return self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special)[0]
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,6 +1,10 @@
 """Sampling parameters that APIs take under the names of SamplingParams, declared once for all of them."""
 
-from msgspec import Struct
+from typing import Annotated as A
+
+from msgspec import Meta, Struct
+
+from runtime.messages.sampling import MAX_BIASES
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -14,7 +18,8 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
+    # keys are strings in JSON
+    logit_bias: A[dict[int, float], Meta(max_length=MAX_BIASES)] | None = None
     stop: str | list[str] | None = None
     stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None

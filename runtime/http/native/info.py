@@ -3,13 +3,18 @@
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
 from runtime.http.operation import Operation
+from runtime.http.streaming.large import compute, encoded
+from runtime.http.streaming.rows import Rows, made
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
 MAX_TEXTS = 1_024
+MAX_TOKENS = 2**20  # of texts that are made of tokens
+FEW_TOKENS = 1_024  # are handled on the event loop
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
@@ -73,7 +78,7 @@ class Version(Struct, forbid_unknown_fields=True):
     version: str
 
 
-async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
+async def tokens_of(service: Service, body: TokenizeBody) -> Any:
     """Token ids of texts or of a chat. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
@@ -87,7 +92,8 @@ async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
             await service.control.tokenize(Text(text, body.add_special_tokens is not False))
             for text in body.prompt
         ]
-        return {"tokens": several, "count": [len(ids) for ids in several], "max_model_len": longest}
+        counts = [len(ids) for ids in several]
+        return await _answer({"tokens": several, "count": counts, "max_model_len": longest}, sum(counts))
     if body.messages is not None:
         args = body.chat_template_kwargs | (
             {} if body.add_generation_prompt else {"add_generation_prompt": False}
@@ -97,21 +103,42 @@ async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
         )
     else:
         ids = await service.control.tokenize(Text(body.prompt or "", body.add_special_tokens is not False))
-    names = [service.decode([i]) for i in ids] if body.return_token_strs else None
-    return {"tokens": ids, "count": len(ids), "max_model_len": longest, "token_strs": names}
+    names = Rows(ids, lambda i: service.decode([i])) if body.return_token_strs else None
+    answer = {"tokens": ids, "count": len(ids), "max_model_len": longest, "token_strs": names}
+    return await _answer(answer, len(ids))
 
 
-async def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+async def text_of(service: Service, body: DetokenizeBody) -> Any:
     """The texts of token ids. Raises InvalidRequest."""
+    count = len(body.tokens)
+    if count <= FEW_TOKENS:
+        count += sum([len(ids) for ids in body.tokens if isinstance(ids, list)])
+    texts = _texts(service, body) if count <= FEW_TOKENS else await compute(_texts, service, body)
+    return {"text": texts, "prompt": texts}
+
+
+def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
     vocab = service.card.limits.vocab_size
     several = [ids for ids in body.tokens if isinstance(ids, list)]
     is_one = len(several) < len(body.tokens) or not body.tokens
     lists: list[Any] = [body.tokens] if is_one else several
+    count = sum([len(ids) for ids in lists])
+    if count > MAX_TOKENS:
+        raise InvalidRequest(
+            f"tokens has {count} ids; the most is {MAX_TOKENS}, so send fewer", param="tokens"
+        )
     for ids in lists:
         if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
             raise InvalidRequest(f"tokens must be token ids in 0..{vocab - 1}", param="tokens")
     texts = [service.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
-    return {"text": texts[0], "prompt": texts[0]} if is_one else {"text": texts, "prompt": texts}
+    return texts[0] if is_one else texts
+
+
+async def _answer(answer: dict[str, Any], num_tokens: int) -> Any:
+    """The answer; as JSON already, where it has many tokens."""
+    if num_tokens > FEW_TOKENS:
+        return Response(await compute(encoded, answer), media_type="application/json")
+    return made(answer)
 
 
 def model_info(service: Service) -> dict[str, Any]:

@@ -29,9 +29,10 @@ def prompts_of(body: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
 
 def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
     """The lists of token ids, and whether the request has several."""
-    if ids is not None and all(isinstance(piece, int) for piece in ids):
+    kinds = set(map(type, ids or ()))
+    if ids is not None and kinds <= {int}:
         return [ids], False  # type: ignore[list-item]
-    if ids is None or not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
+    if ids is None or kinds != {list} or len(ids) > MAX_PROMPTS:
         raise InvalidRequest(
             f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids"
         )

@@ -183,13 +183,14 @@ def _prompts(body: CompletionBody) -> list[Text | Tokens | Infill]:
 def _plain_prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
     if isinstance(prompt, str):
         return [Text(prompt)]
-    if all(isinstance(piece, int) for piece in prompt):
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
         return [Tokens(prompt)]  # type: ignore[arg-type]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt has {len(prompt)} entries; the most is {MAX_PROMPTS}", param="prompt")
-    if all(isinstance(piece, str) for piece in prompt):
+    if kinds == {str}:
         return [Text(text) for text in prompt]  # type: ignore[arg-type]
-    if all(isinstance(piece, list) for piece in prompt):
+    if kinds == {list}:
         return [Tokens(ids) for ids in prompt]  # type: ignore[arg-type]
     raise InvalidRequest(
         "prompt mixes kinds; give texts only, token ids only, or lists of token ids only", param="prompt"

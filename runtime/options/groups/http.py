@@ -162,7 +162,7 @@ class Api(Group, frozen=True, kw_only=True):
     max_logprobs: A[
         MaxLogprobs,
         option(
-            "Most alternatives that a request may ask for at each token; -1 for as many as ranks return, 1024."
+            "Most alternatives that a request may ask for at each token; -1: as many as ranks return, 1024."
         ),
     ] = 20
     preferred_sampling_params: A[

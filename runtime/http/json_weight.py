@@ -1,0 +1,66 @@
+"""What a JSON body costs to decode: its size says little, its number of values much.
+
+The decoder makes one object after the other and gives up the interpreter to nobody meanwhile: sixteen
+megabytes of text take five milliseconds, of empty lists four seconds. So large bodies are weighed before they
+are decoded, in a worker thread and with numpy, which lets the event loop go on.
+"""
+
+import numpy as np
+from anyio.to_thread import run_sync
+
+from runtime.errors import TooLarge
+
+UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
+BLOCK_BYTES = 256 * 1024
+BYTES_PER_UNIT = 8  # a body may weigh as much as numbers of seven digits that fill --max-body-bytes
+QUOTE, BACKSLASH = ord('"'), ord("\\")
+STRING = 3  # weight of a string; a number weighs 1, as the comma before the next one
+WEIGHTS = np.zeros(256, np.uint8)
+WEIGHTS[[ord(","), ord(":"), ord("["), ord("{")]] = 1, 2, 4, 4
+
+
+async def check_weight(body: bytes, max_body_bytes: int) -> None:
+    """Raises TooLarge for a body that has more values than may be decoded at once."""
+    if len(body) > UNWEIGHED_BYTES:
+        check_weight_now(await run_sync(weight_of, body), max_body_bytes)
+
+
+def check_weight_now(weight: int, max_body_bytes: int) -> None:
+    """Raises TooLarge for a weight above what `max_body_bytes` allow."""
+    most = max_body_bytes // BYTES_PER_UNIT
+    if weight > most:
+        raise TooLarge(
+            f"the body has too many JSON values: they weigh {weight} (number 1, string 4, list or object 5, "
+            f"key 3 more), and this server takes {most}, one for each {BYTES_PER_UNIT} bytes of "
+            "--max-body-bytes; send fewer, or several requests"
+        )
+
+
+def weight_of(body: bytes) -> int:
+    """The weight of the values of a JSON text."""
+    weight, num_quotes, at = 0, 0, 0
+    while at < len(body):
+        end = _end_of_block(body, at)
+        block = body[at:end]
+        if b"\\" in block:
+            block = block.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+        text = np.frombuffer(block, np.uint8)
+        quotes = text == QUOTE
+        inside = np.cumsum(quotes, dtype=np.uint8)
+        inside += np.uint8(num_quotes & 1)
+        inside &= 1
+        num_quotes += int(np.count_nonzero(quotes))
+        units = WEIGHTS.take(text)
+        units *= 1 - inside
+        weight += int(units.sum(dtype=np.int64))
+        at = end
+    return weight + STRING * (num_quotes // 2)
+
+
+def _end_of_block(body: bytes, at: int) -> int:
+    """The end of the block that begins at `at`: never between a backslash and what it escapes."""
+    end = min(at + BLOCK_BYTES, len(body))
+    first = end
+    while first > at and body[first - 1] == BACKSLASH:
+        first -= 1
+    return min(end + (end - first) % 2, len(body))
