@@ -12,7 +12,10 @@ from runtime.errors import TooLarge
 
 UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
 BLOCK_BYTES = 256 * 1024
-BYTES_PER_UNIT = 8  # a body may weigh as much as numbers of seven digits that fill --max-body-bytes
+# a body may always weigh so much, which is decoded in some 60 ms, and as much as numbers of seven digits that
+# fill --max-body-bytes
+MIN_WEIGHT = 2**21
+BYTES_PER_UNIT = 8
 QUOTE, BACKSLASH = ord('"'), ord("\\")
 STRING = 3  # weight of a string; a number weighs 1, as the comma before the next one
 WEIGHTS = np.zeros(256, np.uint8)
@@ -27,12 +30,12 @@ async def check_weight(body: bytes, max_body_bytes: int) -> None:
 
 def check_weight_now(weight: int, max_body_bytes: int) -> None:
     """Raises TooLarge for a weight above what `max_body_bytes` allow."""
-    most = max_body_bytes // BYTES_PER_UNIT
+    most = max(MIN_WEIGHT, max_body_bytes // BYTES_PER_UNIT)
     if weight > most:
         raise TooLarge(
             f"the body has too many JSON values: they weigh {weight} (number 1, string 4, list or object 5, "
-            f"key 3 more), and this server takes {most}, one for each {BYTES_PER_UNIT} bytes of "
-            "--max-body-bytes; send fewer, or several requests"
+            f"key 3 more), and this server takes {most} (more with a larger --max-body-bytes); send fewer, or "
+            "several requests"
         )
 
 
