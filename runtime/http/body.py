@@ -12,6 +12,7 @@ from runtime.errors import TooLarge
 from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
+MAX_DIGITS = 18  # of a content-length: no body has more bytes, and `int` refuses 4,301
 MAX_PAUSE_S = 30.0  # between two parts of a body
 # spent on throwing the rest of a refused body away, so that the client gets to read the answer
 MAX_DISCARD_S = 2.0
@@ -28,6 +29,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if declared.isdigit() and len(declared) > MAX_DIGITS:
+        raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
     cycle: RequestCycle | None = scope.get(EXTENSION)

@@ -91,8 +91,16 @@ def is_allowed_origin(websocket: WebSocket, cors_origins: tuple[str, ...]) -> bo
         page is None
         or "*" in cors_origins
         or page in cors_origins
-        or urlsplit(page).netloc == websocket.headers.get("host")
+        or (_host_of(page) or None) == websocket.headers.get("host", "")
     )
+
+
+def _host_of(page: str) -> str:
+    """Host and port of an origin; empty for text that has none."""
+    try:
+        return urlsplit(page).netloc
+    except ValueError:  # half a bracket: http://[
+        return ""
 
 
 class Socket:

@@ -16,18 +16,24 @@ _ESCAPE = re.compile(
 _CLASS = re.compile(r"\[\^?\]?(?:\[:\^?\w+:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|[imsU-]*:))?")
 _FLAGS = re.compile(r"\(\?[imsU-]+\)")
-_REPEAT = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<low>\d+)(?P<comma>,(?P<high>\d*))?\})\??")
+# RE2 takes as text what has leading zeros or from nine digits on
+_REPEAT = re.compile(
+    r"(?:(?P<sign>[*+?])|\{(?P<low>0|[1-9][0-9]{0,7})(?P<comma>,(?P<high>0|[1-9][0-9]{0,7}|))?\})\??"
+)
+MAX_NESTED = 100  # groups
 
 
 def longest_match(regex: str) -> float:
-    """Characters; infinite where there is no bound."""
-    width, end = _either(regex, 0)
+    """Characters; infinite where there is no bound, and for more than MAX_NESTED groups in each other."""
+    width, end = _either(regex, 0, MAX_NESTED)
     return width if end == len(regex) else math.inf
 
 
-def _either(regex: str, at: int) -> tuple[float, int]:
-    """Reads branches up to the end of a group or of the expression. -> the longest match, and where the end
-    is"""
+def _either(regex: str, at: int, room: int) -> tuple[float, int]:
+    """Reads branches up to the end of a group or of the expression; `room`: groups that may still be opened.
+    -> the longest match, and where the end is"""
+    if not room:
+        return math.inf, len(regex)
     longest = width = 0.0
     while at < len(regex) and regex[at] != ")":
         if regex[at] == "|":
@@ -37,18 +43,18 @@ def _either(regex: str, at: int) -> tuple[float, int]:
         if flags := _FLAGS.match(regex, at):
             at = flags.end()
             continue
-        one, at = _atom(regex, at)
+        one, at = _atom(regex, at, room)
         times, at = _times(regex, at)
         width += one * times if one else 0.0
     return max(longest, width), at
 
 
-def _atom(regex: str, at: int) -> tuple[float, int]:
+def _atom(regex: str, at: int, room: int) -> tuple[float, int]:
     match regex[at]:
         case "(":
             opening = _GROUP.match(regex, at)
             assert opening is not None
-            width, end = _either(regex, opening.end())
+            width, end = _either(regex, opening.end(), room - 1)
             return width, end + 1
         case "[" if found := _CLASS.match(regex, at):
             return 1.0, found.end()

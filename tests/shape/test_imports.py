@@ -18,7 +18,7 @@ from tests.shape import source
 
 # The rooms, lowest floor first. A module may import modules of lower floors and of its own room.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "log", "pocket"),
+    ("errors", "log", "pocket", "regular_file"),
     ("models/config", "parsing", "storage"),
     ("messages",),
     ("cache", "devices", "service", "text"),

@@ -187,3 +187,30 @@ def test_no_expression_takes_long() -> None:
     for _ in range(100):
         search.feed("ab" * 50)
     assert search.matched is None and perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("regex", "width"),
+    [
+        ("a{00}", 5),  # RE2 takes leading zeros as text
+        ("a{٣}", 4),  # and digits of other alphabets
+        ("a{1," + "9" * 400 + "}", 405),
+        ("a{2,3}", 3),
+        ("(a{2}|b){3}", 6),
+        ("(" * 90 + "a" + ")" * 90, 1),
+        ("(" * 500 + "a" + ")" * 500, math.inf),
+        ("((a{1,10}){1,10})", 100),
+    ],
+)
+def test_odd_repetitions_are_as_long_as_re2_takes_them(regex: str, width: float) -> None:
+    assert longest_match(regex) == width
+    if width < WINDOW:
+        StopRegexes([regex])
+
+
+@pytest.mark.parametrize(
+    "regex", ["((a{100}){100}){100}", "(a{1000}){1,2}b", ".{1000}" * 30, "((a?){30}){30}b" * 30]
+)
+def test_nested_counts_are_refused(regex: str) -> None:
+    with pytest.raises(InvalidRequest, match="stop_regex"):
+        StopRegexes([regex])

@@ -15,6 +15,7 @@ from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, 
 from runtime.http.body import discard_body, respond_early
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import error_response, path_of
+from runtime.http.fields.query import limit_of
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
@@ -220,8 +221,6 @@ def no_storage() -> list[Route]:
 
 
 def _range(request: Request, most: int, *, ordered: bool = True) -> dict[str, Any]:
-    limit = request.query_params.get("limit", str(most if ordered else 20))
-    if not limit.isdigit() or not 1 <= int(limit) <= most:
-        raise InvalidRequest(f"limit must be a number from 1 to {most}", param="limit")
+    limit = limit_of(request, most, most if ordered else 20)
     order = {"order": request.query_params.get("order", "desc")} if ordered else {}
-    return {"after": request.query_params.get("after"), "limit": int(limit), **order}
+    return {"after": request.query_params.get("after"), "limit": limit, **order}

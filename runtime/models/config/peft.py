@@ -6,34 +6,46 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. An adapter
 """
 
 import re
+from collections.abc import Iterable
 from hashlib import sha256
-from math import sqrt
+from math import prod, sqrt
+from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Annotated as A
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
+from runtime.regular_file import open_regular, read_regular
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 1 << 26  # bytes
+MAX_CONFIG = 1 << 20
+NUM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# A pattern's repetitions: more of them, or one of a group, could take for ever to match.
+MAX_REPEATS = 3
+_REPEATS = re.compile(r"(?<!\\)[*+?{]")
+_REPEATED_GROUP = re.compile(r"\)[*+?{]")
 _TENSOR = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])\.(?:default\.)?weight$")
 # initializations that change the base model's weights
 _ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)
 
 Shape = tuple[int, ...]
+Rank = A[int, Meta(ge=1, le=1 << 16)]
+Alpha = A[float, Meta(ge=-1e6, le=1e6)]
 
 
 class PeftConfig(Struct, frozen=True, kw_only=True):
     """The part of adapter_config.json that matters here. What follows from the tensors is not read."""
 
     peft_type: str = "LORA"
-    r: int = 8
-    lora_alpha: float = 8
+    r: Rank = 8
+    lora_alpha: Alpha = 8
     use_rslora: bool = False
-    rank_pattern: dict[str, int] | None = None
-    alpha_pattern: dict[str, float] | None = None
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
     bias: str = "none"
     init_lora_weights: Any = True
     use_dora: bool = False  # this field and those below: refused where they are set (REFUSED)
@@ -56,6 +68,14 @@ REFUSED = {
     "trainable_token_indices": "it changes embeddings of tokens",
     "target_parameters": "it changes tensors of experts",
 }
+
+
+class _Entry(Struct, frozen=True):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: Literal["F64", "F32", "F16", "BF16"]
+    shape: tuple[A[int, Meta(ge=0, le=2**31 - 1)], ...]
+    data_offsets: tuple[A[int, Meta(ge=0, le=2**62)], A[int, Meta(ge=0, le=2**62)]]
 
 
 class Pair(Struct, frozen=True):
@@ -112,7 +132,10 @@ def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
         module: _pair(config, module, pair_tensors, modules[module])
         for module, pair_tensors in by_module.items()
     }
-    return Adapter(folder, pairs, _digest(Path(folder)))
+    try:
+        return Adapter(folder, pairs, _digest(Path(folder)))
+    except OSError as error:
+        raise ModelError(f"the adapter changed while it was read ({error.strerror}); load it again") from None
 
 
 def _pair(
@@ -137,22 +160,24 @@ def _by_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> An
     """The value of the first key that the module's full name ends with; keys are regular expressions, as in
     PEFT."""
     for key, value in (pattern or {}).items():
+        if len(_REPEATS.findall(key)) > MAX_REPEATS or _REPEATED_GROUP.search(key):
+            raise ModelError(f"{CONFIG} has a pattern that repeats too much: {key[:80]}; name the modules")
         try:
             if re.match(rf"(?:.*\.)?(?:{key.removeprefix('^')})$", f"model.{module}"):
                 return value
-        except re.error:
-            raise ModelError(f"{CONFIG} has a pattern that is no regular expression: {key}") from None
+        except (re.error, RecursionError, OverflowError):
+            raise ModelError(f"{CONFIG} has a pattern that is no regular expression: {key[:80]}") from None
     return default
 
 
 def _read_config(folder: Path) -> PeftConfig:
     try:
-        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=PeftConfig)
+        config = msgspec.json.decode(read_regular(folder / CONFIG, MAX_CONFIG), type=PeftConfig)
     except OSError as error:
         raise ModelError(
             f"{CONFIG} of the adapter cannot be read ({error.strerror}); give a folder that PEFT has written"
         ) from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{CONFIG} of the adapter is not as PEFT writes it: {error}") from None
     if config.peft_type != "LORA":
         raise ModelError(f"the adapter is of type {config.peft_type}; only LORA is supported")
@@ -173,23 +198,41 @@ def _read_config(folder: Path) -> PeftConfig:
 def _read_shapes(path: Path) -> dict[str, Shape]:
     """Shapes of the tensors in a safetensors file, whose header is JSON behind its length."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= MAX_HEADER:
                 raise ModelError(f"{WEIGHTS} of the adapter is damaged or cut short; get it again")
-            header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            num_bytes = file.seek(0, SEEK_END) - 8 - length
+            entries = {name: _entry(raw) for name, raw in header.items() if name != "__metadata__"}
     except OSError as error:
         raise ModelError(
             f"{WEIGHTS} of the adapter cannot be read ({error.strerror}); *.bin files are not"
         ) from None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise ModelError(f"{WEIGHTS} of the adapter is damaged or cut short; get it again") from None
-    return {name: tuple(entry.get("shape", ())) for name, entry in header.items() if name != "__metadata__"}
+    if not _is_gapless(entries.values(), num_bytes):
+        raise ModelError(f"{WEIGHTS} of the adapter is damaged or cut short; get it again")
+    return {name: entry.shape for name, entry in entries.items()}
+
+
+def _is_gapless(entries: Iterable[_Entry], num_bytes: int) -> bool:
+    """Whether the tensors lie one behind the other, from the first of `num_bytes` to the last."""
+    at = 0
+    for entry in sorted(entries, key=lambda entry: entry.data_offsets):
+        if entry.data_offsets != (at, at + prod(entry.shape) * NUM_BYTES[entry.dtype]):
+            return False
+        at = entry.data_offsets[1]
+    return at == num_bytes
+
+
+def _entry(raw: msgspec.Raw) -> _Entry:
+    return msgspec.json.decode(raw, type=_Entry)
 
 
 def _digest(folder: Path) -> str:
-    digest = sha256((folder / CONFIG).read_bytes())
-    with open(folder / WEIGHTS, "rb") as file:
+    digest = sha256(read_regular(folder / CONFIG, MAX_CONFIG))
+    with open_regular(folder / WEIGHTS) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()[:32]

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import discard_body, read_body
 from runtime.http.fields.headers import read_headers
+from runtime.http.fields.query import limit_of, whole_number
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
 from runtime.http.openai.files import page_of
@@ -209,12 +210,13 @@ class Responses:
         if request.query_params.get("stream") != "true":
             return json_response(convert(record.response, responses.Response))
         after = request.query_params.get("starting_after")
-        if after is not None and not after.isdecimal():
+        number = whole_number(after)
+        if after is not None and number is None:
             raise InvalidRequest(
                 "starting_after must be the sequence_number of an event", param="starting_after"
             )
         stream = self.resumable_streams.find(record.id)
-        begin = 0 if after is None else int(after) + 1
+        begin = 0 if number is None else number + 1
         if stream is None or begin < stream.first:
             raise InvalidRequest(
                 "the events of this response are not stored (any more): only those with background and "
@@ -247,13 +249,10 @@ class Responses:
 
     async def _input_items(self, request: Request) -> Response:
         record = await self.store.find(request.path_params["id"])
-        limit = request.query_params.get("limit", "20")
-        if not limit.isdigit() or not 1 <= int(limit) <= 100:
-            raise InvalidRequest("limit must be a number from 1 to 100", param="limit")
         page = page_of(
             [*record.context, *record.input],
             after=request.query_params.get("after"),
-            limit=int(limit),
+            limit=limit_of(request, 100, 20),
             order=request.query_params.get("order", "desc"),
             id_of=itemgetter("id"),
         )
