@@ -1,15 +1,15 @@
-"""Memory over time: 10,000 short requests, a third of them left half way, on the null device; bounded in
-count and time.
+"""Everything at once for an hour, with kills: what goes wrong, and what grows.
 
-    python -m bench.soak [--requests 10000]
-    python -m bench.soak --tiers [--device cpu] [--seconds 180] [--kills 6]
+    python -m bench.soak [--minutes 60] [--kills 10] [--device cpu|null] [--pace 0.0]
 
-Prints resident memory of all server processes every tenth of the way, and at the end what the server
-reports as still in use.
+Streams with shared prefixes, clients that leave or read slowly, adapters loaded and unloaded, grammars, stop
+expressions, sessions, batches, background responses, three keys under fair share, one of which floods, the
+hostile corpus and fuzzed requests, with pools that are too small for all of it, host memory and file tiers.
+Ranks are killed in the first half, so that the last ones show whether they grow.
 
-With --tiers, for --seconds: prompts that share prefixes, pools that are too small for them, host memory and
-file tiers, clients that leave, ranks that are killed. No page may leak, and a repeated prompt must get the
-same answer (with --device cpu from the embedded model, in float32).
+The report (bench/results/soak.json): requests and errors by kind; answers compared with the first one to the
+same request; latency of /health; resident memory, descriptors and threads of each process, with a line by
+least squares over the last half: its slope is the growth per hour.
 """
 
 import argparse
@@ -17,242 +17,136 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import uvloop
+from bench.processes import Watch
+from bench.record import percentiles, record
+from bench.soak_clients import THIRD_KEY, Clients
+from tests.hostile.case import ADMIN_KEY, USER_KEY
+from tests.hostile.neighbours import GOOD_KEY
+from tests.hostile.target import Target, target
 
-from bench.load import request_bytes
-from bench.record import record
-from bench.recovery import rank_pids
-from bench.serve import get, server
-
-STREAMS = 64
-LIMIT_S = 600
-
-
-async def one(port: int, request: bytes, leaves: bool) -> str:
-    """The text of the answer; empty for a client that leaves half way."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(request)
-        if leaves:
-            await reader.read(random.randint(1, 2000))
-            return ""
-        data = b""
-        while not data.endswith(b"0\r\n\r\n"):
-            more = await reader.read(65536)
-            if not more:
-                raise ConnectionError(f"an answer ended early: ... {data[-200:]!r}")
-            data += more
-        return "".join(
-            json.loads(f'"{text}"') for text in re.findall(r'"text":"((?:[^"\\]|\\.)*)"', data.decode())
-        )
-    finally:
-        writer.close()
-
-
-async def drive(port: int, count: int, base: int) -> None:
-    """Sends `count` requests over all streams; a third of them is left half way."""
-    todo = iter(range(count))
-
-    async def worker() -> None:
-        for i in todo:
-            body = {
-                "model": "null",
-                "prompt": [(base + i + k) % 2000 for k in range(24)],
-                "max_tokens": 24,
-                "stream": True,
-                "ignore_eos": True,
-            }
-            await one(port, request_bytes(port, "/v1/completions", body), leaves=i % 3 == 0)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(STREAMS):
-            tasks.create_task(worker())
-
-
-class Tiers:
-    """Clients of the tiers: their prompts, and the first answer to each."""
-
-    def __init__(self, port: int, num_streams: int) -> None:
-        self.port = port
-        self.num_streams = num_streams
-        self.random = random.Random(0)
-        self.answers: dict[tuple[int, ...], str] = {}
-        self.counts = {"requests": 0, "left": 0, "repeated": 0, "changed": 0}
-
-    def prompt(self) -> list[int]:
-        """One of 40 prefixes, the first ones often, and one of four ends."""
-        prefix = min(int(self.random.paretovariate(0.7)), 40)
-        return [
-            *((prefix * k + k // 7) % 90 for k in range(64 + 4 * prefix)),
-            prefix,
-            *[self.random.randrange(4)] * 9,
-        ]
-
-    async def drive(self, until: float) -> None:
-        """Sends requests over all streams until a time."""
-
-        async def worker() -> None:
-            while time.perf_counter() < until:
-                prompt, leaves = self.prompt(), self.random.random() < 0.3
-                body = {
-                    "model": "soak",
-                    "prompt": prompt,
-                    "max_tokens": 16,
-                    "stream": True,
-                    "ignore_eos": True,
-                    "temperature": 0,
-                    "seed": 0,
-                }
-                self.note(
-                    tuple(prompt),
-                    await one(self.port, request_bytes(self.port, "/v1/completions", body), leaves),
-                    leaves,
-                )
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.num_streams):
-                tasks.create_task(worker())
-
-    def note(self, prompt: tuple[int, ...], text: str, leaves: bool) -> None:
-        """Counts a request and compares its answer with the earlier one to the same prompt."""
-        self.counts["requests"] += 1
-        if leaves:
-            self.counts["left"] += 1
-        elif prompt in self.answers:
-            self.counts["repeated"] += 1
-            if text != self.answers[prompt]:
-                self.counts["changed"] += 1
-                print("a different answer:", prompt, repr(self.answers[prompt]), repr(text), flush=True)
-        else:
-            self.answers[prompt] = text
-
-
-METRICS = (
+SAMPLE_S = 5.0
+PROBE_S = 0.25
+ADAPTERS = 3
+COUNTERS = (
     "rank_restarts_total",
     "cache_leaks_total",
     "failed_requests_total",
-    "host_loaded_tokens_total",
-    "host_saved_pages_total",
-    "storage_fetched_tokens_total",
     "preemptions_total",
+    "host_loaded_tokens_total",
+    "storage_fetched_tokens_total",
 )
 
 
-def metrics(port: int) -> dict[str, int]:
-    """Counters of /metrics by name, those that the server has."""
-    text = get(port, "/metrics")[1].decode()
-    values = dict(re.findall(r"^runtime_(\w+) (\S+)$", text, re.MULTILINE))
-    return {name: int(float(values[name])) for name in METRICS if name in values}
+def options(device: str, folder: Path) -> list[str]:
+    """A server with too small pools, all tiers, all stores, and three keys under fair share."""
+    storage = json.dumps({"dir": str(folder / "pages"), "max_bytes": 64 << 20, "prefetch_threshold": 32})
+    text = (
+        f"--served-model-name pocket --context-length 512 --max-total-tokens 3072 --num-threads 1 "
+        "--enable-hierarchical-cache --hicache-ratio 1.5 --hicache-mem-layout page_first "
+        "--hicache-storage-backend file --hicache-storage-prefetch-policy timeout "
+        "--file-storage-bytes 8388608 --max-body-bytes 1048576 --grammar-timeout 3 "
+        "--fair-share key --enable-lora --max-lora-rank 8 --lora-target-modules all "
+        f"--api-key {GOOD_KEY} {USER_KEY} {THIRD_KEY} --admin-api-key {ADMIN_KEY}"
+    )
+    own = "--device cpu --dtype float32" if device == "cpu" else "--device null --null-step-s 0.004"
+    return [*text.split(), *own.split(), "--hicache-storage-backend-extra-config", storage]
 
 
-def resident(port: int) -> dict[str, float]:
-    """MiB of each server process, from /metrics."""
-    text = get(port, "/metrics")[1].decode()
+def make_adapters(folder: Path) -> list[str]:
+    """Folders of adapters of the embedded model."""
+    from tests.models.make_adapter import make_adapter  # torch, which the clients do not need
+
+    base = Path("runtime/pocket")
+    return [str(make_adapter(base, folder / f"adapter-{i}", seed=i)) for i in range(ADAPTERS)]
+
+
+async def probe(server: Target, until_s: float) -> dict[str, Any]:
+    """Asks /health over and over: its answers, and how long they took."""
+    states: dict[int, int] = {}
+    took_ms: list[float] = []
+    while time.monotonic() < until_s:
+        begin = time.perf_counter()
+        status = (await asyncio.to_thread(server.get, "/health"))[0]
+        took_ms.append((time.perf_counter() - begin) * 1e3)
+        states[status] = states.get(status, 0) + 1
+        await asyncio.sleep(PROBE_S)
+    return {"answers": states, "ms": percentiles(took_ms), "max_ms": round(max(took_ms), 1)}
+
+
+async def kill(server: Target, times_s: list[float]) -> int:
+    """Kills a rank at each of these times. Returns how many were killed."""
+    count = 0
+    for at_s in times_s:
+        await asyncio.sleep(max(0.0, at_s - time.monotonic()))
+        ranks = server.rank_pids()
+        if ranks:
+            os.kill(random.choice(ranks), signal.SIGKILL)
+            count += 1
+    return count
+
+
+async def soak(server: Target, clients: Clients, watch: Watch, kill_times_s: list[float]) -> dict[str, Any]:
+    """Runs the clients to their end. Returns the report."""
+
+    async def sample() -> None:
+        while not clients.is_over:
+            watch.sample(await asyncio.to_thread(server.pids))
+            await asyncio.sleep(SAMPLE_S)
+
+    begin_s = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(clients.run())
+        tasks.create_task(sample())
+        health = tasks.create_task(probe(server, clients.until_s))
+        kills = tasks.create_task(kill(server, kill_times_s))
+    await asyncio.sleep(5)  # the audit runs when the server idles
+    counts = dict(sorted(clients.counts.items()))
+    metrics = server.metrics()
     return {
-        name: round(float(value) / 2**20, 1)
-        for name, value in re.findall(r'runtime_resident_bytes\{process="(\w+)"\} (\S+)', text)
+        "minutes": round((time.monotonic() - begin_s) / 60, 1),
+        "requests": sum(counts.values()),
+        "kills": kills.result(),
+        "outcomes": counts,
+        "answers_compared": sum(n for name, n in counts.items() if name.endswith((": same", ": different"))),
+        "answers_different": sum(n for name, n in counts.items() if name.endswith(": different")),
+        "wrong": clients.wrong,
+        "unexpected_errors_in_the_log": len(server.bugs()),
+        "health": health.result(),
+        "counters": {name: int(metrics[name]) for name in COUNTERS if name in metrics},
+        "left": {name: int(metrics[name]) for name in ("running_sequences", "waiting_requests")},
+        "growth_over_the_last_half": watch.growth((clients.until_s - begin_s) / 2),
     }
 
 
-def tier_options(device: str, settings: str) -> list[str]:
-    """Options of a server with too small pools, a host tier and files. `settings`: JSON of the storage."""
-    options = (
-        f"--device {device} --served-model-name soak --log-level error --context-length 512 "
-        "--max-total-tokens 2048 "
-        "--enable-hierarchical-cache --hicache-ratio 1.5 --hicache-mem-layout page_first "
-        "--hicache-storage-backend file --hicache-storage-prefetch-policy timeout"
-    )
-    options += " --dtype float32 --num-threads 1" if device == "cpu" else " --null-step-s 0.002"
-    return [*options.split(), "--hicache-storage-backend-extra-config", settings]
-
-
-def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
-    """Kills come in the first half, so that the last ranks show whether they grow."""
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        settings = json.dumps({"dir": folder, "max_bytes": 64 << 20, "prefetch_threshold": 32})
-        options = tier_options(device, settings)
-        with server(*options) as (port, pid, _):
-            clients, begin = Tiers(port, 16 if device == "cpu" else 32), time.perf_counter()
-
-            async def all_of_it(report: Callable[[], None]) -> None:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(clients.drive(begin + seconds))
-                    for i in range(20):
-                        await asyncio.sleep(max(0.0, begin + seconds * (i + 0.5) / 20 - time.perf_counter()))
-                        if i < kills:
-                            os.kill(random.choice(rank_pids(pid)), signal.SIGKILL)
-                        if i % 2:
-                            await asyncio.to_thread(report)
-
-            def report() -> None:
-                rows.append(
-                    {
-                        "s": round(time.perf_counter() - begin),
-                        **clients.counts,
-                        **resident(port),
-                        **metrics(port),
-                    }
-                )
-                print(rows[-1], flush=True)
-
-            uvloop.run(all_of_it(report))
-            time.sleep(2)  # the audit runs when the server idles
-            left = json.loads(get(port, "/v1/loads")[1])["loads"][0]
-            report()
-    assert rows[-1]["changed"] == rows[-1]["cache_leaks_total"] == rows[-1]["failed_requests_total"] == 0, (
-        rows[-1]
-    )
-    assert left["num_total_reqs"] == left["num_used_tokens"] == 0, left
-    return {"rows": rows, "left": left}
-
-
 def main() -> None:
-    """Runs the bench, prints its figures and records them in bench/results."""
+    """Runs the soak, prints its report and records it in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--tiers", action="store_true")
-    parser.add_argument("--device", choices=("null", "cpu"), default="null")
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--device", choices=("null", "cpu"), default="cpu")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", default="", help="what else ran on the machine, for the report")
+    parser.add_argument("--log", type=Path, help="a file for the server's log, to read afterwards")
     args = parser.parse_args()
-    if args.tiers:
-        record(f"soak_tiers_{args.device}", soak_tiers(args.device, args.seconds, args.kills))
-    else:
-        record("soak", soak(args.requests))
-
-
-def soak(requests: int) -> dict[str, Any]:
-    """Short requests on the null device, with resident memory at every tenth."""
-    rows = []
-    with server(
-        "--device",
-        "null",
-        "--served-model-name",
-        "null",
-        "--log-level",
-        "error",
-        "--max-total-tokens",
-        "65536",
-    ) as (port, _, _):
-        begin = time.perf_counter()
-        for tenth in range(10):
-            uvloop.run(drive(port, requests // 10, tenth * requests))
-            rows.append({"requests": (tenth + 1) * requests // 10, **resident(port)})
-            print(rows[-1], flush=True)
-            if time.perf_counter() - begin > LIMIT_S:
-                break
-        time.sleep(0.5)
-        left = json.loads(get(port, "/v1/loads")[1])
-    print(left)
-    return {"resident_mib": rows, "left": left}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        adapters = make_adapters(folder)
+        with target(folder, *options(args.device, folder)) as server:
+            begin_s, length_s = time.monotonic(), args.minutes * 60
+            clients = Clients(server.port, begin_s + length_s, args.seed, adapters)
+            times_s = [begin_s + length_s / 2 * (i + 0.5) / args.kills for i in range(args.kills)]
+            report = asyncio.run(soak(server, clients, Watch(), times_s))
+        if args.log is not None:
+            args.log.write_bytes(server.log.read_bytes())
+    report = {"device": args.device, "note": args.note} | report
+    print(json.dumps(report, indent=2))
+    record("soak", report)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,17 @@ class Target:
                 pass  # it ended meanwhile
         return found
 
+    def rank_pids(self) -> list[int]:
+        """The processes that are ranks."""
+        found = []
+        for pid in self.pids()[1:]:
+            try:
+                if b"runtime.ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+            except FileNotFoundError:
+                pass  # it ended meanwhile
+        return found
+
     def descriptors(self) -> int:
         """Open file descriptors of the server's process."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))

@@ -1,0 +1,93 @@
+"""What processes hold over time: resident memory, descriptors and threads, and how fast they grow."""
+
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+PAGE_BYTES = 4096
+
+
+class Usage(Struct, frozen=True):
+    """What a process holds at one moment."""
+
+    at_s: float
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+
+class Growth(Struct, frozen=True):
+    """A line through figures by least squares: its slope, and the standard error of the slope."""
+
+    per_hour: float
+    error: float
+
+
+def usage(pid: int, at_s: float) -> Usage:
+    """What a process holds now. Raises FileNotFoundError or ProcessLookupError for one that has ended."""
+    folder = Path(f"/proc/{pid}")
+    resident = int((folder / "statm").read_text().split()[1]) * PAGE_BYTES
+    return Usage(at_s, resident, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())))
+
+
+def role(pid: int) -> str:
+    """What a process of the server is: server, rank, grammars, or other."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    if "serve" in words:
+        return "server"
+    if "runtime.ranks.worker" in words:
+        return "rank"
+    return "grammars" if "runtime.grammar.compile_process" in words else "other"
+
+
+def line(times_s: list[float], values: list[float]) -> Growth:
+    """The line through at least three values."""
+    count = len(values)
+    mean_t, mean_v = sum(times_s) / count, sum(values) / count
+    spread = sum((t - mean_t) ** 2 for t in times_s)
+    slope = sum((t - mean_t) * (v - mean_v) for t, v in zip(times_s, values, strict=True)) / spread
+    rest = sum((v - mean_v - slope * (t - mean_t)) ** 2 for t, v in zip(times_s, values, strict=True))
+    return Growth(slope * 3600, (rest / (count - 2) / spread) ** 0.5 * 3600)
+
+
+class Watch:
+    """The usage of the server's processes over time, by role and process."""
+
+    def __init__(self) -> None:
+        self.begin_s = time.monotonic()
+        self.usages: dict[tuple[str, int], list[Usage]] = {}
+
+    def sample(self, pids: list[int]) -> None:
+        """Notes what each process holds. Children that compile a grammar for a moment are left out, and so
+        are processes that have just ended."""
+        at_s = time.monotonic() - self.begin_s
+        for pid in pids:
+            try:
+                self.usages.setdefault((role(pid), pid), []).append(usage(pid, at_s))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+    def growth(self, from_s: float) -> dict[str, dict[str, float]]:
+        """For each process that lived from `from_s` to the end: where it began and ended, and its growth an
+        hour with the standard error."""
+        end_s = max(usages[-1].at_s for usages in self.usages.values())
+        report: dict[str, dict[str, float]] = {}
+        for (name, pid), usages in self.usages.items():
+            late = [one for one in usages if one.at_s >= from_s]
+            if len(late) < 10 or late[-1].at_s < end_s - 30 or late[0].at_s > from_s + 60:
+                continue
+            times = [one.at_s for one in late]
+            memory = line(times, [one.resident_bytes / 2**20 for one in late])
+            report[f"{name} {pid}"] = {
+                "minutes": round((times[-1] - times[0]) / 60, 1),
+                "mib_first": round(late[0].resident_bytes / 2**20, 1),
+                "mib_last": round(late[-1].resident_bytes / 2**20, 1),
+                "mib_per_hour": round(memory.per_hour, 2),
+                "mib_per_hour_error": round(memory.error, 2),
+                "descriptors_last": late[-1].descriptors,
+                "descriptors_per_hour": round(line(times, [one.descriptors for one in late]).per_hour, 1),
+                "threads_last": late[-1].threads,
+                "threads_per_hour": round(line(times, [one.threads for one in late]).per_hour, 1),
+            }
+        return report
