@@ -23,7 +23,7 @@ from runtime.actors.channels import Channel
 from runtime.cache.journal import CacheEvent, CacheEvents
 from runtime.errors import OptionsError, install_line
 from runtime.metrics import Metrics
-from runtime.options.groups.observe import KVEvents
+from runtime.options.groups.observe import DEFAULT_ENDPOINT, KVEvents
 
 END = b"\xff" * 8  # minus one
 YIELD_EVERY = 64  # batches of a replay after which other tasks get their turn
@@ -53,7 +53,10 @@ class EventsActor:
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         try:
             self.endpoint, self._publisher = self._open(
-                self._zmq.PUB, config.endpoint, config.hwm, binds=_binds(config.endpoint)
+                self._zmq.PUB,
+                config.endpoint or DEFAULT_ENDPOINT,
+                config.hwm,
+                binds=config.endpoint is None or _binds(config.endpoint),
             )
             self.replay_endpoint, self._replays = None, None
             if config.replay_endpoint is not None:

@@ -15,14 +15,17 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.errors import RequestError
+from runtime.errors import Forbidden, RequestError
 from runtime.http import errors
 from runtime.http import websocket as socket
 from runtime.http.access_log import AccessLog
 from runtime.http.admin import memory_saver as memory_saver
-from runtime.http.auth import with_key_checks
+from runtime.http.admin.health import SharedProbe
+from runtime.http.auth import refuse_early, with_key_checks
+from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
 from runtime.http.exact_routes import ExactRoutes
 from runtime.http.fields.request_id import request_id, with_request_id
+from runtime.http.hosts import AllowedHosts
 from runtime.http.native.generate import generate
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.operation import Serve
@@ -64,9 +67,19 @@ def http_app(
         None if settings.access_level is None else AccessLog(settings.access_level, settings.unlogged_paths)
     )
 
+    budget = BodyBudget(settings.max_total_body_bytes)
+    guarded = _checking_host(app, settings.allowed_hosts)
+
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[LEASE] = lease = BodyLease(budget)
+        try:
+            await serve(scope, receive, send)
+        finally:
+            lease.release()
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await app(scope, receive, send)
+            await guarded(scope, receive, send)
             return
         cycle = scope.get("extensions", {}).get(EXTENSION)
         # going past `receive` and `send` is right only where nothing stands between us and the server
@@ -77,11 +90,25 @@ def http_app(
         name = request_id(scope["headers"])
         send = with_request_id(send, name, also=also)
         if access is None:
-            await app(scope, receive, send)
+            await guarded(scope, receive, send)
         else:
-            await access.serve(app, scope, receive, send, name)
+            await access.serve(guarded, scope, receive, send, name)
 
     return entry
+
+
+def _checking_host(app: ASGIApp, hosts: AllowedHosts) -> ASGIApp:
+    """`app`, for requests that are addressed to this server; others get 403."""
+
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            hosts.check(scope["headers"])
+        except Forbidden as error:
+            await refuse_early(error, scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return app if hosts.allows_any else check
 
 
 def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketRoute]:
@@ -96,6 +123,7 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
     bound.sort(key=lambda operation: operation.serve is None)
     return [
         *[operation.bind(service, settings) for operation in bound],
+        SharedProbe(service).route(),
         *openapi.routes(),
         socket.route(service, settings, generating),
     ]

@@ -17,7 +17,6 @@ The key that matched is the tenant of a request (messages/tenants.py), however i
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from ipaddress import ip_address
 from typing import Literal
 
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
@@ -66,7 +65,6 @@ ADMIN = frozenset(
         "/dump_expert_distribution_record",
     }
 )
-ALL_INTERFACES = ("", "*")
 TENANT = "runtime.tenant"  # key of the ASGI scope: the Tenant of a request whose key was checked
 TENANT_HEADER = b"x-tenant-id"
 MAX_NAME_CHARS = 256  # of a tenant's name in that header
@@ -197,33 +195,27 @@ def with_key_checks(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRou
     return routes
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reachable from this machine only."""
-    if host in ALL_INTERFACES:
-        return False
-    try:
-        return ip_address(host.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class _KeyCheck:
     """An application that requests reach only with a valid key."""
 
     def __init__(self, app: ASGIApp, keys: Keys, path: str) -> None:
         self.app = app
         self.keys = keys
-        self.path = path
         self.level = level_of(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             scope[TENANT] = self.keys.identify(self.level, scope["headers"])
         except RequestError as error:
-            if scope["type"] == "websocket":
-                # before it was accepted: an answer 403
-                await send({"type": "websocket.close", "code": 1008, "reason": ""})
-            else:
-                await respond_early(error_response(error, self.path))(scope, receive, send)
+            await refuse_early(error, scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+
+async def refuse_early(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request, or the opening of a WebSocket, with an error before its body has been read."""
+    if scope["type"] == "websocket":  # closed before it was accepted: an answer 403
+        await send({"type": "websocket.close", "code": 1008, "reason": ""})
+    else:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        await respond_early(error_response(error, path))(scope, receive, send)

@@ -1,4 +1,5 @@
-"""Reads request bodies up to a size, from clients that keep sending."""
+"""Reads request bodies up to a size, from clients that keep sending: a byte now and then holds no room for
+long."""
 
 from collections.abc import AsyncIterator
 
@@ -9,18 +10,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
+from runtime.http.body_budget import LEASE, BodyLease
 from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
 MAX_DIGITS = 18  # of a content-length: no body has more bytes, and `int` refuses 4,301
 MAX_PAUSE_S = 30.0  # between two parts of a body
+MIN_BYTES_PER_S = 1024.0  # of a body, on average, after MAX_PAUSE_S
 # spent on throwing the rest of a refused body away, so that the client gets to read the answer
 MAX_DISCARD_S = 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, of JSON. Raises TooLarge (before reading it, if content-length is too large; also for
-    too many values), HTTPException 408 for a body that stops coming, and ClientDisconnect."""
+    """The whole body, of JSON, which counts in the request's BodyLease. Raises TooLarge (before reading it, if
+    content-length is too large; also for too many values), Unavailable when all bodies together are too
+    large, HTTPException 408 for a body that stops coming, and ClientDisconnect."""
     body = await _whole(scope, receive, max_bytes)
     if len(body) > UNWEIGHED_BYTES:
         await check_weight(body, max_bytes)
@@ -33,18 +37,23 @@ async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
+    lease: BodyLease | None = scope.get(LEASE)
     cycle: RequestCycle | None = scope.get(EXTENSION)
     whole = None if cycle is None else cycle.take_body()  # has arrived together with the head
     if whole is not None:
         if len(whole) > max_bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
+        if lease is not None:
+            lease.add(len(whole))
         return whole
     parts: list[bytes] = []
     size = 0
-    async for part in body_parts(receive):
+    async for part in body_parts(receive, MIN_BYTES_PER_S):
         size += len(part)
         if size > max_bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
+        if lease is not None:
+            lease.add(len(part))
         parts.append(part)
     return b"".join(parts)
 

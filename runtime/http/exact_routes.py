@@ -52,7 +52,8 @@ class ExactRoutes:
             answer = await endpoint(request)
             await answer(scope, receive, send)
         except RequestError as error:
-            await errors.on_request_error(request, error)(scope, receive, send)
+            refusal = errors.on_request_error(request, error)
+            await (refusal if cycle.has_whole_body else respond_early(refusal))(scope, receive, send)
         except HTTPException as error:
             await (await errors.on_http_error(request, error))(scope, receive, send)
         except ClientDisconnect:

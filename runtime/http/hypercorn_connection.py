@@ -11,7 +11,10 @@ from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
 
+from runtime.errors import Unavailable
+from runtime.http.body_budget import LEASE, BodyLease
 from runtime.http.http1 import KEEP_ALIVE_S
 from runtime.http.request_parser import MAX_HEAD_BYTES
 
@@ -73,12 +76,28 @@ class HypercornConnection(TCPServer):
                 if self.has_left:
                     self.handling.cancel()  # takes effect when it waits
                 await self.protocol.handle(RawData(data))
+            if not self._has_room():
+                self.leave()
+                break
         protocol = self.protocol.protocol
         while isinstance(protocol, H11Protocol) and protocol.stream is not None and not self.has_left:
             self.over.clear()
             await self.over.wait()  # the client sends no more, and waits for its answer
-        await self.protocol.handle(Closed())
+        with anyio.move_on_after(self.close_s):  # an application that has ended takes no message any more
+            await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
+
+    def _has_room(self) -> bool:
+        """Counts the unfinished message of a WebSocket in its BodyLease. False: all bodies together are too
+        large."""
+        stream = getattr(self.protocol.protocol, "stream", None)
+        lease: BodyLease | None = stream.scope.get(LEASE) if isinstance(stream, WSStream) else None
+        try:
+            if lease is not None:
+                lease.hold(stream.buffer.length)
+        except Unavailable:
+            return False
+        return True
 
     def _keep_streams_apart(self) -> None:
         """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is
@@ -111,5 +130,6 @@ def hypercorn_config(root_path: str) -> Config:
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
     config.h11_max_incomplete_size = MAX_HEAD_BYTES  # incomplete ones; a whole one may be longer
+    config.max_app_queue_size = 2  # messages that wait for the application
     config.root_path = root_path
     return config

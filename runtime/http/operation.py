@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from runtime.errors import TooLarge
+from runtime.errors import RequestError
 from runtime.http import errors
 from runtime.http.body import discard_body, read_body, respond_early
 from runtime.http.fields.headers import read_headers
@@ -136,7 +136,7 @@ def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoi
     async def endpoint(request: Request) -> ASGIApp:
         try:
             body = await read_body(request.scope, request.receive, settings.max_body_bytes)
-        except TooLarge as error:
+        except RequestError as error:  # not all of it has been read
             return respond_early(errors.error_response(error, errors.path_of(request)))
         answer = serve(service_for(service, tenant_in(request.scope)), body)
         if isinstance(answer, Answer):

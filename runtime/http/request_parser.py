@@ -13,6 +13,8 @@ MAX_HEAD_BYTES = (
     2**16
 )  # of a request: its target and headers. Up to twice as long, the refusal is one of the API
 PROTOCOLS = frozenset({b"websocket", b"h2c"})  # that a connection may be upgraded to
+# not passed on: compressed messages grow a thousandfold when they are read
+WS_EXTENSIONS = b"sec-websocket-extensions"
 ASGI = {"spec_version": "2.1", "version": "3.0"}
 
 
@@ -115,7 +117,7 @@ class RequestParser:
         method = parser.get_method()
         if parser.should_upgrade() and upgrade in PROTOCOLS and self._can_upgrade(method, upgrade):
             lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
-            lines += [b"%b: %b\r\n" % header for header in headers]
+            lines += [b"%b: %b\r\n" % header for header in headers if header[0] != WS_EXTENSIONS]
             self.upgrade_head = b"".join(lines) + b"\r\n"
             self.incoming = None
             return

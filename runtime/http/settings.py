@@ -4,8 +4,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from runtime.http.auth import Keys, is_loopback
+from runtime.http.auth import Keys
+from runtime.http.hosts import ANY_HOST, AllowedHosts
 from runtime.http.key_file import names_of, read_key_file, read_secret
+from runtime.options.groups.http import is_loopback
 from runtime.options.plan import Plan
 
 
@@ -13,6 +15,8 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     """Settings of the HTTP API."""
 
     max_body_bytes: int = 16 * 2**20  # larger bodies are refused with 413
+    max_total_body_bytes: int = 512 * 2**20  # of all requests at once; above, they are refused with 503
+    allowed_hosts: AllowedHosts = ANY_HOST
     stream_interval: int = 1  # tokens in each event of a sequence
     stream_output: bool = False  # events of /generate carry new text only
     keys: Keys = Keys()
@@ -27,8 +31,11 @@ DEFAULT = HttpSettings()
 def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
     """The settings that the options make. `is_local`: only programs on this machine can connect; None: as
     --host says. Raises StartError for an --api-key-file that cannot be used."""
+    is_checked = is_local is None or plan.why["allowed_hosts"].source != "derived"
     return HttpSettings(
         max_body_bytes=plan.http.max_body_bytes,
+        max_total_body_bytes=plan.http.max_total_body_bytes,
+        allowed_hosts=AllowedHosts(plan.http.allowed_hosts) if is_checked else ANY_HOST,
         stream_interval=plan.http.stream_interval,
         stream_output=plan.http.stream_output,
         keys=open_keys(plan, is_local=is_loopback(plan.http.host) if is_local is None else is_local),

@@ -9,7 +9,7 @@ a message with an id.
            {"id", "error", "status"}   refused, with the body and status of an HTTP answer
            {"id", "done": true}        the last message of a stream, and of one that was aborted
 
-A client that leaves aborts all of its requests. One that takes nothing for MAX_SEND_S is cut off.
+Bodies count in the server's BodyBudget. A client that leaves aborts all of its requests. One that takes nothing for MAX_SEND_S is cut off.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError, TooLarge
+from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
 from runtime.http.errors import decode, error_body
 from runtime.http.fields.headers import RequestHeaders, read_headers
 from runtime.http.json_weight import check_weight
@@ -119,6 +120,8 @@ class Socket:
         self.served = served
         self.websocket = websocket
         self.headers = headers
+        lease: BodyLease | None = websocket.scope.get(LEASE)  # counts the message that is being read
+        self.budget = BodyBudget(settings.max_total_body_bytes) if lease is None else lease.budget
         self.open: dict[str, anyio.CancelScope] = {}
         self.num_serving = 0  # requests that are open, or whose last message is being sent
         self.emptied = anyio.Event()  # no request is being served
@@ -169,12 +172,15 @@ class Socket:
             return
         self.open[message.id] = scope = anyio.CancelScope()
         self.num_serving += 1
-        tasks.start_soon(self._serve, message.id, message.path, bytes(message.body) or b"{}", scope)
+        tasks.start_soon(self._serve, message, scope)
 
-    async def _serve(self, id: str, path: str, body: bytes, scope: anyio.CancelScope) -> None:
+    async def _serve(self, message: ClientMessage, scope: anyio.CancelScope) -> None:
+        id, path, body = message.id, message.path or "", bytes(message.body) or b"{}"
         last: Any = {"id": id, "done": True}
+        lease = BodyLease(self.budget)
         try:
             with scope:
+                lease.add(len(body))
                 last = await self._answer(id, path, body)
         except RequestError as error:
             last = _refusal(id, error, path)
@@ -187,6 +193,7 @@ class Socket:
             )
         finally:
             del self.open[id]  # before the last message: the client may use the id again at once
+            lease.release()
         await self._send(last)
         self.num_serving -= 1
         if not self.num_serving:

@@ -2,6 +2,7 @@
 options. Data, no hooks."""
 
 import os
+import resource
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,8 @@ from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.quantization_config import Quantization
 from runtime.options.compat.environment import RANK_VARIABLES
+
+MOST_OPEN_FILES = 65_536  # that this process makes use of
 
 
 class ModelFacts(Protocol):
@@ -107,6 +110,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     cores: int  # that this process may use
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
+    open_files: int = 4096  # that this process may have, once it has raised its own limit
     environment: dict[str, str] = {}  # variables of RANK_VARIABLES that are set
     grammar_backends: tuple[str, ...] = (
         "xgrammar",
@@ -158,11 +162,17 @@ def this_machine() -> MachineFacts:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=_available_bytes(),
         entropy=int.from_bytes(os.urandom(4), "little"),
+        open_files=_most_open_files(),
         environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
         grammar_backends=tuple(
             name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None
         ),
     )
+
+
+def _most_open_files() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
 
 
 def _available_bytes() -> int:

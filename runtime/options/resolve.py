@@ -88,6 +88,7 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     )
     c.auto(parallel.num_ranks, c["tensor_parallel_size"])
     c.auto(parallel.num_threads, machine, c["tensor_parallel_size"])
+    _choose_doors(c, machine)
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
     c.auto(memory.page_size, device)
@@ -120,6 +121,12 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     if problems := plan_problems(plan, model, device):
         raise OptionsError(problems)
     return plan
+
+
+def _choose_doors(c: Choices, machine: MachineFacts) -> None:
+    c.auto(http.max_total_body_bytes, c["max_body_bytes"])
+    c.auto(http.max_connections, machine.open_files, c["num_ranks"])
+    c.auto(http.allowed_hosts, c["host"], bool(c["api_key"] or c["api_key_file"]))
 
 
 def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from runtime.actors import events
 from runtime.actors.events import EventsActor
 from runtime.cache.journal import CacheEvents, Cleared, Removed
 from runtime.errors import OptionsError
@@ -101,6 +102,15 @@ async def test_a_taken_endpoint_is_a_start_error() -> None:
             EventsActor(
                 KVEvents(publisher="zmq", endpoint=ANYWHERE, replay_endpoint=actor.endpoint), Metrics()
             )
+
+
+async def test_the_default_is_bound_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events hold token ids, and have no keys."""
+    assert events.DEFAULT_ENDPOINT.startswith("tcp://127.0.0.1:")
+    monkeypatch.setattr(events, "DEFAULT_ENDPOINT", ANYWHERE)
+    async with publishing(endpoint=None) as actor, Reader(actor.endpoint) as reader:
+        await reader.joined(lambda: actor.offer(CacheEvents(0, [Cleared()])))
+        assert actor.endpoint.startswith("tcp://127.0.0.1:")
 
 
 async def test_an_address_without_wildcard_is_connected_to() -> None:

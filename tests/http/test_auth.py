@@ -11,9 +11,10 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from runtime.http.app import _routes, http_app
-from runtime.http.auth import ADMIN, OPEN, Keys, is_loopback, level_of, with_key_checks
+from runtime.http.auth import ADMIN, OPEN, Keys, level_of, with_key_checks
 from runtime.http.openai.stored_objects import no_storage
 from runtime.http.settings import DEFAULT, HttpSettings
+from runtime.options.groups.http import is_loopback
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 

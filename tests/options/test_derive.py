@@ -6,7 +6,7 @@ from msgspec import structs
 from runtime.models.config.moe_config import MoeConfig
 from runtime.options.declare import Derived
 from runtime.options.facts import DEVICES, MachineFacts
-from runtime.options.groups import experts, graphs, kernels, memory, null, parallel, precision, schedule
+from runtime.options.groups import experts, graphs, http, kernels, memory, null, parallel, precision, schedule
 from runtime.options.groups import model as model_options
 
 CPU = DEVICES["cpu"]
@@ -60,6 +60,15 @@ def machine(cores: int) -> MachineFacts:
         (graphs.cuda_graph_bs(0), (), "no graphs"),
         (kernels.attention_backend(CPU), "torch_native", "cpu"),
         (null.null_vocab_size(Model), 1000, "vocabulary"),
+        (http.max_total_body_bytes(16 * 2**20), 2**29, "32 of --max-body-bytes"),
+        (http.max_total_body_bytes(2**30), 2**31, "two of --max-body-bytes"),
+        (http.max_connections(1024, 2), 640, "1024 files"),
+        (http.max_connections(64, 1), 32, "64 files"),
+        (http.max_connections(65_536, 8), 8192, "200 KiB"),
+        (http.allowed_hosts("127.0.0.1", False), ("localhost", "127.0.0.1"), "without keys"),
+        (http.allowed_hosts("localhost", False), ("localhost",), "without keys"),
+        (http.allowed_hosts("localhost", True), ("*",), "key"),
+        (http.allowed_hosts("0.0.0.0", False), ("*",), "other machines"),
     ],
 )
 def test_values_and_reasons(derived: Derived, value: object, reason: str) -> None:

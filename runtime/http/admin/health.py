@@ -4,9 +4,12 @@ import time
 from typing import Any, Literal
 from uuid import uuid4
 
+import anyio
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from runtime.errors import RequestError, Unavailable
 from runtime.http.operation import Operation, json_response
@@ -70,6 +73,39 @@ def probe(service: Service) -> Answer:
     return Answer(service, [request], ProbeAnswerFormat(), is_stream=False, names={})
 
 
+class SharedProbe:
+    """/health_generate: one probe runs at a time, and all who ask meanwhile share its answer. So probes, which
+    need no key, take one place in the queue at most."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.turn = anyio.Lock()  # held by the task whose probe runs
+        self.num_ended = 0
+        self.last: Probed | RequestError | None = None  # of the probe that ended last
+
+    def route(self) -> Route:
+        """The route of /health_generate."""
+        return PROBE.route(self._serve)
+
+    async def _serve(self, _: Request) -> ASGIApp:
+        return json_response(await self.answer())
+
+    async def answer(self) -> Probed:
+        """The answer of the probe that runs, or of a new one. Raises RequestError."""
+        num_ended_before = self.num_ended
+        async with self.turn:
+            if self.num_ended == num_ended_before:  # none ended while this task waited for its turn
+                try:
+                    self.last = await probe(self.service).complete()
+                except RequestError as error:
+                    self.last = error
+                self.num_ended += 1
+            assert self.last is not None
+            if isinstance(self.last, RequestError):
+                raise self.last.with_traceback(None)
+            return self.last
+
+
 def greet(_: Service, __: Request) -> Response:
     """GET /, by which Ollama's clients look for a server."""
     return Response("runtime is running; /docs lists what it serves\n", media_type="text/plain")
@@ -86,18 +122,14 @@ def metrics(service: Service, _: Request) -> Response:
     return Response(service.metrics(), media_type="text/plain; version=0.0.4")
 
 
+PROBE = Operation("GET", "/health_generate", "Whether it serves, by generating a token", answers=(Probed,))
+
 OPERATIONS = (
     Operation("GET", "/health", "Whether it serves", answers=(Health,), show=health),
     Operation("GET", "/ping", "Whether it serves", answers=(Health,), show=health),
     Operation(
         "GET", "/", "A greeting, by which Ollama's clients look for a server", media="text", show=greet
     ),
-    Operation(
-        "GET",
-        "/health_generate",
-        "Whether it serves, by generating a token",
-        answers=(Probed,),
-        show=lambda service, _: probe(service),
-    ),
+    PROBE,
     Operation("GET", "/metrics", "Figures for Prometheus", media="text", show=metrics),
 )

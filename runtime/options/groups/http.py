@@ -1,5 +1,6 @@
 """HTTP server and API: address, limits, and what clients see."""
 
+from ipaddress import ip_address
 from typing import Annotated as A
 from typing import Literal
 
@@ -7,6 +8,7 @@ from msgspec import Meta
 
 from runtime.messages.sampling import MAX_TOP_LOGPROBS
 from runtime.options.declare import (
+    Auto,
     Count,
     Derived,
     Fraction,
@@ -21,6 +23,12 @@ from runtime.options.declare import (
 )
 
 MaxLogprobs = A[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
+ALL_INTERFACES = ("", "*")
+MOST_CONNECTIONS = 8192  # each may hold some 200 KiB of requests and answers that wait
+OTHER_FILES = 256  # open files that are no connections: libraries, logs, stored objects, listening sockets
+FILES_OF_A_RANK = 64  # rings, pipes and their doubles while the next generation starts
+LEAST_CONNECTIONS = 32
+LEAST_TOTAL_BODY_BYTES = 512 * 2**20
 
 
 class Http(Group, frozen=True, kw_only=True):
@@ -36,6 +44,21 @@ class Http(Group, frozen=True, kw_only=True):
             "for."
         ),
     ] = 64 * 2**20
+    max_total_body_bytes: A[
+        Count | Auto,
+        option("Most bytes of all request bodies held at once; above it the answer is 503, try again."),
+    ] = "auto"
+    max_connections: A[
+        Count | Auto, option("Most connections; above it only health checks are answered, others get 503.")
+    ] = "auto"
+    allowed_hosts: A[
+        tuple[str, ...] | Auto,
+        option(
+            "Names by which clients may address the server (Host header); * for any.",
+            note="keyless servers on this machine check by default, so that web pages cannot reach them "
+            "through names of their own (DNS rebinding); addresses are always allowed",
+        ),
+    ] = "auto"
     shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = (
         30.0
     )
@@ -53,6 +76,9 @@ class Http(Group, frozen=True, kw_only=True):
     ssl_ca_certs: A[
         str | None, option("PEM file of authorities; clients must show a certificate of one of them.")
     ] = None
+    enable_h2c: A[
+        bool, option("Speak HTTP/2 without TLS too, to clients that begin with it or ask for an upgrade.")
+    ] = False
     grpc_mode: A[bool, option("Serve gRPC (runtime/rpc/runtime.proto) instead of HTTP.")] = False
     skip_server_warmup: A[
         bool,
@@ -211,6 +237,44 @@ class Api(Group, frozen=True, kw_only=True):
             "no token is needed",
         ),
     ] = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on `host` is reachable from this machine only."""
+    if host in ALL_INTERFACES:
+        return False
+    try:
+        return ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def max_total_body_bytes(max_body_bytes: int) -> Derived:
+    """Room for a few of the largest bodies, and for many of a usual size."""
+    if 2 * max_body_bytes > LEAST_TOTAL_BODY_BYTES:
+        return Derived(2 * max_body_bytes, "two of --max-body-bytes")
+    return Derived(LEAST_TOTAL_BODY_BYTES, f"{LEAST_TOTAL_BODY_BYTES // max_body_bytes} of --max-body-bytes")
+
+
+def max_connections(open_files: int, num_ranks: int) -> Derived:
+    """The open files that the process may have, less those that it needs for everything else."""
+    others = OTHER_FILES + FILES_OF_A_RANK * num_ranks
+    if open_files - others >= MOST_CONNECTIONS:
+        return Derived(MOST_CONNECTIONS, "each may hold some 200 KiB")
+    return Derived(
+        max(LEAST_CONNECTIONS, open_files - others),
+        f"the process may open {open_files} files (ulimit -Hn) and needs {others} for itself",
+    )
+
+
+def allowed_hosts(host: str, has_keys: bool) -> Derived:
+    """Only a keyless server on this machine trusts everything that reaches it, and so must know by which name
+    that came."""
+    if has_keys:
+        return Derived(("*",), "clients need a key")
+    if not is_loopback(host):
+        return Derived(("*",), "the server listens for other machines, whose names for it are not known")
+    return Derived(tuple(dict.fromkeys(("localhost", host))), "a server without keys on this machine")
 
 
 def served_model_name(model_path: str) -> Derived:

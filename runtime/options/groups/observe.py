@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from runtime.options.declare import Amount, Count, Group, Json, option, planned, superseded
 
 Endpoint = A[str, Meta(pattern="^(tcp|ipc)://.+")]
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"  # of events; other machines reach an endpoint that is named only
 
 
 class KVEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -15,7 +16,7 @@ class KVEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     option."""
 
     publisher: Literal["zmq", "null"] | None = None  # None: zmq if enable_kv_cache_events is true
-    endpoint: Endpoint = "tcp://*:5557"
+    endpoint: Endpoint | None = None  # None: DEFAULT_ENDPOINT, which is bound
     replay_endpoint: Endpoint | None = None
     buffer_steps: Count = 10_000  # batches that can be asked for again
     hwm: Count = 100_000  # batches that may wait for one slow reader

@@ -11,6 +11,10 @@ from runtime.options.table import by_name
 # options of HTTP that gRPC does not serve: web pages, proxies, files, metrics, chats and other routes
 HTTP_ONLY = (
     "fastapi_root_path",
+    "max_total_body_bytes",
+    "max_connections",
+    "allowed_hosts",
+    "enable_h2c",
     "cors_origins",
     "file_storage_path",
     "stream_interval",
