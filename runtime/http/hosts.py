@@ -28,8 +28,8 @@ class AllowedHosts:
         for name, value in headers:
             if name == b"host" and not self._is_allowed(value):
                 raise Forbidden(
-                    f"this server is not addressed as {value[:80].decode('latin-1')!r}; reach it under its own "
-                    "name, or start it with --allowed-hosts and the names that it has"
+                    f"this server is not addressed as {value[:80].decode('latin-1')!r}; reach it under its "
+                    "own name, or start it with --allowed-hosts and the names that it has"
                 )
 
     def _look_up(self, host: bytes) -> bool:

@@ -9,7 +9,8 @@ a message with an id.
            {"id", "error", "status"}   refused, with the body and status of an HTTP answer
            {"id", "done": true}        the last message of a stream, and of one that was aborted
 
-Bodies count in the server's BodyBudget. A client that leaves aborts all of its requests. One that takes nothing for MAX_SEND_S is cut off.
+Bodies count in the server's BodyBudget. A client that leaves aborts all of its requests. One that takes
+nothing for MAX_SEND_S is cut off.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -74,8 +74,8 @@ def probe(service: Service) -> Answer:
 
 
 class SharedProbe:
-    """/health_generate: one probe runs at a time, and all who ask meanwhile share its answer. So probes, which
-    need no key, take one place in the queue at most."""
+    """/health_generate: one probe runs at a time, and all who ask meanwhile share its answer. So probes,
+    which need no key, take one place in the queue at most."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
