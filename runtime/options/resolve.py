@@ -88,7 +88,7 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     )
     c.auto(parallel.num_ranks, c["tensor_parallel_size"])
     c.auto(parallel.num_threads, machine, c["tensor_parallel_size"])
-    _choose_doors(c, machine)
+    _choose_http_limits(c, machine)
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
     c.auto(memory.page_size, device)
@@ -123,7 +123,7 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     return plan
 
 
-def _choose_doors(c: Choices, machine: MachineFacts) -> None:
+def _choose_http_limits(c: Choices, machine: MachineFacts) -> None:
     c.auto(http.max_total_body_bytes, c["max_body_bytes"])
     c.auto(http.max_connections, machine.open_files, c["num_ranks"])
     c.auto(http.allowed_hosts, c["host"], bool(c["api_key"] or c["api_key_file"]))
