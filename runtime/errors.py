@@ -2,6 +2,7 @@
 
     RuntimeFault
     ├── StartError                 the server cannot start; exit code 2, one line, names the remedy
+    │   ├── SpawnError             the system refuses a process, memory or descriptors for a rank
     │   ├── OptionsError           the options cannot work; lists every problem found
     │   └── ModelError             the model folder cannot be served
     ├── RequestError               one request cannot be served; becomes an HTTP error
@@ -24,11 +25,13 @@
 Messages are safe to show to a client: they never hold a secret, a path of this machine or a stack.
 """
 
+import signal
 from typing import ClassVar
 
 DISTRIBUTION = "runtime-serve"  # what pip installs; PyPI's `runtime` is another package
 
-
+# the out-of-memory killer, an operator or a container's end
+KILL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 MAX_CHARS = 2000  # of a message to a client, which may quote what the client sent
 
 
@@ -43,6 +46,10 @@ class RuntimeFault(Exception):
 
 class StartError(RuntimeFault):
     """The server cannot start: one line that names the remedy. Exit code 2."""
+
+
+class SpawnError(StartError):
+    """The system refuses a process, memory or file descriptors for a rank. It may not later."""
 
 
 class OptionsError(StartError):
@@ -154,11 +161,23 @@ class RingError(RuntimeFault):
 class RankDied(RuntimeFault):
     """A rank process ended while it was needed. `rank` and `exit_code` say which and how."""
 
-    def __init__(self, rank: int, exit_code: int | None, reason: str = "") -> None:
+    def __init__(
+        self, rank: int, exit_code: int | None, reason: str = "", *, is_for_memory: bool = False
+    ) -> None:
+        """`is_for_memory`: the kernel killed it because memory was used up."""
         super().__init__(f"rank {rank} ended with exit code {exit_code}" + (f": {reason}" if reason else ""))
         self.rank = rank
         self.exit_code = exit_code
         self.reason = reason
+        self.is_for_memory = is_for_memory
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether the process was ended from outside: by a signal that no process raises by its own mistake,
+        for no known reason or for want of memory."""
+        if self.is_for_memory:
+            return True
+        return not self.reason and self.exit_code is not None and -self.exit_code in KILL_SIGNALS
 
 
 def install_line(extra: str) -> str:

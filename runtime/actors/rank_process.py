@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from runtime.actors.child_environment import environment
 from runtime.actors.rank_replies import RankReplies
@@ -19,6 +20,7 @@ from runtime.messages.ranks import (
     LoadProgress,
     RankFailed,
     RankReady,
+    StandingBy,
     StartRank,
 )
 from runtime.messages.steps import StepResult
@@ -52,6 +54,7 @@ class RankProcess:
         self.pidfd = pidfd
         self.reader = reader
         self.progress: list[LoadProgress] = []
+        self.is_standing_by = False
         self.ready: RankReady | None = None
         self.failed: RankFailed | None = None
         self.exited = asyncio.Event()
@@ -75,6 +78,8 @@ class RankProcess:
                         replies.counts.add(counts)
                     case MemoryReport() as report:
                         replies.memory_reports.add(report)
+                    case StandingBy():
+                        self.is_standing_by = True
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -96,36 +101,55 @@ class RankProcess:
         return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
 
 
+def cause_of_death(ranks: Sequence[RankProcess]) -> RankDied | None:
+    """The death that explains why the ranks of one generation end; None: all live. A rank that was killed
+    comes before those that failed, which may have failed because it was gone; its end may not have been
+    reported yet."""
+    killed = (rank.death() for rank in ranks if rank.process.poll() is not None)
+    if (died := next((died for died in killed if died.is_kill), None)) is not None:
+        return died
+    return next((rank.death() for rank in ranks if rank.exited.is_set()), None)
+
+
+class Launch(NamedTuple):
+    """Which rank of which generation is started."""
+
+    index: int
+    generation: int
+    is_standby: bool = False
+
+
 def spawn(
-    index: int,
-    start: StartRank,
-    generation: int,
+    launch: Launch,
+    setup: StartRank,
     plans: ring.RingFds,
     results: ring.RingFds,
     shared: Sequence[int],
     reader: ring.Reader,
     replies: Replies,
 ) -> RankProcess:
-    """Starts the process of rank `index`, which inherits its ends of the rings, `shared` descriptors and its
-    own of `start.host_fds`. `reader` reads `results`. Raises OSError."""
+    """Starts the process of a rank, which inherits its ends of the rings, `shared` descriptors and its own of
+    `setup.host_fds`. `reader` reads `results`. Raises OSError."""
+    index = launch.index
     arguments = [
         "--rank",
         str(index),
         "--generation",
-        str(generation),
+        str(launch.generation),
         "--parent",
         str(os.getpid()),
         "--plans",
         str(plans),
         "--results",
         str(results),
+        *(("--standby", setup.device) if launch.is_standby else ()),
     ]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
-        env=environment(start.num_threads) | start.environment,
+        env=environment(setup.num_threads) | setup.environment,
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a library prints must not get into our output
-        pass_fds=[*plans.flat(), *results.flat(), *shared, *start.host_fds[index : index + 1]],
+        pass_fds=[*plans.flat(), *results.flat(), *shared, *setup.host_fds[index : index + 1]],
         process_group=0,
     )  # Ctrl-C is for the parent, from the first moment on
     return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)

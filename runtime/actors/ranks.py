@@ -22,8 +22,8 @@ from contextlib import ExitStack
 import anyio
 import msgspec
 
-from runtime.actors.rank_process import RankProcess, Replies, spawn
-from runtime.errors import RankDied, RingError, StartError
+from runtime.actors.rank_process import Launch, RankProcess, Replies, cause_of_death, spawn
+from runtime.errors import RankDied, RingError, SpawnError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
@@ -54,29 +54,32 @@ class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(
-        self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
+        self, setup: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
     ) -> None:
-        """`start.rendezvous` is set here. Rank i inherits `start.host_fds[i]`; the descriptors stay the
+        """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
         ring, a multiple of 32; longer messages travel in parts.
         """
+        self.generation = generation
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self._replies = Replies(start.tp_size)
+        self._replies = Replies(setup.tp_size)
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
         self.counts = self._replies.counts  # of rank 0 alone
         self.memory_reports = self._replies.memory_reports
         self.num_changes = 0  # changes of memory, after which steps must be captured again
-        self._start = start
-        self._generation = generation
+        self._setup = setup
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
         self._ranks: list[RankProcess] = []
         self._resources = ExitStack()
+        self._shared: list[int] = []  # descriptors that all ranks inherit
         self._results: list[StepResult] = []
         self._wake: Callable[[], None] | None = None
         self._changed = asyncio.Event()  # while starting: a message has come, or a rank has ended
+        self._is_standby = False
+        self._is_started = False
         self._is_ready = False
         self._is_stopping = False
         self._stopped = asyncio.Event()
@@ -91,15 +94,50 @@ class Ranks:
         """Process ids, in order of the ranks."""
         return [rank.process.pid for rank in self._ranks]
 
-    async def start(self, on_progress: Callable[[LoadProgress], None]) -> list[RankReady]:
-        """Starts the processes and waits until all are ready. When one fails, or this is cancelled, it stops
-        them all.
+    @property
+    def is_standing_by(self) -> bool:
+        """Whether these are standby ranks that have imported all libraries, live, and were not started."""
+        return (
+            not self._is_started
+            and not self._is_stopping
+            and bool(self._ranks)
+            and all(rank.is_standing_by and rank.process.poll() is None for rank in self._ranks)
+        )
+
+    async def stand_by(self, on_ready: Callable[[], None]) -> RankDied | None:
+        """Starts the processes as standby ranks: they import libraries at the lowest priority, and load
+        nothing. `on_ready` is called when all have done so. Returns when `start` or `stop` was called (None),
+        or with the death of a process before that. Raises SpawnError."""
+        self._is_standby = True
+        self._spawn(asyncio.get_running_loop())
+        is_reported = False
+        while not self._is_started and not self._is_stopping:
+            self._changed.clear()
+            if (died := cause_of_death(self._ranks)) is not None:
+                return died
+            if self.is_standing_by and not is_reported:
+                is_reported = True
+                on_ready()
+            await self._changed.wait()
+        return None
+
+    async def start(
+        self, on_progress: Callable[[LoadProgress], None], setup: StartRank | None = None
+    ) -> list[RankReady]:
+        """Starts the processes, unless they stand by, and waits until all are ready. When one fails, or this
+        is cancelled, it stops them all. `setup` is what standby ranks load; its device, number of ranks,
+        environment and host memory are those that they were made with.
 
         Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way.
         """
-        assert not self._ranks and not self._is_stopping, "ranks start once"
+        assert not self._is_started and not self._is_stopping, "ranks start once"
+        self._is_started = True
+        self._setup = setup or self._setup
         try:
-            self._spawn(asyncio.get_running_loop())
+            if not self._ranks:
+                self._spawn(asyncio.get_running_loop())
+            self._changed.set()  # `stand_by` ends
+            self._send_setup()
             while True:
                 self._changed.clear()
                 for rank in self._ranks:
@@ -173,6 +211,7 @@ class Ranks:
             await self._stopped.wait()
             return
         self._is_stopping = True
+        self._changed.set()
         with anyio.CancelScope(shield=True):
             if (
                 self._is_ready
@@ -190,41 +229,42 @@ class Ranks:
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
-        start = self._start
-        shared: list[int] = []
+        size = self._setup.tp_size
         try:
-            plans = self._open_ring(start.tp_size)
-            if start.tp_size > 1:
-                memory = os.memfd_create("rendezvous")
-                self._resources.callback(os.close, memory)
-                shared.append(memory)
-                start = msgspec.structs.replace(start, rendezvous=f"/proc/self/fd/{memory}")
-            self._plans = ring.Writer(plans, self._generation)
+            plans = self._open_ring(size)
+            if size > 1:
+                self._shared.append(os.memfd_create("rendezvous"))
+                self._resources.callback(os.close, self._shared[0])
+            self._plans = ring.Writer(plans, self.generation)
             self._resources.callback(self._plans.close)
-            for index in range(start.tp_size):
-                self._spawn_rank(loop, index, plans.for_reader(index), shared)
+            for index in range(size):
+                self._spawn_rank(loop, index, plans.for_reader(index))
         except OSError as error:
-            raise StartError(
+            raise SpawnError(
                 f"cannot start the rank processes: {error.strerror}; look at the limits of this "
                 "account (ulimit -n, ulimit -u) and at free memory"
             ) from error
         for wakes in plans.wakes:
             loop.add_reader(wakes.credit, self._on_credit)
             self._resources.callback(loop.remove_reader, wakes.credit)
-        self._plans.try_publish(self._to_ranks.encode(start))  # a new ring is never full
+
+    def _send_setup(self) -> None:
+        setup = self._setup
+        if self._shared:
+            setup = msgspec.structs.replace(setup, rendezvous=f"/proc/self/fd/{self._shared[0]}")
+        self._plans.try_publish(self._to_ranks.encode(setup))  # a new ring is never full
 
     def _open_ring(self, num_readers: int) -> ring.RingFds:
         fds = ring.create(self._ring_bytes, num_readers)
         self._resources.callback(fds.close)
         return fds
 
-    def _spawn_rank(
-        self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds, shared: list[int]
-    ) -> None:
+    def _spawn_rank(self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds) -> None:
         results = self._open_ring(1)
-        reader = ring.Reader(results, self._generation)
+        reader = ring.Reader(results, self.generation)
         self._resources.callback(reader.close)
-        rank = spawn(index, self._start, self._generation, plans, results, shared, reader, self._replies)
+        launch = Launch(index, self.generation, self._is_standby)
+        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self._replies)
         self._resources.callback(os.close, rank.pidfd)
         self._ranks.append(rank)
         for fd, callback in ((rank.pidfd, self._on_exit), (reader.fileno(), self._on_data)):
@@ -235,9 +275,8 @@ class Ranks:
         for rank in self._ranks:  # the cause first: other ranks may fail because of it
             if rank.failed is not None and rank.failed.is_start_error:
                 raise StartError(rank.failed.message)
-        for rank in self._ranks:
-            if rank.exited.is_set():
-                raise rank.death()
+        if (died := cause_of_death(self._ranks)) is not None:
+            raise died
 
     # ── on the loop ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,7 +304,7 @@ class Ranks:
         rank.exited.set()
         self._replies.end()
         if self._is_ready and not self._is_stopping and self.died is None:
-            self.died = rank.death()
+            self.died = cause_of_death(self._ranks) or rank.death()
             if self._wake is not None:
                 self._wake()
 

@@ -65,6 +65,7 @@ class Replica:
             metrics,
             watchdog_s=plan.schedule.watchdog_timeout,
             soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
+            num_standby=plan.parallel.standby_ranks,
             adapters=adapters,
             on_death=on_death,
         )
@@ -109,6 +110,7 @@ class Replica:
             )
             self.scheduler = scheduler
             tasks.start_soon(actor.run)
+            tasks.start_soon(supervisor.standby.run)
             task_status.started()
             await supervisor.run(actor)
 

@@ -5,9 +5,10 @@
                 └─────────────────────────────────────────────────────────────────────┘
 
 Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails.
-Ranks that die with no step in flight or while they start are started again until that has happened
-MAX_IN_VAIN times with no step done in between. A rank that hangs is found by the watchdog
-(actors/watchdog.py): it dumps its stack to the log, and counts as dead.
+What other deaths mean is in actors/deaths.py: ranks that fail by themselves again and again end the server,
+ranks that are killed are started again for as long as it takes. A rank that hangs is found by the watchdog
+(actors/watchdog.py): it dumps its stack to the log, and counts as dead. Standby ranks (actors/standby.py)
+make the next generation start sooner.
 
 When ranks die while some of their memory is released, no request waits for them: the next generation starts
 when everything is to be resumed.
@@ -15,6 +16,7 @@ when everything is to be resumed.
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 from time import monotonic
 from typing import NoReturn
 
@@ -22,17 +24,18 @@ import anyio
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.death_reports import DeathReports
+from runtime.actors.deaths import STABLE_S, Deaths
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
+from runtime.actors.standby import StandbyRanks
 from runtime.actors.watchdog import watch, watch_softly
 from runtime.devices.host_memory import HostPages
-from runtime.errors import RankDied
+from runtime.errors import RankDied, SpawnError
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import MemoryReport, Part, in_order
 from runtime.messages.ranks import LoadProgress, RankReady, StartRank
 from runtime.metrics import Metrics
-
-MAX_IN_VAIN = 3
 
 
 class SleepState:
@@ -73,13 +76,15 @@ class Supervisor:
         *,
         watchdog_s: float,
         soft_watchdog_s: float = 0.0,
+        num_standby: int = 0,
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
     ) -> None:
-        """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `adapters` gives the adapters that
-        new ranks must load; `on_death` is called for each death, before the other ranks are stopped."""
-        self.generation = 1
+        """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
+        ranks; `adapters` gives the adapters that new ranks must load; `on_death` is called for each death,
+        before the other ranks are stopped."""
         self.ranks = Ranks(start)
+        self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
         self.is_recovering = False
         self.sleep_state = SleepState()
@@ -88,8 +93,16 @@ class Supervisor:
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._soft_watchdog_s = soft_watchdog_s
-        self._on_death = on_death
+        self._reports = DeathReports(on_death)
+        self._deaths = Deaths()
+        self._generations = count(2)
+        self._ready_s = 0.0  # when the current ranks were ready
         self._log = log.get("ranks")
+
+    @property
+    def generation(self) -> int:
+        """Number of the current generation; later ones have higher numbers."""
+        return self.ranks.generation
 
     @property
     def num_pages(self) -> int:
@@ -113,30 +126,34 @@ class Supervisor:
         return min(ready.num_host_pages for ready in self.readies)
 
     async def start(self) -> None:
-        """Starts the first generation. Raises StartError, RankDied."""
+        """Starts ranks for the first time. Raises StartError, RankDied."""
         if self.setup.host_bytes or self.setup.host_ratio:
             self.setup = structs.replace(
                 self.setup, host_fds=[os.memfd_create(f"host-{i}") for i in range(self.setup.tp_size)]
             )
             self.ranks = Ranks(self.setup)
-        self.readies = await self.ranks.start(_log_progress)
+        await self._start_ranks()
 
     async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
         """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
         StartError when ranks cannot start."""
-        in_vain = 0
         while True:
             last_step = actor.scheduler.last_step
-            died = await self._serve(actor)
+            died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
             self.is_recovering = True
             lost = await actor.lose_ranks()
-            self._report_death(died, lost.num_steps)
+            self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:
                 self._log.error("a request kills the ranks and was given up", request=lost.guilty.request_id)
-            if actor.scheduler.last_step > last_step:
-                in_vain = 0
-            in_vain = await self._start_again(died, in_vain + (not lost.num_steps))
+            if actor.scheduler.last_step > last_step or begin - self._ready_s >= STABLE_S:
+                self._deaths.clear()
+            if not lost.num_steps:
+                self._deaths.add(died)
+            if self._deaths.are_final:
+                raise died
+            await self._replace_ranks()
+            await self._start_ranks()
             await actor.resume(
                 self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots
             )
@@ -178,6 +195,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends the ranks; host memory is freed when no process maps it any more."""
         self.sleep_state.end()
+        await self.standby.stop()
         await self.ranks.stop()
         for fd in self.setup.host_fds:
             os.close(fd)
@@ -195,43 +213,55 @@ class Supervisor:
             tasks.cancel_scope.cancel()
         return died
 
-    async def _start_again(self, died: RankDied, in_vain: int) -> int:
-        """Starts generations until one is ready. -> how often in a row ranks have died in vain"""
-        while in_vain < MAX_IN_VAIN:
-            await self.ranks.stop()
-            if self.sleep_state.released:
-                self.readies = [
-                    structs.replace(ready, weights_bytes=0, pages_bytes=0, used_bytes=0)
-                    for ready in self.readies
-                ]
-                self._log.warning(
-                    "the ranks are not started again before their memory is resumed",
-                    released=self.sleep_state.released,
-                )
-                await self.sleep_state.sleep()
-            self.generation += 1
-            if self._adapters is not None:
-                self.setup = structs.replace(self.setup, adapters=self._adapters())
-            self.ranks = Ranks(self.setup, generation=self.generation)
-            self._metrics.rank_restarts.add(1)
-            try:
-                self.readies = await self.ranks.start(_log_progress)
-                return in_vain
-            except RankDied as again:
-                died, in_vain = again, in_vain + 1
-                self._report_death(died, 0)
-        raise died
+    def _make_ranks(self) -> Ranks:
+        """Ranks of the next generation."""
+        return Ranks(self.setup, generation=next(self._generations))
 
-    def _report_death(self, died: RankDied, num_steps: int) -> None:
-        self._on_death(died)
-        self._log.error(
-            "a rank died",
-            rank=died.rank,
-            exit_code=died.exit_code,
-            generation=self.generation,
-            steps=num_steps,
-            reason=died.reason or "it gave no reason",
-        )
+    async def _start_ranks(self) -> None:
+        """Starts ranks, generation after generation, until some are ready. Raises RankDied when they failed
+        too often, StartError."""
+        while True:
+            try:
+                self.readies = await self.ranks.start(_log_progress, self.setup)
+                self._ready_s = monotonic()
+                return
+            except SpawnError as error:
+                if not self._ready_s:
+                    raise
+                self._log.error("no ranks can be started now", reason=str(error))
+                self._deaths.num_kills += 1
+            except RankDied as again:
+                died = self._reports.explain(again)
+                # a model for which there was never enough memory is killed each time
+                self._deaths.add(died, points_at_model=died.is_for_memory and not self._ready_s)
+                self._reports.report(died, self.generation, 0)
+                if self._deaths.are_final:
+                    raise died from None
+            await self._replace_ranks()
+
+    async def _replace_ranks(self) -> None:
+        """Stops the ranks, and makes those of the next generation, when they are to be started."""
+        await self.ranks.stop()
+        if self.sleep_state.released:
+            self.readies = [
+                structs.replace(ready, weights_bytes=0, pages_bytes=0, used_bytes=0) for ready in self.readies
+            ]
+            self._log.warning(
+                "the ranks are not started again before their memory is resumed",
+                released=self.sleep_state.released,
+            )
+            await self.sleep_state.sleep()
+        if pause_s := self._deaths.pause_s:
+            self._log.warning(
+                "ranks were killed several times in a row; they are started again after a pause",
+                kills=self._deaths.num_kills,
+                pause_s=pause_s,
+            )
+            await anyio.sleep(pause_s)
+        if self._adapters is not None:
+            self.setup = structs.replace(self.setup, adapters=self._adapters())
+        self.ranks = self.standby.take() or self._make_ranks()
+        self._metrics.rank_restarts.add(1)
 
 
 def _log_progress(progress: LoadProgress) -> None:

@@ -90,8 +90,13 @@ class Status:
             metrics.reset_storage()
             for storage in storages:
                 storage.add_to(metrics)
-        pids = chain.from_iterable(replica.supervisor.ranks.pids for replica in self._replicas)
-        return metrics.render(dict(enumerate(pids)), self._plan.observe.extra_metric_labels)
+        supervisors = [replica.supervisor for replica in self._replicas]
+        metrics.standby_ranks.set(sum([supervisor.standby.num_ready for supervisor in supervisors]))
+        pids = chain(
+            _named("rank", [pid for supervisor in supervisors for pid in supervisor.ranks.pids]),
+            _named("standby", [pid for supervisor in supervisors for pid in supervisor.standby.pids]),
+        )
+        return metrics.render(dict(pids), self._plan.observe.extra_metric_labels)
 
     def _count(self, schedulers: list[Scheduler]) -> None:
         """Sets the counters that schedulers keep themselves."""
@@ -117,6 +122,11 @@ class Status:
     def _schedulers(self) -> list[Scheduler]:
         """The schedulers of replicas that are ready."""
         return [replica.scheduler for replica in self._replicas if replica.scheduler is not None]
+
+
+def _named(kind: str, pids: Sequence[int]) -> list[tuple[str, int]]:
+    """Processes of a kind by name, e.g. rank0."""
+    return [(f"{kind}{index}", pid) for index, pid in enumerate(pids)]
 
 
 def combined(loads: Sequence[Load]) -> Load:

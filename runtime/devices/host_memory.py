@@ -16,7 +16,6 @@ Layouts say where a part is:
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -148,23 +147,3 @@ def count_host_pages(start: StartRank, num_device_pages: int, page_bytes: int, f
             "smaller --page-size"
         )
     return num_pages
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.is_file() else ""
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Available memory of the machine, or what is left of the cgroup's limit (v2, then v1) if that is
-    less."""
-    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    group = root / "sys/fs/cgroup"
-    for limit_name, usage_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _read(group / limit_name), _read(group / usage_name)
-        if limit.isdigit() and usage.isdigit():
-            return min(available, max(0, int(limit) - int(usage)))
-    return available

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
@@ -131,7 +132,7 @@ class CompileServer:
 def _compile(backend: Backend, vocab_size: int, request: CompileRequest, writing: int) -> NoReturn:
     """The whole work of a child."""
     faulthandler.disable()  # the parent reports its death
-    own_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    own_bytes = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MEMORY_BYTES, own_bytes + MEMORY_BYTES))
     seconds = int(request.limit_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # in case its parent has died

@@ -130,6 +130,12 @@ RankCommand = (
 ToRank = StartRank | RankCommand | StopRank
 
 
+class StandingBy(Struct, frozen=True, array_like=True, tag="standing_by"):
+    """A rank that was started as a standby has imported what its device needs, and waits for StartRank."""
+
+    rank: int
+
+
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
     """Progress of a rank's start: the phase, and the fraction of it that is done."""
 
@@ -188,7 +194,8 @@ class ExpertCounts(Struct, frozen=True, array_like=True, tag="expert_counts"):
 
 
 FromRank = (
-    LoadProgress
+    StandingBy
+    | LoadProgress
     | RankReady
     | RankFailed
     | Captured

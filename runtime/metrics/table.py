@@ -124,6 +124,9 @@ class Metrics:
         self.failed = Counter(
             "runtime_failed_requests_total", "Requests that were given up after a death of the ranks."
         )
+        self.standby_ranks = Gauge(
+            "runtime_standby_ranks", "Sets of standby ranks that could replace a generation now."
+        )
         self.rank_restarts = Counter(
             "runtime_rank_restarts_total", "Generations of ranks that were started after a death."
         )
@@ -324,12 +327,10 @@ class Metrics:
             "runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process"
         )
 
-    def render(
-        self, rank_pids: Mapping[int, int] | None = None, labels: Mapping[str, str] | None = None
-    ) -> bytes:
-        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are reported,
-        like those of this process; all samples have `labels`."""
-        pids = {"server": os.getpid()} | {f"rank{rank}": pid for rank, pid in (rank_pids or {}).items()}
+    def render(self, pids: Mapping[str, int] | None = None, labels: Mapping[str, str] | None = None) -> bytes:
+        """Prometheus text. `pids` maps names of other processes to their ids; their memory and CPU time are
+        reported, like those of this process; all samples have `labels`."""
+        pids = {"server": os.getpid(), **(pids or {})}
         self.rss_bytes.values.clear()
         self.cpu_s.values.clear()
         for name, pid in pids.items():

@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from runtime.devices.ascend import facts as ascend
+from runtime.devices.cgroup import available_bytes
 from runtime.devices.cpu import facts as cpu
 from runtime.devices.cuda import facts as cuda
 from runtime.devices.facts import DeviceFacts
@@ -160,7 +161,7 @@ def this_machine() -> MachineFacts:
     """Reads the machine; all else is a pure function of the result."""
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_available_bytes(),
+        memory_bytes=available_bytes(),
         entropy=int.from_bytes(os.urandom(4), "little"),
         open_files=_most_open_files(),
         environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
@@ -173,12 +174,3 @@ def this_machine() -> MachineFacts:
 def _most_open_files() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-
-
-def _available_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-        available = min(available, int(text) - int(used.read_text(encoding="ascii")))
-    return max(available, 0)

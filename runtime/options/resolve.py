@@ -89,6 +89,7 @@ def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machi
     c.auto(parallel.num_ranks, c["tensor_parallel_size"])
     c.auto(parallel.num_threads, machine, c["tensor_parallel_size"])
     _choose_http_limits(c, machine)
+    c.auto(parallel.standby_ranks, device, machine, c["num_ranks"])
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
     c.auto(memory.page_size, device)

@@ -27,6 +27,10 @@ DEVICES = {
 }
 
 
+# modules that the ranks of every torch device use, with what these import; most families are kinds of Llama
+USED_BY_STARTS = ("runtime.ranks.torch_executor", "runtime.models.llama")
+
+
 class TorchDevice(Protocol):
     """The module of a torch device."""
 
@@ -54,6 +58,15 @@ def open_executor(name: str, rank: int) -> Executor:
 
     device = cast(TorchDevice, module)
     return TorchExecutor(rank, device.open_device, device.FACTS)
+
+
+def import_device(name: str) -> None:
+    """Imports what a rank on the device `name` needs before it can load a model, and takes no memory of the
+    device. Raises StartError if there is no such device."""
+    module = _import_device(name)
+    if hasattr(module, "open_device"):
+        for needed in USED_BY_STARTS:
+            import_module(needed)
 
 
 def torch_device(name: str) -> TorchDevice:

@@ -3,6 +3,9 @@
     plans    reads    StartRank, then RankCommand ..., then StopRank
     results  writes   LoadProgress ..., RankReady, then answers to commands; RankFailed before an end in error
 
+A standby rank (`--standby DEVICE`) imports what the device needs before it reads StartRank, at the lowest
+priority, and writes StandingBy when it has done so.
+
 Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
 flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
 the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the model cannot be
@@ -22,7 +25,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, get_native_id
 from typing import NoReturn
 
 from runtime.devices.executor import Executor, Pending
@@ -39,14 +42,16 @@ from runtime.messages.ranks import (
     Profile,
     RankCommand,
     RankFailed,
+    StandingBy,
     StartRank,
     StopRank,
     ToRank,
 )
 from runtime.messages.steps import StepPlan
-from runtime.ranks.open_executor import open_executor
+from runtime.ranks.open_executor import import_device, open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
 
+LOWEST_PRIORITY = 19  # nice value
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 
@@ -84,8 +89,12 @@ class ResultThread:
 class RankWorker:
     """A rank between its two rings."""
 
-    def __init__(self, rank: int, generation: int, plans: RingFds, results: RingFds) -> None:
+    def __init__(
+        self, rank: int, generation: int, plans: RingFds, results: RingFds, standby: str = ""
+    ) -> None:
+        """`standby`: the device that this rank waits for as a standby; empty: it is started at once."""
         self._rank = rank
+        self._standby = standby
         self._reader = Reader(plans, generation)
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
@@ -98,10 +107,14 @@ class RankWorker:
     def run(self) -> int:
         """Serves all records of the ring; returns the exit code."""
         doing = "starting"
+        if self._standby:
+            Thread(target=self._stand_by, name="standby", daemon=True).start()
         try:
             start = self._receive()
             if not isinstance(start, StartRank):
                 raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
+            if self._standby:
+                set_process_name(f"rank-{self._rank}")
             bind_to_node(start.numa_nodes, self._rank)
             executor = open_executor(start.device, self._rank)
             self._send(executor.start(start, self._progress))
@@ -119,6 +132,17 @@ class RankWorker:
         except Exception as error:
             self._drain()  # steps that were launched before are reported, or fail as well
             return self._fail(error, doing)
+
+    def _stand_by(self) -> None:
+        """Imports what the device needs, in a thread of the lowest priority: other ranks compute meanwhile.
+        Ends the process when that fails: a start would fail as well."""
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
+        try:
+            import_device(self._standby)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            exit_now(1)
+        self._send(StandingBy(self._rank))
 
     def _execute(self, executor: Executor, command: RankCommand) -> None:
         match command:
@@ -248,8 +272,13 @@ def bind_to_parent(parent_pid: int, name: str) -> bool:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    set_process_name(name)
     return os.getppid() == parent_pid
+
+
+def set_process_name(name: str) -> None:
+    """Sets the name by which ps and top show this process; at most 15 bytes."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def exit_now(code: int) -> NoReturn:
@@ -273,14 +302,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written"
     )
+    parser.add_argument("--standby", default="", metavar="DEVICE", help="wait as a standby for this device")
     args = parser.parse_args(arguments)
     faulthandler.enable()
     # chain: afterwards the signal ends the process, as it does by default
     faulthandler.register(signal.SIGUSR1, chain=True)
     faulthandler.register(signal.SIGUSR2)
-    if not bind_to_parent(args.parent, f"rank-{args.rank}"):
+    name = f"standby-{args.rank}" if args.standby else f"rank-{args.rank}"
+    if not bind_to_parent(args.parent, name):
         return 1
-    return RankWorker(args.rank, args.generation, args.plans, args.results).run()
+    return RankWorker(args.rank, args.generation, args.plans, args.results, args.standby).run()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,26 @@
 """Generations of ranks on the null device, through the library: what clients see when ranks are killed,
 fail and hang."""
 
+import io
+import itertools
 import os
 import signal
+from collections.abc import Iterator
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
 
+import runtime.actors.death_reports
+import runtime.actors.deaths
 import runtime.actors.supervisor
-from runtime import Engine
-from runtime.actors.supervisor import MAX_IN_VAIN
+from runtime import Engine, log
+from runtime.actors.deaths import MAX_IN_VAIN, Deaths, pause_s
 from runtime.actors.watchdog import Watchdog
-from runtime.errors import InternalFault, RankDied, StartError, Unavailable
+from runtime.devices.cgroup import MemoryLimit
+from runtime.errors import InternalFault, RankDied, SpawnError, StartError, Unavailable
 from runtime.service import State
 from tests.metrics.read import sample
 
@@ -27,8 +33,8 @@ def answer(prompt: list[int], seed: int, count: int) -> list[int]:
     return [97 + (seed + len(prompt) + i) % 26 for i in range(count)]
 
 
-def kill(engine: Engine, rank: int = 0) -> None:
-    os.kill(engine._core.replicas[0].supervisor.ranks.pids[rank], signal.SIGKILL)
+def kill(engine: Engine, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(engine._core.replicas[0].supervisor.ranks.pids[rank], number)
 
 
 async def settled(engine: Engine, state: State = "ready") -> None:
@@ -149,18 +155,19 @@ async def test_health_and_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.anyio
-async def test_ranks_that_die_for_nobodys_sake_are_a_failure_of_the_server() -> None:
+async def test_ranks_that_crash_for_nobodys_sake_are_a_failure_of_the_server() -> None:
+    """SIGSEGV is what a rank does to itself."""
     async with Engine(**NULL) as engine:
         for _ in range(MAX_IN_VAIN - 1):
-            kill(engine)
+            kill(engine, number=signal.SIGSEGV)
             await settled(engine, "recovering")
             await settled(engine)
         await engine.generate([1], max_new_tokens=2)  # steps were done: it counts from the beginning
         for _ in range(MAX_IN_VAIN - 1):
-            kill(engine)
+            kill(engine, number=signal.SIGSEGV)
             await settled(engine, "recovering")
             await settled(engine)
-        kill(engine)
+        kill(engine, number=signal.SIGSEGV)
         await settled(engine, "failed")
         assert isinstance(engine._core.failure, RankDied)
         with pytest.raises(Unavailable):
@@ -170,8 +177,8 @@ async def test_ranks_that_die_for_nobodys_sake_are_a_failure_of_the_server() -> 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "error, attempts",
-    [(RankDied(0, -9), MAX_IN_VAIN), (StartError("no memory"), 1)],
-    ids=["dies", "cannot start"],
+    [(RankDied(0, 1), MAX_IN_VAIN), (RankDied(0, -11), MAX_IN_VAIN), (StartError("no memory"), 1)],
+    ids=["fails", "crashes", "cannot start"],
 )
 async def test_ranks_that_do_not_get_ready_again(
     error: Exception, attempts: int, monkeypatch: pytest.MonkeyPatch
@@ -179,8 +186,8 @@ async def test_ranks_that_do_not_get_ready_again(
     started: list[int] = []
 
     class Broken(runtime.actors.supervisor.Ranks):
-        async def start(self, on_progress: Any) -> Any:
-            started.append(self._generation)
+        async def start(self, on_progress: Any, setup: Any = None) -> Any:
+            started.append(self.generation)
             raise error
 
     async with Engine(**NULL, null_step_s=0.001) as engine:
@@ -192,6 +199,110 @@ async def test_ranks_that_do_not_get_ready_again(
             async for _ in stream:
                 pass
         assert engine._core.failure is error and started == [2, 3, 4][:attempts]
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What is logged from here on."""
+    stream = io.StringIO()
+    log.setup("debug", stream=stream)
+    yield stream
+    log.silence()
+
+
+class Killed(runtime.actors.supervisor.Ranks):
+    """Ranks of which the first ones are killed while they start, or cannot be spawned."""
+
+    errors: ClassVar[list[Exception]] = []
+
+    async def start(self, on_progress: Any, setup: Any = None) -> Any:
+        if self.errors:
+            await self.stop()
+            raise self.errors.pop(0)
+        return await super().start(on_progress, setup)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("was_ready", [False, True], ids=["first start", "recovery"])
+async def test_kills_while_ranks_start_are_no_failure_of_the_model(
+    was_ready: bool, monkeypatch: pytest.MonkeyPatch, logged: io.StringIO
+) -> None:
+    kills: list[Exception] = [RankDied(0, -signal.SIGKILL) for _ in range(MAX_IN_VAIN + 2)]
+    monkeypatch.setattr(runtime.actors.deaths, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(runtime.actors.supervisor, "Ranks", Killed)
+    monkeypatch.setattr(Killed, "errors", [] if was_ready else kills)
+    async with Engine(**NULL) as engine:
+        if was_ready:
+            monkeypatch.setattr(Killed, "errors", [*kills, SpawnError("no process")])
+            kill(engine)
+            await settled(engine, "recovering")
+            await settled(engine)
+        assert not Killed.errors
+        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
+            [5], 0, 3
+        )
+    output = logged.getvalue()
+    assert "killed from outside (SIGKILL)" in output and "started again after a pause" in output
+    assert ("no ranks can be started now" in output) == was_ready
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("was_ready", [False, True], ids=["first start", "recovery"])
+async def test_want_of_memory_is_a_failure_only_if_there_never_was_enough(
+    was_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = itertools.count() if not was_ready else itertools.chain([0, 0], itertools.count())
+    monkeypatch.setattr(runtime.actors.death_reports, "num_oom_kills", lambda: next(count))
+    monkeypatch.setattr(
+        runtime.actors.death_reports, "memory_limit", lambda: MemoryLimit("memory.max", 512 << 20, 512 << 20)
+    )
+    monkeypatch.setattr(runtime.actors.deaths, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(runtime.actors.supervisor, "Ranks", Killed)
+    kills: list[Exception] = [RankDied(0, -signal.SIGKILL) for _ in range(MAX_IN_VAIN)]
+    monkeypatch.setattr(Killed, "errors", [] if was_ready else kills)
+    if was_ready:
+        async with Engine(**NULL) as engine:
+            monkeypatch.setattr(Killed, "errors", kills)
+            kill(engine)
+            await settled(engine, "recovering")
+            await settled(engine)
+            assert not Killed.errors
+    else:
+        with pytest.raises(RankDied, match=r"limit of 512 MiB \(memory.max\) is used up"):
+            async with Engine(**NULL):
+                pass
+
+
+@pytest.mark.parametrize(
+    "exit_code, reason, is_kill",
+    [
+        (-9, "", True),
+        (-15, "", True),
+        (-9, "no step was done in 300 s", False),  # killed by the watchdog
+        (-11, "", False),
+        (-6, "", False),
+        (1, "", False),
+        (0, "", False),
+        (None, "", False),
+    ],
+)
+def test_which_deaths_are_kills(exit_code: int | None, reason: str, is_kill: bool) -> None:
+    assert RankDied(0, exit_code, reason).is_kill == is_kill
+
+
+def test_deaths_are_final_by_failures_alone_and_pauses_grow_by_kills() -> None:
+    deaths = Deaths()
+    for _ in range(100):
+        deaths.add(RankDied(0, -9))
+    assert not deaths.are_final and deaths.pause_s == 30.0
+    deaths.clear()
+    assert deaths.pause_s == 0
+    for _ in range(MAX_IN_VAIN):
+        assert not deaths.are_final
+        deaths.add(RankDied(0, 1))
+    assert deaths.are_final and deaths.pause_s == 0
+    pauses = [pause_s(count) for count in range(12)]
+    assert pauses[:4] == [0, 0, 0.25, 0.5] and pauses == sorted(pauses) and max(pauses) == 30
 
 
 @pytest.mark.anyio

@@ -46,11 +46,11 @@ class Server:
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.01)
 
-    def rank_pids(self) -> list[int]:
-        return [
-            int(p)
-            for p in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
+    def rank_pids(self, kind: str = "rank") -> list[int]:
+        """Process ids of the ranks, or of standby ranks (`kind` standby)."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(p) for p in children if Path(f"/proc/{p}/comm").read_text().startswith(f"{kind}-")]
 
 
 @contextmanager
@@ -273,13 +273,13 @@ def test_a_dead_rank_is_a_pause(checkpoint: Callable[[str], Path]) -> None:
         assert sample(server.get("/metrics").content, "runtime_rank_restarts_total") == 1
 
 
-def test_ranks_that_die_again_and_again_end_the_server(checkpoint: Callable[[str], Path]) -> None:
+def test_ranks_that_crash_again_and_again_end_the_server(checkpoint: Callable[[str], Path]) -> None:
     with serve("--model-path", str(checkpoint("llama"))) as server:
         for _ in range(2):
-            os.kill(server.rank_pids()[0], signal.SIGKILL)
+            os.kill(server.rank_pids()[0], signal.SIGSEGV)  # which ranks do to themselves
             server.wait(lambda: server.get("/health").status_code == 503)
             server.wait(lambda: server.get("/health").status_code == 200)
-        os.kill(server.rank_pids()[0], signal.SIGKILL)
+        os.kill(server.rank_pids()[0], signal.SIGSEGV)
         assert server.process.wait(WAIT_S) == 1
 
 

@@ -28,7 +28,7 @@ def test_every_line_is_exposition_text() -> None:
 
 
 def test_processes_are_measured() -> None:
-    text = Metrics().render({0: os.getpid()}).decode()
+    text = Metrics().render({"rank0": os.getpid()}).decode()
     rss = dict(re.findall(r'runtime_resident_bytes\{process="(\w+)"\} (\S+)', text))
     assert rss.keys() == {"server", "rank0"} and float(rss["rank0"]) > 2**20
     assert 'runtime_cpu_seconds_total{process="server"}' in text
@@ -36,6 +36,6 @@ def test_processes_are_measured() -> None:
 
 def test_a_process_that_is_gone_has_no_line() -> None:
     metrics = Metrics()
-    metrics.render({0: os.getpid()})
-    assert "rank0" not in metrics.render({0: 2**22 + 1}).decode()
+    metrics.render({"rank0": os.getpid()})
+    assert "rank0" not in metrics.render({"rank0": 2**22 + 1}).decode()
     assert process_usage(2**22 + 1) is None

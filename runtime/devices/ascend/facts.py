@@ -22,6 +22,7 @@ FACTS = DeviceFacts(
     has_kv_dtypes=False,
     host_copies=("direct", "kernel", "kernel_ascend"),
     is_numbered=True,
+    standby_bytes=500 << 20,
     schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"),
     captured_samplers=((0, False), (MAX_TOP_K, True)),
     has_score_caps=False,

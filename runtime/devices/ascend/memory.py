@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.ascend.page_copies import AscendPageCopier
-from runtime.devices.host_memory import HostPages, available_bytes
+from runtime.devices.cgroup import available_bytes
+from runtime.devices.host_memory import HostPages
 from runtime.errors import StartError
 
 MAX_NUMBERS = 2**31 - 1  # numbers of one cache that decode attention can address

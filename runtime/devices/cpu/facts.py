@@ -14,6 +14,7 @@ FACTS = DeviceFacts(
     attention_backend="torch_native",
     sampling_backends=("pytorch",),
     graph_max_running=0,
+    standby_bytes=200 << 20,
     schemes=SCHEMES,
     has_tree_attention=True,
     offload_problem="it computes in host memory",

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.devices.cgroup import available_bytes
 from runtime.devices.cpu.page_copies import CpuPageCopier
-from runtime.devices.host_memory import HostPages, available_bytes
+from runtime.devices.host_memory import HostPages
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30

@@ -20,6 +20,13 @@ _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder
 _MOST = np.where(_BYTES, np.float32(-BANNED), np.float32(BANNED))
 
 
+def padded_rows(num_rows: int) -> int:
+    """The number of rows that oneDNN is given for a product of `num_rows`. It compiles kernels for each
+    number that it meets, about 0.6 MB for each weight's shape, and keeps them for good."""
+    step = 1 if num_rows <= 8 else 8 if num_rows <= 64 else 32
+    return -(-num_rows // step) * step
+
+
 class CpuOps:
     """Ops (devices/base.py) in plain torch."""
 
@@ -107,7 +114,9 @@ class CpuOps:
         if isinstance(packed, Quantized):
             return multiply(x, packed, bias)
         if packed.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            num_rows = x.shape[0]
+            padded = F.pad(x, (0, 0, 0, more)) if (more := padded_rows(num_rows) - num_rows) else x
+            return torch.ops.mkldnn._linear_pointwise(padded, packed, bias, "none", [], "")[:num_rows]
         return F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:

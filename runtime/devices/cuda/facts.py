@@ -15,6 +15,7 @@ FACTS = DeviceFacts(
     sampling_backends=("pytorch",),
     graph_max_running=256,
     is_numbered=True,
+    standby_bytes=400 << 20,
     schemes=SCHEMES,
     captured_samplers=((ANY_K, True),),
 )

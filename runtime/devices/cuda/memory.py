@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import PageCopier
+from runtime.devices.cgroup import available_bytes
 from runtime.devices.cuda.page_copies import CudaPageCopier, lock
-from runtime.devices.host_memory import HostPages, available_bytes
+from runtime.devices.host_memory import HostPages
 
 
 class CudaMemory:

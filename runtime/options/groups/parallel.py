@@ -19,6 +19,8 @@ from runtime.options.declare import (
 )
 from runtime.options.facts import MachineFacts
 
+STANDBY_SHARE = 1 / 8  # of the free memory, for standby ranks
+
 
 class Parallel(Group, frozen=True, kw_only=True):
     """Devices and parallelism"""
@@ -85,6 +87,15 @@ class Parallel(Group, frozen=True, kw_only=True):
         ),
     ] = None
     dist_timeout: A[Count | None, planned("Seconds that ranks wait for one another at start.")] = None
+    standby_ranks: A[
+        Whole | Auto,
+        option(
+            "Sets of rank processes that wait with their libraries imported, to replace ranks that die "
+            "sooner; 0: none.",
+            note="auto is 1 where all of their memory is a small part of what is free (docs/memory.md); they "
+            "take no device memory",
+        ),
+    ] = "auto"
     base_gpu_id: A[Whole, option("Number of the first accelerator to use.")] = 0
     gpu_id_step: A[Count, option("Distance between the numbers of the accelerators to use.")] = 1
     numa_node: A[
@@ -127,6 +138,7 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     device: str
     num_ranks: int
     num_threads: int  # CPU threads of each rank
+    standby_ranks: int  # sets of standby ranks
 
 
 def device(facts: DeviceFacts) -> Derived:
@@ -147,3 +159,14 @@ def num_threads(machine: MachineFacts, tensor_parallel_size: int) -> Derived:
         f"{machine.cores} cores for {tensor_parallel_size} rank{'s' if tensor_parallel_size > 1 else ''}"
         + (", one left to the event loop" if spare else ""),
     )
+
+
+def standby_ranks(device: DeviceFacts, machine: MachineFacts, num_ranks: int) -> Derived:
+    """One set, where its processes together take at most STANDBY_SHARE of the free memory."""
+    needed = device.standby_bytes * num_ranks
+    if not needed:
+        return Derived(0, f"ranks of {device.name} have next to nothing to import")
+    figures = f"{needed >> 20} MiB of {machine.memory_bytes >> 20} MiB that are free"
+    if needed > STANDBY_SHARE * machine.memory_bytes:
+        return Derived(0, f"a set would take {figures}")
+    return Derived(1, f"it makes ranks that die be replaced sooner, for {figures}")

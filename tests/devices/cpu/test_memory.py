@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from runtime.devices.cgroup import available_bytes
 from runtime.devices.cpu.memory import CpuMemory
-from runtime.devices.host_memory import available_bytes
 
 MEMINFO = "MemTotal:       2000 kB\nMemFree:  10 kB\nMemAvailable:   1000 kB\n"
 
