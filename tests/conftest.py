@@ -1,14 +1,21 @@
-"""What tests share: the event loop, Triton's interpreter where there is no GPU, samples of big matrices."""
+"""What tests share: the event loop, ranks that start fast, Triton's interpreter where there is no GPU,
+samples of big matrices."""
 
 import gc
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from runtime.actors import child_environment
+from tests.launcher import Launchers
 from tests.sample import sample
 
+# the suite has a process for each core; torch reads this when it is first imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     # read when triton is first imported, by whichever library of a test comes first
     os.environ["TRITON_INTERPRET"] = "1"
@@ -52,6 +59,26 @@ def pytest_collection_finish() -> None:
     what gives memory back asks for one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def launchers() -> Iterator[Launchers]:
+    """Forks ranks, see tests/launcher.py."""
+    started = Launchers(
+        ("runtime.ranks.torch_executor", "runtime.devices.cpu.device", "runtime.grammar.xgrammar")
+        if find_spec("xgrammar") is not None
+        else ("runtime.ranks.torch_executor",)
+    )
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def forked_children(launchers: Launchers) -> Iterator[None]:
+    """Ranks and grammar compilers of a module's engines are forked rather than started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child_environment, "start_module", launchers.start_module)
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
-"""The environment of child processes."""
+"""Child processes: how they are started, and their environment."""
 
 import os
 import site
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -22,3 +25,18 @@ def environment(num_threads: int | None) -> dict[str, str]:
     if root not in paths and root not in site.getsitepackages():
         paths.append(root)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start_module(
+    module: str, arguments: Sequence[str], environment: dict[str, str], fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Starts `python -m module` in a process group of its own: Ctrl-C is for the parent, from the first
+    moment on. The child inherits the descriptors `fds`; what it prints goes to stderr. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a library prints must not get into our output
+        pass_fds=fds,
+        process_group=0,
+    )

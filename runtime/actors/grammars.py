@@ -9,7 +9,6 @@ go on.
 import asyncio
 import socket
 import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ import anyio
 import msgspec
 
 from runtime import log
-from runtime.actors.child_environment import environment
+from runtime.actors import child_environment
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.grammar.compile_process import CompileRequest, CompileResult
 from runtime.grammar.framing import Frames, framed
@@ -154,13 +153,11 @@ class Grammars:
                 "--setup",
                 msgspec.json.encode(self._setup).decode(),
             ]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.grammar.compile_process", *arguments],
-                env=environment(1),
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
+            self._process = child_environment.start_module(
+                "runtime.grammar.compile_process",
+                arguments,
+                child_environment.environment(1),
+                [theirs.fileno()],
             )
         ours.setblocking(False)
         self._socket, self._frames, self._has_answered = ours, Frames(), False

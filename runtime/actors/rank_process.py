@@ -3,11 +3,10 @@
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.actors.child_environment import environment
+from runtime.actors import child_environment
 from runtime.actors.rank_replies import RankReplies
 from runtime.errors import RankDied, RingError
 from runtime.messages.codec import Wire
@@ -144,12 +143,10 @@ def spawn(
         str(results),
         *(("--standby", setup.device) if launch.is_standby else ()),
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
-        env=environment(setup.num_threads) | setup.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # what a library prints must not get into our output
-        pass_fds=[*plans.flat(), *results.flat(), *shared, *setup.host_fds[index : index + 1]],
-        process_group=0,
-    )  # Ctrl-C is for the parent, from the first moment on
+    process = child_environment.start_module(
+        "runtime.ranks.worker",
+        arguments,
+        child_environment.environment(setup.num_threads) | setup.environment,
+        [*plans.flat(), *results.flat(), *shared, *setup.host_fds[index : index + 1]],
+    )
     return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)

@@ -14,7 +14,7 @@ from runtime.actors.grammars import Grammars
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages.constraint import Grammar, GrammarSetup
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("forked_children")]
 
 SETUP = GrammarSetup(
     backend="outlines",

@@ -16,7 +16,7 @@ from runtime.messages.memory import PARTS
 from tests.actors.test_supervisor import NULL, answer, kill, settled
 from tests.models.make import make_checkpoint
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("forked_children")]
 
 CPU: dict[str, Any] = {
     "dtype": "float32",

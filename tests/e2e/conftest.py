@@ -13,6 +13,11 @@ from tests.models.make import make_checkpoint
 Generate = Callable[[str, list[int], int], list[int]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_start_fast(forked_children: None) -> None:
+    """An import of torch by each rank would take most of the time of these tests."""
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """family -> folder"""
