@@ -32,6 +32,7 @@ from runtime.admin.memory_saver import MemorySaver
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.status import Status
 from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
+from runtime.hub.download import ProgressLine
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.messages.tenants import EVERYBODY
@@ -58,6 +59,7 @@ class Core:
         self.model: ModelConfig = model_config(plan)
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self._state: State = "loading"
+        self._download = ProgressLine()
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
         self._warmups = warmup.parse(plan.http.warmups)
@@ -156,7 +158,7 @@ class Core:
         begin = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._text.run)  # the tokenizer loads while the ranks load the weights
-            await check_model(self.plan)
+            await check_model(self.plan, self._download)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
@@ -209,7 +211,7 @@ class Core:
     def health(self) -> Health:
         """What the runtime can do at this moment."""
         if self._state != "ready":
-            return Health(self._state)
+            return Health(self._state, self._download.text if self._state == "loading" else "")
         if released := self.memory_saver.released:
             return Health(
                 "released", f"{', '.join(released)} released; /resume_memory_occupation resumes them"
@@ -250,8 +252,11 @@ class Core:
         return self._text.decode(token_ids, skip_special=skip_special)
 
 
-async def check_model(plan: Plan) -> None:
-    """--model-checksum: compares the model's files with it, before anything is loaded. Raises StartError."""
+async def check_model(plan: Plan, download: ProgressLine) -> None:
+    """Downloads what is missing of the model, and compares its files with --model-checksum, before anything
+    is loaded. Raises StartError."""
+    if plan.model.hub_model is not None:
+        await download.fetch(plan.model.hub_model)
     if plan.model.model_checksum is not None:
         begin = time.monotonic()
         count = await anyio.to_thread.run_sync(

@@ -6,10 +6,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
+from runtime.hub.download import fetch_config
+from runtime.hub.source import HubModel, hub_model
 from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Derived, Group
@@ -67,12 +69,26 @@ class Choices:
             self.why[name] = Provenance(meaning.value, self.why[name].source, meaning.reason)
 
 
-def resolve(parsed: ParsedOptions, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> Plan:
-    """The plan of the given options for this model, device and machine. Raises OptionsError with a sentence
-    for every broken rule."""
+class Folders(Struct, frozen=True):
+    """Where the model and its tokenizer lie on this machine."""
+
+    model: Derived
+    tokenizer: Derived | None = None  # None: as --tokenizer-path says
+    hub_model: HubModel | None = None  # whose weights are still to be downloaded to the model's folder
+
+
+def resolve(
+    parsed: ParsedOptions,
+    model: ModelFacts,
+    device: DeviceFacts,
+    machine: MachineFacts,
+    folders: Folders | None = None,
+) -> Plan:
+    """The plan of the given options for this model, device and machine. `folders` None: as the options name
+    them. Raises OptionsError with a sentence for every broken rule."""
     c = Choices(parsed)
     c.auto(http.served_model_name, c["model_path"])
-    c.expand("model_path", model_options.EMBEDDED_MODEL)
+    _choose_folders(c, folders)
     c.auto(model_options.tokenizer_path, c["model_path"])
     c.auto(parallel.device, device)
     c.expand("dtype", precision.DTYPE_ALIASES)
@@ -130,6 +146,18 @@ def _choose_http_limits(c: Choices, machine: MachineFacts) -> None:
     c.auto(http.allowed_hosts, c["host"], bool(c["api_key"] or c["api_key_file"]))
 
 
+def _choose_folders(c: Choices, folders: Folders | None) -> None:
+    if folders is None:
+        c.expand("model_path", model_options.EMBEDDED_MODEL)
+    else:
+        if folders.model.value != c["model_path"]:
+            c.expand("model_path", {c["model_path"]: folders.model})
+        if folders.tokenizer is not None:
+            c.expand("tokenizer_path", {c["tokenizer_path"]: folders.tokenizer})
+        if folders.hub_model is not None:
+            c.auto(Derived, folders.hub_model, "its weights are on the hub", name="hub_model")
+
+
 def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:
     c.auto(kernels.attention_backend, device)
     for phase in ("prefill", "decode"):
@@ -166,19 +194,38 @@ def _group(kind: type[Group], choices: Choices) -> Group:
 
 def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan:
     """The plan of the given options, with facts of their model folder and device. `machine` None: this
-    machine.
+    machine. Of a model on a hub, the small files are downloaded here.
 
-    Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot
-    work.
+    Raises ModelError for a folder that holds no servable config.json or a model that cannot be downloaded,
+    OptionsError for options that cannot work.
     """
-    path = parsed.options.model.model_path
-    folder = model_options.EMBEDDED_MODEL[path].value if path in model_options.EMBEDDED_MODEL else path
+    folders = find_folders(parsed.options.model)
     device = device_facts(parsed.options.parallel.device)
     config = read_config(
-        folder,
+        folders.model.value,
         is_embedding=parsed.options.model.is_embedding,
         pooling=parsed.options.model.pooling,
         quantization=parsed.options.precision.quantization,
         overrides=parsed.options.model.json_model_override_args,
     )
-    return resolve(parsed, config, device, machine or this_machine())
+    return resolve(parsed, config, device, machine or this_machine(), folders)
+
+
+def find_folders(options: model_options.Model) -> Folders:
+    """The folders of model and tokenizer; small files of those on a hub are downloaded. Raises ModelError."""
+    path = options.model_path
+    tokenizer = None
+    if options.tokenizer_path != "auto":
+        on_hub = hub_model(options.tokenizer_path, None, options.download_dir)
+        if on_hub is not None:
+            tokenizer = Derived(str(fetch_config(on_hub)), "downloaded from the hub")
+    if path in model_options.EMBEDDED_MODEL:
+        return Folders(model_options.EMBEDDED_MODEL[path], tokenizer)
+    model = hub_model(path, options.revision, options.download_dir)
+    if model is None:
+        return Folders(Derived(path, ""), tokenizer)
+    folder = fetch_config(model)
+    if model.hub == "huggingface":  # a snapshot is named by its commit: the weights are of the same one
+        model = structs.replace(model, revision=folder.name)
+    is_needed = options.load_format != "dummy"
+    return Folders(Derived(str(folder), "downloaded from the hub"), tokenizer, model if is_needed else None)

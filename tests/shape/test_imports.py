@@ -20,7 +20,7 @@ from tests.shape import source
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "log", "pocket", "regular_file"),
     ("models/config", "parsing", "storage"),
-    ("messages",),
+    ("hub", "messages"),
     ("cache", "devices", "service", "text"),
     ("grammar", "scheduling"),
     ("layers",),

@@ -5,6 +5,7 @@ from typing import Annotated as A
 from typing import Literal
 
 import runtime
+from runtime.hub.source import HubModel
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, planned, superseded
 from runtime.options.facts import ModelFacts
 
@@ -45,12 +46,15 @@ class Model(Group, frozen=True, kw_only=True):
     model_path: A[
         str,
         option(
-            "Folder with the weights in Hugging Face layout; pocket is the small model inside this package.",
+            "Folder with weights in Hugging Face layout, or org/name on the hub; pocket is the small model "
+            "inside this package.",
             aliases=("--model", "-m"),
             note="the reference requires it; here a server without one answers with the embedded model",
         ),
     ] = "pocket"
-    tokenizer_path: A[str, option("Folder of the tokenizer; auto takes the model's own.")] = "auto"
+    tokenizer_path: A[
+        str, option("Folder of the tokenizer, or org/name on the hub; auto takes the model's own.")
+    ] = "auto"
     tokenizer_mode: A[
         Literal["auto", "slow"],
         superseded(
@@ -98,11 +102,17 @@ class Model(Group, frozen=True, kw_only=True):
     enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = (
         "auto"
     )
-    revision: A[str | None, planned("Branch, tag or commit of a model that is fetched from the hub.")] = None
+    revision: A[str | None, option("Branch, tag or commit of a model that is fetched from the hub.")] = None
     model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = (
         "auto"
     )
-    download_dir: A[str | None, planned("Folder for models that are fetched from the hub.")] = None
+    download_dir: A[
+        str | None,
+        option(
+            "Folder for models that are fetched from the hub.",
+            note="none: the hub library's own (HF_HOME); models.md has the variables that count",
+        ),
+    ] = None
     model_checksum: A[
         str | None,
         option(
@@ -171,6 +181,7 @@ class ModelPlan(Model, frozen=True, kw_only=True):
 
     context_length: int  # tokens, prompt and output together
     pooling: str  # last, mean or cls; none: the model generates text
+    hub_model: HubModel | None = None  # whose weights are downloaded at start; None: a folder of this machine
 
 
 EMBEDDED_MODEL = {

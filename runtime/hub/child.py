@@ -1,0 +1,267 @@
+"""A process that downloads a part of a model, and reports in lines of JSON on standard output.
+
+`python -m runtime.hub.child '{"model": {"repo": "org/name"}, "part": "weights"}'`
+
+Hub libraries bring an HTTP client and threads of their own, and cannot be interrupted: in a process of its
+own a download costs the server no memory and can be ended at any moment. What was downloaded stays, and the
+next start goes on behind it.
+"""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from runtime.errors import ModelError
+from runtime.hub.source import HubModel
+from runtime.models.config.checksums import digest
+
+Part = Literal["config", "weights"]
+
+PATTERNS: dict[Part, tuple[str, ...]] = {
+    "config": ("*.json", "*.jinja", "*.txt", "*.model", "1_Pooling/*", "2_Dense/config.json"),
+    "weights": ("*.safetensors",),
+}
+# the same weights in other forms
+IGNORED = ("original/*", "onnx/*", "openvino/*", "gguf/*", "consolidated*", "*/.*", ".*")
+OTHER_FORMATS = {".gguf", ".bin", ".pt", ".pth", ".onnx"}
+WORKERS = 4
+REPORT_S = 0.5
+
+
+class Job(Struct, frozen=True):
+    """What to download."""
+
+    model: HubModel
+    part: Part
+
+
+class Report(Struct, frozen=True, omit_defaults=True):
+    """A line on standard output. The last one has a folder or an error."""
+
+    done: int = 0  # bytes here so far, of all files of this part
+    total: int = 0
+    folder: str = ""
+    error: str = ""
+
+
+class RemoteFile(Struct, frozen=True):
+    """A file of a model on the hub."""
+
+    name: str
+    size: int  # bytes
+    sha256: str | None  # None: a small file, which git's own hash names
+
+
+def wanted(files: list[RemoteFile], part: Part) -> list[RemoteFile]:
+    """The files of a part. Raises ModelError when the model is in no format that is read here."""
+    chosen = [
+        file
+        for file in files
+        if any(fnmatch(file.name, pattern) for pattern in PATTERNS[part])
+        and not any(fnmatch(file.name, pattern) for pattern in IGNORED)
+    ]
+    kinds = sorted({Path(file.name).suffix for file in files} & OTHER_FORMATS)
+    others = f" (it has {', '.join(kinds)})" if kinds else ""
+    missing = {"weights": "safetensors", "config": "config.json"}[part]
+    is_there = bool(chosen) if part == "weights" else any(file.name == "config.json" for file in chosen)
+    if not is_there:
+        raise ModelError(
+            f"the model has no {missing}, which is what is read here{others}; look for the same model in "
+            "Hugging Face layout"
+        )
+    return chosen
+
+
+class HuggingFace:
+    """A model on the hub of Hugging Face, through huggingface_hub: HF_TOKEN, HF_ENDPOINT, HF_HOME and
+    HF_HUB_OFFLINE mean what they mean there."""
+
+    def __init__(self, model: HubModel) -> None:
+        from huggingface_hub import HfApi
+
+        self.model = model
+        self.api = HfApi(library_name="runtime-serve")
+        self.commit = model.revision
+
+    def files(self) -> list[RemoteFile] | None:
+        """All files at the revision; None when only what is stored here can be used."""
+        from huggingface_hub import constants
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        name = self.model.repo
+        try:
+            info = self.api.model_info(name, revision=self.model.revision, files_metadata=True)
+        except GatedRepoError:
+            raise ModelError(
+                f"{name} is gated: accept its terms on its page, and set HF_TOKEN to a token of that account"
+            ) from None
+        except RepositoryNotFoundError:
+            raise ModelError(
+                f"{name} is neither a folder here nor a model on the hub that this account may see; for a "
+                "private model set HF_TOKEN"
+            ) from None
+        except HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code == 404:
+                raise ModelError(
+                    f"{name} has no revision {self.model.revision}; leave --revision out, or name another"
+                ) from None
+            return None
+        except OSError:  # no network; the HTTP client's errors are not OSErrors in all versions
+            return None
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
+                raise
+            return None
+        self.commit = info.sha
+        return [
+            RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else None)
+            for file in info.siblings or ()
+        ]
+
+    def fetch(self, name: str) -> Path:
+        """Downloads a file, or what is missing of it, and returns where it is."""
+        from huggingface_hub import hf_hub_download
+
+        # with the branch's name, its commit is stored too: a later start finds it without the hub
+        revision = self.model.revision if name == "config.json" else self.commit
+        return Path(
+            hf_hub_download(
+                self.model.repo,
+                name,
+                revision=revision,
+                cache_dir=self.model.cache_dir,
+                library_name="runtime-serve",
+            )
+        )
+
+    def forget(self, stored: Path) -> None:
+        """Removes a stored file that is damaged."""
+        stored.resolve().unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
+
+    def stored_folder(self) -> Path | None:
+        """The folder of this revision as it was downloaded before; None: it was not."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(
+            self.model.repo, "config.json", cache_dir=self.model.cache_dir, revision=self.model.revision
+        )
+        return Path(found).parent if isinstance(found, str) else None
+
+    def is_stored(self, file: RemoteFile) -> bool:
+        """Whether the file is here already, as a whole."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(
+            self.model.repo, file.name, cache_dir=self.model.cache_dir, revision=self.commit
+        )
+        return isinstance(found, str)
+
+    def num_bytes(self, files: list[RemoteFile]) -> int:
+        """Bytes of these files that are stored here, finished or not."""
+        from huggingface_hub import constants
+
+        cache = Path(self.model.cache_dir or constants.HF_HUB_CACHE)
+        blobs = cache / f"models--{self.model.repo.replace('/', '--')}" / "blobs"
+        return sum(
+            max((path.stat().st_size for path in blobs.glob(f"{file.sha256}*")), default=0)
+            for file in files
+            if file.sha256 is not None
+        )
+
+
+def download(source: HuggingFace, part: Part) -> Path:
+    """Downloads a part with reports on the way, checks it, and returns the folder. Raises ModelError."""
+    files = source.files()
+    if files is None:
+        folder = source.stored_folder()
+        if folder is None:
+            raise ModelError(
+                f"{source.model.repo} is not stored here, and the hub cannot be reached (or HF_HUB_OFFLINE "
+                "is set); download it first, or give a folder"
+            )
+        return folder
+    chosen = wanted(files, part)
+    total = sum(file.size for file in chosen)
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(REPORT_S):
+            _print(Report(done=min(total, source.num_bytes(chosen)), total=total))
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        stored = list(pool.map(lambda file: _fetch(source, file), chosen))
+    ended.set()
+    reporter.join()
+    _print(Report(done=total, total=total))
+    name = chosen[0].name
+    return stored[0].parents[name.count("/")]
+
+
+def _fetch(source: HuggingFace, file: RemoteFile) -> Path:
+    """One file, whose bytes are those that the hub's list promises: one that arrives damaged is downloaded
+    once more."""
+    was_stored = source.is_stored(file)
+    for _ in range(2):
+        stored = source.fetch(file.name)
+        if was_stored or (stored.stat().st_size == file.size and file.sha256 in (None, digest(stored))):
+            return stored
+        source.forget(stored)
+    raise ModelError(
+        f"{file.name} arrived damaged twice: its size or SHA-256 is not what the hub says; try again later"
+    )
+
+
+def _print(report: Report) -> None:
+    print(msgspec.json.encode(report).decode(), flush=True)
+
+
+def main(argv: list[str]) -> int:
+    """Downloads what the argument says; 0 if the last line has a folder."""
+    job = msgspec.json.decode(argv[1], type=Job)
+    try:
+        folder = (
+            _modelscope(job) if job.model.hub == "modelscope" else download(HuggingFace(job.model), job.part)
+        )
+        _print(Report(folder=str(folder)))
+    except ModelError as error:
+        _print(Report(error=str(error)))
+    except Exception as error:  # of a library's many; the parent turns it into one line
+        _print(Report(error=f"{job.model.repo} cannot be downloaded: {type(error).__name__}: {error}"))
+    else:
+        return 0
+    return 1
+
+
+def _modelscope(job: Job) -> Path:
+    """The same through ModelScope's library, which has resuming and checks of its own."""
+    try:
+        from modelscope import snapshot_download
+    except ImportError:
+        raise ModelError(
+            "downloading from ModelScope needs its library: pip install modelscope; or unset "
+            "SGLANG_USE_MODELSCOPE"
+        ) from None
+    options: dict[str, Any] = {"cache_dir": job.model.cache_dir, "revision": job.model.revision}
+    return Path(
+        snapshot_download(
+            job.model.repo,
+            allow_patterns=list(PATTERNS[job.part]),
+            ignore_patterns=list(IGNORED),
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,62 @@
+"""What --model-path means: a folder of this machine, or a model that a hub has."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from runtime.errors import ModelError
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_TRUE = ("1", "true", "yes", "on")
+# the reference's variable, and vLLM's
+MODELSCOPE_VARIABLES = ("SGLANG_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
+
+Hub = Literal["huggingface", "modelscope"]
+
+
+class HubModel(Struct, frozen=True, kw_only=True):
+    """A model of a hub, at a revision."""
+
+    repo: str  # org/name
+    revision: str | None = None  # branch, tag or commit; None: the hub's default
+    cache_dir: str | None = None  # where it is stored; None: the hub library's own folder
+    hub: Hub = "huggingface"
+
+
+def hub_model(
+    path: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> HubModel | None:
+    """The model that `path` names on a hub; None for a folder of this machine.
+
+    What exists here wins over the hub. Raises ModelError for a path that can be neither: a file, or a folder
+    that does not exist and is not of the form org/name.
+    """
+    folder = Path(path)
+    if "\0" in path or not path:
+        raise ModelError(
+            "--model-path is empty or has a NUL; give a folder, or the name of a model on the hub"
+        )
+    if folder.is_dir():
+        return None
+    if folder.name.lower().endswith(".gguf"):
+        raise ModelError(
+            f"{path}: GGUF files are not read yet; give the folder or the hub's name of the model in Hugging "
+            "Face layout (config.json, tokenizer.json, *.safetensors)"
+        )
+    if folder.exists():
+        raise ModelError(f"{path} is a file; give the folder that it is in, with config.json and the weights")
+    if _REPO.fullmatch(path) is None:
+        raise ModelError(
+            f"{path} does not exist; give a folder with config.json and the weights, or the name of a model "
+            "on the hub (org/name)"
+        )
+    uses_modelscope = any(environment.get(name, "").lower() in _TRUE for name in MODELSCOPE_VARIABLES)
+    hub: Hub = "modelscope" if uses_modelscope else "huggingface"
+    return HubModel(repo=path, revision=revision, cache_dir=download_dir, hub=hub)

@@ -1,0 +1,86 @@
+"""What --model-path means."""
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ModelError
+from runtime.hub.child import RemoteFile, wanted
+from runtime.hub.source import HubModel, hub_model
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("model.gguf", "GGUF files are not read yet"),
+        ("org/some.GGUF", "GGUF files are not read yet"),
+        ("here/config.json", "is a file; give the folder"),
+        ("missing", "does not exist; give a folder"),
+        ("/missing/folder", "does not exist; give a folder"),
+        ("./org/name", "does not exist"),
+        ("org/name/more", "does not exist"),
+        ("", "--model-path is empty"),
+        ("org/\0", "has a NUL"),
+    ],
+)
+def test_what_cannot_be(path: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=error):
+        hub_model(path)
+
+
+def test_a_folder_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub_model("org/name", "v1", "/cache", {}) == HubModel(
+        repo="org/name", revision="v1", cache_dir="/cache"
+    )
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert hub_model("org/name") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "hub"),
+    [("true", "modelscope"), ("1", "modelscope"), ("false", "huggingface"), ("", "huggingface")],
+)
+def test_the_references_variable_chooses_modelscope(value: str, hub: str) -> None:
+    model = hub_model("org/name", environment={"SGLANG_USE_MODELSCOPE": value})
+    assert model is not None and model.hub == hub
+
+
+def test_the_same_weights_in_other_forms_are_left_out() -> None:
+    names = [
+        *(
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+        ),
+        *(
+            "consolidated.safetensors",
+            "original/consolidated.00.pth",
+            "onnx/config.json",
+            "pytorch_model.bin",
+        ),
+        *("README.md", ".gitattributes", "1_Pooling/config.json", "chat_template.jinja"),
+    ]
+    files = [RemoteFile(name, 1, None) for name in names]
+    assert [file.name for file in wanted(files, "weights")] == ["model-00001-of-00002.safetensors"]
+    assert sorted(file.name for file in wanted(files, "config")) == [
+        *("1_Pooling/config.json", "chat_template.jinja", "config.json"),
+        *("model.safetensors.index.json", "tokenizer.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "part", "error"),
+    [
+        (["config.json", "pytorch_model.bin"], "weights", r"no safetensors.*\(it has .bin\)"),
+        (["model.Q4_K_M.gguf"], "config", r"no config.json.*\(it has .gguf\)"),
+        (["README.md"], "config", "no config.json"),
+    ],
+)
+def test_models_in_other_formats_are_named(names: list[str], part: str, error: str) -> None:
+    with pytest.raises(ModelError, match=error):
+        wanted([RemoteFile(name, 1, None) for name in names], part)  # type: ignore[arg-type]
