@@ -10,7 +10,7 @@ import asyncio
 import socket
 import subprocess
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
@@ -45,13 +45,10 @@ class Grammars:
     """Use it on one event loop; only `check` waits."""
 
     def __init__(
-        self,
-        setup: GrammarSetup,
-        limit_s: float,
-        prepare: Callable[[Grammar | None], None] = lambda grammar: None,
+        self, setup: GrammarSetup, limit_s: float, prepare: Callable[[Grammar | None], Awaitable[None]]
     ) -> None:
-        """`limit_s`: time limit of a check; `prepare` announces a grammar to the ranks (None: any grammar, as
-        the first one is being checked)."""
+        """`limit_s`: time limit of a check; `prepare` has the ranks compile a grammar, and returns when they
+        have (None: load what compiles any, as the first one is being checked)."""
         self._prepare = prepare
         self._setup = setup
         self._limit_s = limit_s
@@ -67,8 +64,8 @@ class Grammars:
         self._last_id = 0
 
     async def check(self, grammar: Grammar) -> None:
-        """Returns when `grammar` has been compiled. Raises InvalidRequest when it cannot be compiled,
-        InternalFault when the compile process fails."""
+        """Returns when `grammar` has been compiled, here and by the ranks, so that no step waits for it.
+        Raises InvalidRequest when it cannot be compiled, InternalFault when the compile process fails."""
         while (result := self._results.get(grammar)) is None:
             if (pending := self._pending.get(grammar)) is None:
                 await self._ask(grammar)
@@ -83,6 +80,7 @@ class Grammars:
             raise InternalFault(result.error)
         if result.error:
             raise InvalidRequest(f"constraint: {result.error}", param="constraint")
+        await self._prepare(grammar)  # also where it is known: ranks forget, and new ranks know none
 
     async def _ask(self, grammar: Grammar) -> None:
         """Checks a grammar. Other requests with the same grammar wait for this check; if it is cancelled, one
@@ -124,8 +122,6 @@ class Grammars:
         assert result is not None
         if result.is_fault:
             raise InternalFault(result.error)
-        if not result.error:
-            self._prepare(grammar)
         self._results[grammar] = result
         if len(self._results) > MAX_CACHED:
             self._results.popitem(last=False)
@@ -138,6 +134,7 @@ class Grammars:
             async with self._sending:
                 if self._socket is None:
                     self._start()
+                    await self._prepare(None)
                 assert self._socket is not None
                 try:
                     await asyncio.get_running_loop().sock_sendall(self._socket, frame)
@@ -162,7 +159,6 @@ class Grammars:
         ours.setblocking(False)
         self._socket, self._frames, self._has_answered = ours, Frames(), False
         asyncio.get_running_loop().add_reader(ours, self._on_data)
-        self._prepare(None)
         log.get("grammars").info(
             "compile process started", backend=self._setup.backend, pid=self._process.pid
         )

@@ -15,7 +15,7 @@ from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
 from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction, PrepareGrammar, Profile
 
-Command = LoadAdapter | Profile | CountExperts | ChangeMemory | UpdateWeights
+Command = LoadAdapter | PrepareGrammar | Profile | CountExperts | ChangeMemory | UpdateWeights
 
 
 class RankCommands:
@@ -36,11 +36,17 @@ class RankCommands:
         """The parts of the ranks' memory that are released now."""
         return self._supervisor.sleep_state.released
 
-    def prepare(self, grammar: Grammar | None) -> None:
-        """A hint that a grammar will come (None: any grammar). It is lost where the ranks cannot take it now:
-        an unprepared grammar is compiled in its first step."""
-        if self._takes_commands:
-            self._supervisor.ranks.submit(PrepareGrammar(grammar))
+    async def prepare(self, grammar: Grammar | None) -> None:
+        """Announces a grammar, and returns when rank 0 has compiled it: before that its first step would wait,
+        and all other sequences with it. None: any grammar; returns at once. Where the ranks cannot take it
+        now, or die meanwhile, that step compiles it."""
+        command = PrepareGrammar(next(self._ids), grammar)
+        try:
+            ranks = self._submit(command)
+            if grammar is not None:
+                await ranks.grammars.wait(command.id)
+        except Unavailable:
+            pass  # the request goes on: new ranks compile what their first steps name
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest for one that they cannot read."""

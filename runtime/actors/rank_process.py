@@ -16,6 +16,7 @@ from runtime.messages.ranks import (
     Captured,
     ExpertCounts,
     FromRank,
+    GrammarPrepared,
     LoadProgress,
     RankFailed,
     RankReady,
@@ -32,12 +33,14 @@ class Replies:
     def __init__(self, num_ranks: int) -> None:
         self.captured: list[Captured] = []
         self.adapters = RankReplies[AdapterLoaded](num_ranks)
+        self.grammars = RankReplies[GrammarPrepared](1)
         self.counts = RankReplies[ExpertCounts](1)
         self.memory_reports = RankReplies[MemoryReport](num_ranks)
 
     def end(self) -> None:
         """A rank has ended."""
         self.adapters.end()
+        self.grammars.end()
         self.counts.end()
         self.memory_reports.end()
 
@@ -73,6 +76,8 @@ class RankProcess:
                         replies.captured.append(captured)
                     case AdapterLoaded() as loaded:
                         replies.adapters.add(loaded)
+                    case GrammarPrepared() as prepared:
+                        replies.grammars.add(prepared)
                     case ExpertCounts() as counts:
                         replies.counts.add(counts)
                     case MemoryReport() as report:

@@ -30,9 +30,10 @@ class RankReplies(Generic[R]):
         self._is_over = False
 
     def add(self, reply: R) -> None:
-        """A rank has answered."""
-        self._replies.setdefault(reply.id, []).append(reply)
-        self._notify()
+        """A rank has answered. The reply to a command that is no longer waited for is dropped."""
+        if (replies := self._replies.get(reply.id)) is not None:
+            replies.append(reply)
+            self._notify()
 
     def end(self) -> None:
         """A rank has ended: no more replies will come from it."""
@@ -40,12 +41,17 @@ class RankReplies(Generic[R]):
         self._notify()
 
     async def wait(self, command_id: int) -> list[R]:
-        """Returns the replies when all ranks have answered. Raises Unavailable when a rank has ended."""
-        while len(self._replies.get(command_id, ())) < self._num_ranks:
-            if self._is_over:
-                raise Unavailable("the ranks ended meanwhile; try again in a moment")
-            await self._changed.wait()
-        return self._replies.pop(command_id)
+        """Returns the replies when all ranks have answered. Raises Unavailable when a rank has ended. Call it
+        right after the command was sent, before the event loop can receive a reply."""
+        replies = self._replies.setdefault(command_id, [])
+        try:
+            while len(replies) < self._num_ranks:
+                if self._is_over:
+                    raise Unavailable("the ranks ended meanwhile; try again in a moment")
+                await self._changed.wait()
+            return replies
+        finally:
+            del self._replies[command_id]
 
     def _notify(self) -> None:
         self._changed.set()

@@ -66,6 +66,7 @@ class Ranks:
         self._replies = Replies(setup.tp_size)
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
+        self.grammars = self._replies.grammars
         self.counts = self._replies.counts  # of rank 0 alone
         self.memory_reports = self._replies.memory_reports
         self.num_changes = 0  # changes of memory, after which steps must be captured again

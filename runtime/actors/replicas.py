@@ -88,7 +88,6 @@ class Replicas:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
         await call_all([partial(replica.commands.load_adapter, load) for replica in self._replicas])
 
-    def prepare_grammar(self, grammar: Grammar | None) -> None:
-        """Announces a grammar to all ranks; None: any grammar."""
-        for replica in self._replicas:
-            replica.commands.prepare(grammar)
+    async def prepare_grammar(self, grammar: Grammar | None) -> None:
+        """Announces a grammar to all ranks (None: any grammar), and returns when they have compiled it."""
+        await call_all([partial(replica.commands.prepare, grammar) for replica in self._replicas])

@@ -6,7 +6,7 @@ process.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -44,11 +44,11 @@ class TextPipeline:
         send: Callable[[Arrive | Abort | Stopped], None],
         limits: Limits,
         weight_version: Callable[[], str],
-        prepare_grammar: Callable[[Grammar | None], None],
+        prepare_grammar: Callable[[Grammar | None], Awaitable[None]],
     ) -> None:
         """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
-        the scheduler that has the request; `prepare_grammar` announces a grammar to the ranks (None: any
-        grammar)."""
+        the scheduler that has the request; `prepare_grammar` has the ranks compile a grammar (None: load
+        what compiles any)."""
         self._plan = plan
         self._model = model
         self._open_requests = open_requests

@@ -50,9 +50,9 @@ class Executor(Protocol):
         """Starts a new profile, or writes the current one if the command names no folder."""
         ...
 
-    def prepare_grammar(self, grammar: Grammar | None) -> None:
-        """Begins to compile a grammar in the background, or with None to load the compiler; returns at
-        once."""
+    def prepare_grammar(self, grammar: Grammar | None, done: Callable[[], None]) -> None:
+        """Begins to compile a grammar in the background, or with None to load the compiler; returns at once.
+        `done` is called, in any thread, when a launch no longer waits for it."""
         ...
 
     def load_adapter(self, command: LoadAdapter) -> None:

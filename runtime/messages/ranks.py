@@ -99,9 +99,10 @@ class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile")
 
 
 class PrepareGrammar(Struct, frozen=True, array_like=True, tag="prepare_grammar"):
-    """Begin to compile a grammar, which a later Admit names, while steps run. None: load the grammar backend,
-    because some request with a grammar is expected."""
+    """Compile a grammar, which a later Admit names, while steps run. GrammarPrepared answers it, from rank 0.
+    None: load the grammar backend, because some request with a grammar is expected."""
 
+    id: int
     grammar: Grammar | None
 
 
@@ -182,6 +183,13 @@ class Captured(Struct, frozen=True, array_like=True, tag="captured"):
     is_fatal: bool = False  # a rank failed while others wait for it in a collective: all ranks end
 
 
+class GrammarPrepared(Struct, frozen=True, array_like=True, tag="grammar_prepared"):
+    """Rank 0 has compiled the grammar of a PrepareGrammar, or cannot: an Admit that names it waits no
+    more."""
+
+    id: int
+
+
 class ExpertCounts(Struct, frozen=True, array_like=True, tag="expert_counts"):
     """Tokens that each expert computed since the ranks started."""
 
@@ -200,6 +208,7 @@ FromRank = (
     | RankFailed
     | Captured
     | AdapterLoaded
+    | GrammarPrepared
     | ExpertCounts
     | MemoryReport
     | StepResult

@@ -242,10 +242,10 @@ class TorchExecutor:
             log.get("graphs").info("a capture was traced", folder=folder, rank=self.rank)
         return captured
 
-    def prepare_grammar(self, grammar: Grammar | None) -> None:
+    def prepare_grammar(self, grammar: Grammar | None, done: Callable[[], None]) -> None:
         """See Executor.prepare_grammar."""
         assert self.loaded is not None, "a grammar before start"
-        self.loaded.slots.grammar_masks.prepare(grammar)
+        self.loaded.slots.grammar_masks.prepare(grammar, done)
 
     def profile(self, command: Profile) -> None:
         """See Executor.profile."""

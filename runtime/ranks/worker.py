@@ -23,6 +23,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread, get_native_id
@@ -37,6 +38,7 @@ from runtime.messages.ranks import (
     Capture,
     CountExperts,
     FromRank,
+    GrammarPrepared,
     LoadProgress,
     PrepareGrammar,
     Profile,
@@ -154,7 +156,7 @@ class RankWorker:
             case Capture():
                 self._capture(executor, command)
             case PrepareGrammar():
-                executor.prepare_grammar(command.grammar)
+                executor.prepare_grammar(command.grammar, partial(self._prepared, command.id))
             case LoadAdapter():
                 Thread(
                     target=self._load_adapter, args=(executor, command), name="adapter", daemon=True
@@ -197,6 +199,10 @@ class RankWorker:
             traceback.print_exc(file=sys.stderr)
             error = "it could not be read; the server's log has the details"
         self._send(AdapterLoaded(command.id, self._rank, error))
+
+    def _prepared(self, id: int) -> None:
+        if self._rank == 0:
+            self._send(GrammarPrepared(id))
 
     def _report(self, step: Pending) -> None:
         if (result := step.result()) is not None:

@@ -26,9 +26,13 @@ GOOD = Grammar("regex", "[a-z]{3}")
 ENDLESS = Grammar("regex", "((a|b)*(c|d)*[a-z]{200}){200}")
 
 
+async def prepared(grammar: Grammar | None) -> None:
+    """What ranks do that have compiled it already."""
+
+
 @pytest.fixture
 async def grammars() -> AsyncIterator[Grammars]:
-    made = Grammars(SETUP, limit_s=60.0)
+    made = Grammars(SETUP, 60.0, prepared)
     yield made
     made.stop()
 
@@ -43,11 +47,40 @@ async def test_good_and_bad(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 async def test_what_no_text_can_follow_is_refused(backend: str) -> None:
-    grammars = Grammars(msgspec.structs.replace(SETUP, backend=backend), limit_s=60.0)
+    grammars = Grammars(msgspec.structs.replace(SETUP, backend=backend), 60.0, prepared)
     try:
         with pytest.raises(InvalidRequest, match="constraint: "):
             await grammars.check(Grammar("json_schema", '{"$ref": "#"}'))
         await grammars.check(Grammar("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}}'))
+    finally:
+        grammars.stop()
+
+
+async def test_a_request_goes_on_when_the_ranks_have_compiled_its_grammar() -> None:
+    """Before that its first step would wait, and every other sequence with it."""
+    compiled, order = anyio.Event(), list[str]()
+
+    async def prepare(grammar: Grammar | None) -> None:
+        if grammar is not None:
+            order.append("announced")
+            await compiled.wait()
+
+    async def ask() -> None:
+        await grammars.check(GOOD)
+        order.append("goes on")
+
+    grammars = Grammars(SETUP, 60.0, prepare)
+    try:
+        for round in range(2):  # a known grammar too: the ranks may have forgotten it
+            compiled = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                while len(order) == 2 * round:
+                    await anyio.sleep(0.01)
+                await anyio.wait_all_tasks_blocked()
+                assert order[-1] == "announced"
+                compiled.set()
+        assert order == ["announced", "goes on"] * 2
     finally:
         grammars.stop()
 
@@ -60,7 +93,7 @@ async def test_many_at_once_and_long_ones(grammars: Grammars) -> None:
 
 
 async def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
-    grammars = Grammars(SETUP, limit_s=1.0)
+    grammars = Grammars(SETUP, 1.0, prepared)
     try:
         order: list[str] = []
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from pstats import Stats
 
@@ -126,8 +127,9 @@ class NullExecutor:
         """Succeeds without doing anything."""
         return Captured(size, 0.0, 0, "", unit)
 
-    def prepare_grammar(self, grammar: Grammar | None) -> None:
-        """Does nothing: answers follow no grammar (--grammar-backend is none)."""
+    def prepare_grammar(self, grammar: Grammar | None, done: Callable[[], None]) -> None:
+        """Compiles nothing: answers follow no grammar (--grammar-backend is none)."""
+        done()
 
     def profile(self, command: Profile) -> None:
         """Profiles the Python code of the rank, with cProfile."""

@@ -15,7 +15,7 @@ replaces the slot's own.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -26,7 +26,7 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
-KEPT = 64  # compiled grammars
+KEPT = 256  # compiled grammars: of queued requests, too
 # With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode.
 # So
 # runs are reported from SHORTEST tokens on, and among more than FEW sequences, which take their steps anyway,
@@ -134,18 +134,19 @@ class GrammarMasks:
         self._backend: Future[Backend] | None = None
         self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
 
-    def prepare(self, grammar: Grammar | None) -> None:
-        """Starts to load the backend and to compile, in another thread; `admit` waits for what is not
-        done."""
+    def prepare(self, grammar: Grammar | None, done: Callable[[], None] = lambda: None) -> None:
+        """Starts to load the backend and to compile, in another thread; `admit` waits for what is not done.
+        `done` is called, in some thread, when it waits no more for this grammar."""
         if self._setup is None:
-            return
+            return done()
         if self._backend is None:
             self._backend = self._aside.submit(open_backend, self._setup)
         if grammar is None:
-            return
+            return done()
         if grammar not in self._compiled:
             self._compiled[grammar] = self._aside.submit(_compile, self._backend, grammar)
         self._compiled.move_to_end(grammar)
+        self._compiled[grammar].add_done_callback(lambda _: done())
         if len(self._compiled) > KEPT:
             self._compiled.popitem(last=False)
 

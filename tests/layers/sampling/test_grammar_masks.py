@@ -1,6 +1,7 @@
 """Which tokens a slot with a grammar may take, with a backend that can be looked through: its texts are "aa"
 after "b"."""
 
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,14 @@ def test_what_was_prepared_is_there(grammar_masks: GrammarMasks) -> None:
     grammar_masks.prepare(Grammar("regex", "2"))
     grammar_masks.admit(admit(0, "2"))
     assert allowed(grammar_masks, 0) == {5}
+
+
+def test_who_prepares_learns_when_a_step_waits_no_more(grammar_masks: GrammarMasks) -> None:
+    done = Event()
+    for text in ("2", "2", "bad"):  # compiled, known, not to be compiled
+        done.clear()
+        grammar_masks.prepare(Grammar("regex", text), done.set)
+        assert done.wait(60) and grammar_masks._compiled[Grammar("regex", text)].done()
 
 
 def test_other_ranks_do_nothing() -> None:
