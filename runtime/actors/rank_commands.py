@@ -37,9 +37,9 @@ class RankCommands:
         return self._supervisor.sleep_state.released
 
     async def prepare(self, grammar: Grammar | None) -> None:
-        """Announces a grammar, and returns when rank 0 has compiled it: before that its first step would wait,
-        and all other sequences with it. None: any grammar; returns at once. Where the ranks cannot take it
-        now, or die meanwhile, that step compiles it."""
+        """Announces a grammar, and returns when rank 0 has compiled it: before that its first step would
+        wait, and all other sequences with it. None: any grammar; returns at once. Where the ranks cannot
+        take it now, or die meanwhile, that step compiles it."""
         command = PrepareGrammar(next(self._ids), grammar)
         try:
             ranks = self._submit(command)
