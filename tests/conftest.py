@@ -20,6 +20,15 @@ if not Path("/dev/nvidiactl").exists():
     # read when triton is first imported, by whichever library of a test comes first
     os.environ["TRITON_INTERPRET"] = "1"
 
+# what forked ranks have imported -> the library that it needs
+PRELOADED = {
+    "runtime.ranks.torch_executor": "torch",
+    "runtime.devices.cpu.device": "torch",
+    "runtime.grammar.xgrammar": "xgrammar",
+    "runtime.devices.ascend.ops": "torch_npu",
+    "runtime.devices.ascend.moe": "torch_npu",
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all cases of the tests that are marked `sampled`")
@@ -64,11 +73,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def launchers() -> Iterator[Launchers]:
     """Forks ranks, see tests/launcher.py."""
-    started = Launchers(
-        ("runtime.ranks.torch_executor", "runtime.devices.cpu.device", "runtime.grammar.xgrammar")
-        if find_spec("xgrammar") is not None
-        else ("runtime.ranks.torch_executor",)
-    )
+    started = Launchers([module for module, needs in PRELOADED.items() if find_spec(needs) is not None])
     yield started
     started.close()
 

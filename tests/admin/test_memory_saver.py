@@ -142,7 +142,7 @@ async def test_a_start_that_is_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) 
             while not engine._core.replicas[0].supervisor.sleep_state.is_asleep:
                 await anyio.sleep(0.005)
 
-        async def refuse(self: Ranks, _: Any) -> Any:
+        async def refuse(self: Ranks, *_: Any) -> Any:
             raise StartError("there is no device any more")
 
         monkeypatch.setattr(Ranks, "start", refuse)
