@@ -214,8 +214,6 @@ def _read(folder: Folder, path: Path) -> File | None:
         folder.quarantine(path, "its bytes are missing")
         return None
     if stat.S_ISREG(found.st_mode) and found.st_size == file.bytes and os.access(bytes_path, os.R_OK):
-        if found.st_mode & 0o077:
-            os.chmod(bytes_path, 0o600)
         return file
     folder.quarantine(path, "its bytes are damaged")
     folder.quarantine(bytes_path, f"it has not the {file.bytes} bytes of its metadata, or can't be read")

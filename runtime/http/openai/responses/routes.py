@@ -23,8 +23,8 @@ from runtime.http.openai.responses import response_object as responses
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
 from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer
-from runtime.http.openai.responses.store import OPEN, ResponseStore
-from runtime.http.openai.responses.table import StoredResponse
+from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.openai.responses.table import OPEN, StoredResponse
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings

@@ -18,7 +18,7 @@ import msgspec
 
 from runtime import log
 from runtime.errors import NotFound, StorageFull, StorageUnavailable
-from runtime.http.openai.responses.table import ResponseTable, Row, StoredResponse
+from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
 
 MAX_RESPONSES = 10_000
@@ -26,7 +26,6 @@ MAX_BYTES = 256 * 2**20
 MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
-OPEN = ("queued", "in_progress")
 
 
 class ResponseStore:

@@ -15,6 +15,7 @@ from runtime.http.openai.responses.items import Item
 from runtime.http.openai.stored.folder import Folder, is_regular, open_private
 
 INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
+OPEN = ("queued", "in_progress")
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 NAMES = ("responses.sqlite", "responses.sqlite-wal", "responses.sqlite-shm")
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class ResponseTable:
         self._file: tuple[int, int] | None = None  # device and inode of the open database
         self._count = 0
         self.num_bytes = 0  # of all rows
+        self._has_ended_interrupted = False
         self._lock = threading.Lock()
 
     def put(self, rows: Iterable[Row]) -> None:
@@ -75,7 +77,10 @@ class ResponseTable:
             return None if row is None else row[0]
 
         data = self._guarded(select)
-        return None if data is None else self._decoded(response_id, data)
+        record = None if data is None else self._decoded(response_id, data)
+        if record is not None and not self._has_ended_interrupted:  # nothing was written since the start
+            _end(record)
+        return record
 
     def delete(self, response_id: str) -> bool:
         """Deletes a response. Returns whether there was one. Raises sqlite3.Error, OSError."""
@@ -91,10 +96,6 @@ class ResponseTable:
         self._count -= 1
         self.num_bytes -= row[0]
         return True
-
-    def open(self) -> None:
-        """Opens the file, so that a damaged one is found now. Raises sqlite3.Error, OSError."""
-        self._guarded(lambda db: None)
 
     def close(self) -> None:
         """Closes the file."""
@@ -120,8 +121,6 @@ class ResponseTable:
             if os.path.lexists(self.path) and not is_regular(self.path):
                 self._set_aside("it is no file")
             os.close(open_private(self.path, os.O_RDWR | os.O_CREAT))
-            if self.path.stat().st_mode & 0o077:
-                self.path.chmod(0o600)
             db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1.0)
             try:
                 self._prepare(db)
@@ -143,22 +142,26 @@ class ResponseTable:
         ).fetchone()
 
     def end_interrupted(self) -> None:
-        """Ends the responses that a server left open which was stopped. To be called once, before anything is
-        stored. Raises sqlite3.Error, OSError."""
+        """Ends the responses that a server left open which was stopped; the first `put` does it otherwise.
+        Raises sqlite3.Error, OSError."""
+        self._guarded(self._end_interrupted)
 
-        def end(db: sqlite3.Connection) -> None:
-            for n, response_id, data in db.execute(
-                "SELECT n, id, record FROM responses WHERE NOT is_over"
-            ).fetchall():
-                record = self._decoded(response_id, data)
-                if record is not None:
-                    record.response.update(status="failed", error=INTERRUPTED)
-                    data = msgspec.json.encode(record)
-                db.execute("UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (data, n))
-
-        self._guarded(end)
+    def _end_interrupted(self, db: sqlite3.Connection) -> None:
+        rows = (
+            []
+            if self._has_ended_interrupted
+            else db.execute("SELECT n, id, record FROM responses WHERE NOT is_over").fetchall()
+        )
+        for n, response_id, data in rows:
+            record = self._decoded(response_id, data)
+            if record is not None:
+                _end(record)
+                data = msgspec.json.encode(record)
+            db.execute("UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (data, n))
+        self._has_ended_interrupted = True
 
     def _put(self, db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+        self._end_interrupted(db)
         count, size = self._count, self.num_bytes
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -204,6 +207,12 @@ class ResponseTable:
             with suppress(sqlite3.Error):
                 self._db.close()
         self._db = self._file = None
+
+
+def _end(record: StoredResponse) -> None:
+    """Ends a response that was interrupted."""
+    if record.response["status"] in OPEN:
+        record.response.update(status="failed", error=INTERRUPTED)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

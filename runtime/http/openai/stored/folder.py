@@ -27,6 +27,7 @@ from runtime.errors import StartError, StorageUnavailable
 
 MAX_RECORD_BYTES = 2**20  # of a .json file; ours have a few hundred bytes
 SUBFOLDERS = ("batches",)
+OURS = ("lock", "file-*", "responses.sqlite*", "batches", "batches/*", "quarantine", "quarantine/*")
 T = TypeVar("T")
 
 
@@ -45,6 +46,7 @@ class Folder:
                 self.quarantine(path / "lock", "it is no file")
             self._lock = _lock(path / "lock")
             self._make_subfolders()
+            self._close_to_others()
         except BlockingIOError:
             raise StartError(
                 f"--file-storage-path {path} is in use by another server; give each its own folder"
@@ -53,7 +55,7 @@ class Folder:
             raise StartError(
                 f"--file-storage-path {path} can't be used ({error}); name a folder that can be written"
             ) from None
-        if path.stat().st_mode & 0o077:
+        if path.stat().st_mode & 0o077:  # it may be a folder of other things, too
             log.get("files").warning(
                 "the folder is open to other users of this machine; chmod 700 closes it", folder=str(path)
             )
@@ -125,8 +127,6 @@ class Folder:
             elif mode.st_size > MAX_RECORD_BYTES:
                 reason = f"a record of {mode.st_size} bytes"
             else:
-                if mode.st_mode & 0o077:
-                    os.chmod(path, 0o600)
                 record = msgspec.json.decode(path.read_bytes(), type=kind)
                 if id_of(record) == path.stem:
                     return record
@@ -135,6 +135,14 @@ class Folder:
             reason = f"{type(error).__name__}: {error}"
         self.quarantine(path, reason)
         return None
+
+    def _close_to_others(self) -> None:
+        """Takes what is ours away from other users: an earlier version, or a copy, may have left it open."""
+        for path in [path for pattern in OURS for path in self.path.glob(pattern)]:
+            mode = os.lstat(path).st_mode
+            if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                with suppress(OSError):  # a read-only disk
+                    os.chmod(path, stat.S_IMODE(mode) & 0o700)
 
     def _make_subfolders(self) -> None:
         for name in SUBFOLDERS:
