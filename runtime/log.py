@@ -9,6 +9,7 @@ The chain of processors is our own: structlog's defaults and the root logger of 
 application.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -48,6 +49,25 @@ def setup(level: str = "info", format: str = "text", stream: TextIO | None = Non
     _output.renderers = _json() if format == "json" else _text((stream or sys.stderr).isatty())
 
 
+class _Forward(logging.Handler):
+    """Writes what libraries log as lines of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        line = getattr(get(record.name), level if level in LEVELS else "info")
+        stack = {"exc_info": record.exc_info} if record.exc_info else {}
+        line("logging", message=record.getMessage(), **stack)
+
+
+def take_logging() -> None:
+    """Writes what libraries log with `logging`, from warnings on, in the form of `setup`. For a process of
+    our own, not for an application that uses the library."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Forward) for handler in root.handlers):
+        root.addHandler(_Forward())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form
+
+
 def silence() -> None:
     """Writes no lines any more, as before `setup`."""
     _output.level = SILENT
@@ -83,10 +103,19 @@ def _json() -> tuple[Processor, ...]:
 def _text(colors: bool) -> tuple[Processor, ...]:
     return (
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _printable,
         structlog.dev.ConsoleRenderer(
             colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
         ),
     )
+
+
+def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Control characters are written as escapes: a client's text makes no lines and moves no cursor."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = "".join([c if c.isprintable() else repr(c)[1:-1] for c in value])
+    return event
 
 
 def _drop_below(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

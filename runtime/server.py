@@ -37,6 +37,7 @@ def run(plan: Plan) -> int:
     """Serves until a signal, or until the ranks cannot be started again. -> exit code. Raises StartError when
     the server cannot start."""
     log.setup(plan.logs.log_level, plan.logs.log_format)
+    log.take_logging()
     for notice in plan.notices:
         log.get("options").warning(notice)
     gc.freeze()  # what was imported stays: collections need not look at it

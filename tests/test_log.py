@@ -72,6 +72,34 @@ def test_a_phase_has_one_line_with_its_time() -> None:
     assert event["event"] == "weights" and event["bytes"] == 7 and event["seconds"] >= 0
 
 
+def test_a_clients_text_makes_no_lines_and_moves_no_cursor() -> None:
+    stream = io.StringIO()
+    log.setup("info", "text", stream)
+    log.get("x").info("asked", path="/a\n12:00:00 [info] forged", name="\x1b[2Jx", other="\u202ex")
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_libraries_log_has_the_same_form(form: str) -> None:
+    stream, root = io.StringIO(), logging.getLogger()
+    before = list(root.handlers)
+    log.setup("info", form, stream)
+    try:
+        log.take_logging()
+        log.take_logging()  # once is enough
+        logging.getLogger("some.library").warning("a %s\nforged", "b")
+        (line,) = stream.getvalue().splitlines()
+        assert "some.library" in line and "forged" in line
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            logging.getLogger("some.library").exception("it failed")
+        assert "ValueError: boom" in stream.getvalue()
+    finally:
+        root.handlers[:] = before
+
+
 def test_the_applications_logging_is_its_own() -> None:
     before = (list(logging.getLogger().handlers), structlog.is_configured())
     log.setup("debug", "json", io.StringIO())
