@@ -44,6 +44,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
 from runtime.settings import buckets, model_card, model_config
+from runtime.shutdown import Deadline
 
 STOPPING = "the server is stopping; try again later"
 
@@ -58,6 +59,7 @@ class Core:
         self.tenant = EVERYBODY
         self.model: ModelConfig = model_config(plan)
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
+        self.deadline = Deadline()  # for the end of everything, ranks included
         self._state: State = "loading"
         self._download = ProgressLine()
         self._settled = anyio.Event()  # ready, or failed
@@ -136,7 +138,7 @@ class Core:
             self._commands.close(Unavailable(STOPPING))
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
-                await self.replicas.stop()
+                await self.replicas.stop(self.deadline.remaining_s())
             self._text.close(Unavailable(STOPPING))
 
     async def wait_ready(self) -> None:

@@ -8,6 +8,8 @@ import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,7 +19,7 @@ from anyio.abc import TaskStatus
 from runtime import log
 from runtime.admin.systemd import Notifier
 from runtime.core import Core
-from runtime.errors import OptionsError, StartError, install_line
+from runtime.errors import OptionsError, RuntimeFault, StartError, install_line
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
 from runtime.http.key_file import read_key_file
@@ -25,6 +27,7 @@ from runtime.http.openai.stored_objects import StoredObjects, open_stored_object
 from runtime.http.server import listen, serve, tls_context
 from runtime.http.settings import HttpSettings, http_settings
 from runtime.options.plan import Plan
+from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
 
 # Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
 GC_THRESHOLDS = (10_000, 10, 10)
@@ -67,7 +70,7 @@ async def main(plan: Plan) -> int:
         else _http_server(core, plan, settings, stored_objects, tls)
     )
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
+        tasks.start_soon(_watch_signals, core, stop, plan.http.shutdown_timeout)
         if plan.api.api_key_file is not None:
             await tasks.start(_watch_key_file, settings.keys, Path(plan.api.api_key_file))
         tasks.start_soon(_run_core, core, stop)
@@ -91,7 +94,12 @@ def _http_server(
     sockets = listen(plan.http.host, plan.http.port)
     _log_listening("http", plan, sockets[0].getsockname()[1])
     return lambda stop: serve(
-        app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.http.fastapi_root_path
+        app,
+        sockets=sockets,
+        shutdown=stop,
+        tls=tls,
+        root_path=plan.http.fastapi_root_path,
+        remaining_s=core.deadline.remaining_s,
     )
 
 
@@ -109,7 +117,7 @@ def _grpc_server(core: Core, plan: Plan, settings: HttpSettings, tls: ssl.SSLCon
     )
     server = rpc.Rpc(core, settings, plan.http.host, plan.http.port, credentials)
     _log_listening("grpc", plan, server.port)
-    return server.serve
+    return partial(server.serve, remaining_s=core.deadline.remaining_s)
 
 
 def _log_listening(scheme: str, plan: Plan, port: int) -> None:
@@ -123,20 +131,24 @@ async def _run_core(core: Core, stop: anyio.Event) -> None:
     stop.set()
 
 
-async def _watch_signals(
-    core: Core, stop: anyio.Event, deadline_s: float, *, task_status: TaskStatus[None]
-) -> None:
-    """The first signal drains: no new requests, the open ones may finish. The second stops at once."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
+async def _watch_signals(core: Core, stop: anyio.Event, timeout_s: float) -> None:
+    """When the core is ready: the first signal drains, so no new requests come and the open ones may finish;
+    the second stops at once. Until then a signal ends the process (shutdown.py)."""
+    with suppress(RuntimeFault):  # it cannot start, which ends the server as well
+        await core.wait_ready()
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as tasks:
             async for number in signals:
-                if stop.is_set() or core.health().state == "draining":
-                    tasks.cancel_scope.cancel()
+                is_second = core.deadline.is_set
+                core.deadline.set(0.0 if is_second else timeout_s)
+                end_by_force(core.deadline.remaining_s() + FORCE_S)
+                if is_second:
+                    log.get("server").info("stopping", signal=number.name)
                     break
-                log.get("server").info("draining", signal=number.name, seconds=deadline_s)
-                tasks.start_soon(_drain, core, stop, deadline_s)
-    stop.set()
+                log.get("server").info("draining", signal=number.name, seconds=timeout_s)
+                tasks.start_soon(_drain, core, stop, timeout_s)
+            tasks.cancel_scope.cancel()
+    await _drain(core, stop, 0.0)
 
 
 async def _watch_key_file(keys: Keys, path: Path, *, task_status: TaskStatus[None]) -> None:

@@ -18,6 +18,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 
 import anyio
 import msgspec
@@ -44,6 +45,7 @@ from runtime.ranks import ring
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
 TERM_S = 2.0  # after SIGTERM, before SIGKILL
+HURRY_S = 0.5  # for each of them when there is no more time
 DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
 DUMP_SIGNAL = signal.SIGUSR1  # see ranks/worker.py
 PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
@@ -201,11 +203,12 @@ class Ranks:
             for rank in self._ranks:
                 rank.process.kill()
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = inf) -> None:
         """Ends all ranks, by StopRank first, then by signals, and closes every descriptor. May be called at
         any time and more than once.
 
-        Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is
+        Takes at most STOP_S + TERM_S + KILL_S, and ranks that have not ended after about `within_s` are
+        killed (after HURRY_S, if that is more); a process that outlives SIGKILL, held by a device driver, is
         left to the kernel.
         """
         if self._is_stopping:
@@ -219,8 +222,9 @@ class Ranks:
                 and self.died is None
                 and self._plans.try_publish(self._to_ranks.encode(StopRank()))
             ):
-                await _wait_exits(self._ranks, STOP_S)
-            for number, timeout_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+                await _wait_exits(self._ranks, min(STOP_S, max(within_s, HURRY_S)))
+            term_s = min(TERM_S, max(within_s, HURRY_S))
+            for number, timeout_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, KILL_S)):
                 for rank in self._ranks:
                     rank.process.send_signal(number)  # does nothing to a process that has ended
                 await _wait_exits(self._ranks, timeout_s)

@@ -6,6 +6,7 @@ dispatcher ──Arrive──► inbox ──► scheduler actor ──StepPlan�
 """
 
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 import anyio
@@ -114,9 +115,9 @@ class Replica:
             task_status.started()
             await supervisor.run(actor)
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks and closes what is open. For the owner, when `run` has ended."""
-        await self.supervisor.stop()
+        await self.supervisor.stop(within_s)
         if self.events is not None:
             self.events.close()
         self.inbox.discard()

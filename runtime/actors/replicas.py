@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 
 import anyio
 from anyio.abc import TaskGroup
@@ -64,11 +65,11 @@ class Replicas:
             for replica in self._replicas:
                 starting.start_soon(tasks.start, replica.run)
 
-    async def stop(self) -> None:
-        """Ends the ranks of all replicas. For the owner, when their tasks have ended."""
+    async def stop(self, within_s: float = inf) -> None:
+        """Ends the ranks of all replicas; see Ranks.stop. For the owner, when their tasks have ended."""
         async with anyio.create_task_group() as stopping:
             for replica in self._replicas:
-                stopping.start_soon(replica.stop)
+                stopping.start_soon(replica.stop, within_s)
 
     @property
     def num_steps(self) -> int:

@@ -17,6 +17,7 @@ when everything is to be resumed.
 import os
 from collections.abc import Callable, Sequence
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import NoReturn
 
@@ -192,11 +193,11 @@ class Supervisor:
         """Ranks that start from now on load these weights."""
         self.setup = structs.replace(self.setup, model_path=model_path, load_format=load_format)
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks; host memory is freed when no process maps it any more."""
         self.sleep_state.end()
         await self.standby.stop()
-        await self.ranks.stop()
+        await self.ranks.stop(within_s)
         for fd in self.setup.host_fds:
             os.close(fd)
         self.setup = structs.replace(self.setup, host_fds=[])

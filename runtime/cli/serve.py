@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from runtime.options.help import help_text
 from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
+from runtime.shutdown import end_at_once_on_signals
 
 
 def run(argv: Sequence[str]) -> int:
@@ -13,6 +14,7 @@ def run(argv: Sequence[str]) -> int:
         if word in ("-h", "--help"):
             print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
             return 0
+    end_at_once_on_signals()
     plan = plan_for(from_argv(argv))
     from runtime import server  # here, so that --help and a wrong option answer at once
 

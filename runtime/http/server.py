@@ -10,7 +10,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,6 +35,7 @@ LOG = logging.getLogger("runtime.http")
 
 BACKLOG = 2048
 GRACE_S = 30.0  # for running answers, after a request to shut down
+FLUSH_S = 0.2  # of it in any case: for what was written last to leave
 STUCK_S = 30.0  # for which a client may take nothing of what waits for it
 
 
@@ -85,11 +87,12 @@ async def serve(
     shutdown: anyio.Event,
     tls: ssl.SSLContext | None = None,
     grace_s: float = GRACE_S,
+    remaining_s: Callable[[], float] = lambda: inf,
     stuck_s: float = STUCK_S,
     root_path: str = "",
 ) -> None:
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
-    end."""
+    end, and no longer than `remaining_s` says, but FLUSH_S."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
         server = _Server(app, tasks, stuck_s, root_path)
         listeners = [
@@ -101,7 +104,7 @@ async def serve(
         finally:
             for listener in listeners:
                 listener.close()
-        with anyio.move_on_after(grace_s):
+        with anyio.move_on_after(min(grace_s, max(FLUSH_S, remaining_s()))):
             await server.drain()
         server.cut()
 

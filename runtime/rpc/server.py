@@ -4,6 +4,7 @@ are those of the HTTP routes."""
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,15 @@ class Rpc:
         except RuntimeError:
             raise StartError(f"cannot listen on {address}; choose another --port or --host") from None
 
-    async def serve(self, shutdown: anyio.Event) -> None:
-        """Serves until `shutdown`; running calls then have GRACE_S to end."""
+    async def serve(self, shutdown: anyio.Event, remaining_s: Callable[[], float] = lambda: inf) -> None:
+        """Serves until `shutdown`; running calls then have GRACE_S to end, and no longer than `remaining_s`
+        says."""
         await self.server.start()
         try:
             await shutdown.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.server.stop(GRACE_S if shutdown.is_set() else 0)
+                await self.server.stop(min(GRACE_S, remaining_s()) if shutdown.is_set() else 0)
 
     def _one(
         self, level: Level, kind: Any, call: Callable[[Any, Caller], Awaitable[Any]]

@@ -1,0 +1,231 @@
+"""The end of the server, whatever its clients do: after SIGTERM within --shutdown-timeout, after a second
+signal at once, and at any moment of the start. No rank is left.
+
+Times have a wide margin (MARGIN_S): what must not happen takes 30 s or does not end.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+TIMEOUT_S = 1.0  # --shutdown-timeout
+MARGIN_S = 12.0
+WAIT_S = 60.0
+NULL = ("--device", "null", "--num-threads", "1", "--null-step-s", "0.002")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that it started."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Process:
+    """`runtime serve`, and what it wrote."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "runtime", "serve", "--port", "0", "--log-format", "json", *options]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(command, stderr=file, stdout=file, stdin=subprocess.DEVNULL)
+        self.url = ""
+
+    def wait_for(self, event: str) -> None:
+        """Returns when the log has a line of this event."""
+        deadline = time.monotonic() + WAIT_S
+        while not (line := self.line(event)):
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-2000:]
+            time.sleep(0.02)
+        self.url = json.loads(line).get("url", self.url)
+
+    def line(self, event: str) -> str:
+        lines = self.log.read_text().splitlines()
+        return next((line for line in lines if f'"event": "{event}"' in line), "")
+
+    def ends(self, *signals: int, pause_s: float = 0.3) -> float:
+        """Sends the signals, one after the other. -> seconds from the last one to the end; no child is left"""
+        left = children(self.process.pid)
+        for number in signals:
+            self.process.send_signal(number)
+            begin = time.monotonic()
+            if number is not signals[-1] or signals.count(number) > 1:
+                time.sleep(pause_s)
+        self.process.wait(WAIT_S)
+        took = time.monotonic() - begin
+        deadline = time.monotonic() + WAIT_S
+        while any(map(is_alive, left)):
+            assert time.monotonic() < deadline, "a child lives on"
+            time.sleep(0.02)
+        return took
+
+
+@contextmanager
+def started(tmp_path: Path, *options: str) -> Iterator[Process]:
+    """A server on its way."""
+    process = Process(tmp_path / "log", *options)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.wait()
+
+
+@contextmanager
+def serving(tmp_path: Path, *options: str) -> Iterator[Process]:
+    """A server that is ready."""
+    with started(tmp_path, *NULL, "--shutdown-timeout", str(TIMEOUT_S), *options) as process:
+        process.wait_for("listening")
+        process.wait_for("ready")
+        yield process
+
+
+Clients = Callable[[str, ExitStack], None]  # connect to a URL and do something that stays open
+
+
+def raw(url: str, stack: ExitStack, data: bytes, receive_buffer: int | None = None) -> socket.socket:
+    parts = urlsplit(url)
+    sock = stack.enter_context(socket.socket())
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.connect((parts.hostname, parts.port))
+    sock.sendall(data)
+    return sock
+
+
+def post(path: str, body: bytes, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    return head.encode() + body
+
+
+ENDLESS = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 100_000, "ignore_eos": True}}
+
+
+def half_heads(url: str, stack: ExitStack) -> None:
+    for data in (b"", b"GET / HT", b"POST /generate HTTP/1.1\r\nhost: x\r\n"):
+        raw(url, stack, data)
+
+
+def unfinished_bodies(url: str, stack: ExitStack) -> None:
+    for path in ("/generate", "/v1/chat/completions", "/v1/files", "/v1/batches", "/flush_cache", "/nowhere"):
+        raw(url, stack, post(path, b'{"text": ', length=10_000_000))
+
+
+def chunks_without_end(url: str, stack: ExitStack) -> None:
+    raw(url, stack, b'POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"te')
+
+
+def readers_that_never_read(url: str, stack: ExitStack) -> None:
+    body = json.dumps(ENDLESS | {"sampling_params": {**ENDLESS["sampling_params"], "n": 8}}).encode()
+    for _ in range(4):
+        raw(url, stack, post("/generate", body), receive_buffer=2048)
+    time.sleep(0.5)
+
+
+def streams(url: str, stack: ExitStack) -> None:
+    for _ in range(4):
+        sock = raw(url, stack, post("/generate", json.dumps(ENDLESS).encode()))
+        assert sock.recv(10)
+
+
+def sockets(url: str, stack: ExitStack) -> None:
+    stack.enter_context(connect(url.replace("http", "ws") + "/v1/ws", close_timeout=0.1))
+    for count in range(3):
+        one = stack.enter_context(
+            connect(url.replace("http", "ws") + "/v1/ws", close_timeout=0.1, max_queue=1)
+        )
+        for index in range(8):
+            one.send(json.dumps({"id": f"{count}-{index}", "path": "/generate", "body": ENDLESS}))
+
+
+def pipelines(url: str, stack: ExitStack) -> None:
+    raw(url, stack, post("/generate", json.dumps(ENDLESS).encode()) * 50, receive_buffer=2048)
+
+
+def batches(url: str, stack: ExitStack) -> None:
+    body = {"prompt": "x", "model": "pocket", "max_tokens": 100_000, "ignore_eos": True}
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body})
+        for i in range(200)
+    ]
+    with httpx.Client(base_url=url, timeout=WAIT_S) as http:
+        form = {"files": {"file": ("x.jsonl", "\n".join(lines))}, "data": {"purpose": "batch"}}
+        file_id = http.post("/v1/files", **form).json()["id"]
+        batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = http.post("/v1/batches", json=batch).json()["id"]
+        deadline = time.monotonic() + WAIT_S
+        while http.get(f"/v1/batches/{batch_id}").json()["status"] != "in_progress":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+CLIENTS: tuple[Clients, ...] = (
+    half_heads,
+    unfinished_bodies,
+    chunks_without_end,
+    readers_that_never_read,
+    streams,
+    sockets,
+    pipelines,
+    batches,
+)
+
+
+def test_the_end_comes_in_time_with_every_kind_of_client(tmp_path: Path) -> None:
+    with serving(tmp_path, "--file-storage-path", str(tmp_path / "store")) as server, ExitStack() as stack:
+        for client in CLIENTS:
+            client(server.url, stack)
+        assert server.ends(signal.SIGTERM) < TIMEOUT_S + MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
+def test_the_end_comes_in_time(tmp_path: Path, client: Clients, signals: tuple[int, ...]) -> None:
+    options = ("--file-storage-path", str(tmp_path / "store"))
+    with serving(tmp_path, *options) as server, ExitStack() as stack:
+        client(server.url, stack)
+        assert server.ends(*signals) < TIMEOUT_S + MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "--shutdown-timeout", "600") as server, ExitStack() as stack:
+        for client in (unfinished_bodies, streams, readers_that_never_read, sockets):
+            client(server.url, stack)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("draining")
+        assert server.ends(signal.SIGTERM) < MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+def test_a_rank_that_hangs_does_not_delay_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path, "--watchdog-timeout", "0") as server, ExitStack() as stack:
+        streams(server.url, stack)
+        (rank,) = children(server.process.pid)
+        os.kill(rank, signal.SIGSTOP)
+        assert server.ends(signal.SIGTERM) < TIMEOUT_S + MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
