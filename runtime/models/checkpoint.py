@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
 from runtime.layers.weight import TensorReader
+from runtime.regular_file import check_regular, read_regular
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -29,8 +30,8 @@ def weight_files(folder: Path) -> list[Path]:
     missing."""
     if (folder / INDEX_FILE).is_file():
         try:
-            index = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=IndexFile)
-        except msgspec.MsgspecError as error:
+            index = msgspec.json.decode(read_regular(folder / INDEX_FILE), type=IndexFile)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise ModelError(
                 f"{INDEX_FILE} cannot be read: {error}; restore the file from the model's source"
             ) from None
@@ -70,6 +71,7 @@ def tensors(files: list[Path]) -> Iterator[TensorSlice]:
     seen: dict[str, str] = {}
     for path in files:
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as file:
                 for name in file.offset_keys():
                     if name in seen:

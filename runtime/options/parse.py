@@ -20,6 +20,7 @@ from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
 from runtime.options.tree import Options
+from runtime.regular_file import read_text
 
 
 class ParsedOptions(Struct, frozen=True):
@@ -117,6 +118,9 @@ def _take(row: Row, words: list[str]) -> Any:
     return words.pop() if words and not words[-1].startswith("--") else None
 
 
+MAX_YAML_BYTES = 1 << 20  # of a --config file
+
+
 def _skip_values(words: list[str]) -> None:
     """Drops the words after an unknown flag, which most likely are its values and not a second problem."""
     while words and not words[-1].startswith("-"):
@@ -127,7 +131,7 @@ def _read_file(path: Path, problems: list[str]) -> list[Setting]:
     import yaml  # slow to import, and needed for files only
 
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(read_text(path, MAX_YAML_BYTES))
     except OSError as error:
         problems.append(f"--config {path} cannot be read: {error.strerror or error}")
         return []

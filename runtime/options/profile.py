@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.table import by_flag, by_name, canonical
+from runtime.regular_file import read_text
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -57,7 +58,7 @@ def read_profile(name: str) -> Profile:
             [f"--profile {name} is neither a profile of this version ({', '.join(names())}) nor a .yaml file"]
         )
     try:
-        profile = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), Profile)
+        profile = msgspec.convert(yaml.safe_load(read_text(path)), Profile)
     except OSError as error:
         raise OptionsError([f"--profile {name} cannot be read: {error.strerror or error}"]) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

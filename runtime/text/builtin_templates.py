@@ -4,10 +4,10 @@ Written from the prompt formats that the models' authors publish; the markers ar
 tokenizers.
 """
 
-from pathlib import Path
-
 from runtime.errors import OptionsError
+from runtime.regular_file import read_text
 
+MAX_TEMPLATE_BYTES = 1 << 20
 _SYSTEM_FIRST = """\
 {%- set system = messages[0]['content'] if messages and messages[0]['role'] == 'system' else '' %}
 {%- set turns = messages[1:] if messages and messages[0]['role'] == 'system' else messages %}
@@ -166,7 +166,7 @@ def template_sources(sources: dict[str, str], choice: str, name: str | None) -> 
 
 def _read_template(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_text(path, MAX_TEMPLATE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(
             [

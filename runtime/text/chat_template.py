@@ -14,6 +14,7 @@ from runtime.errors import InvalidRequest, ModelError
 from runtime.messages.requests import Chat
 from runtime.text.jinja_sandbox import TURN, Sandbox, Turns
 
+MAX_SOURCE = 1 << 18  # characters of a template; the longest known have 30,000
 MAX_CHARS = 16 * 1024 * 1024
 RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize", TURN})
 # names of one field; templates read the first, some the second
@@ -31,10 +32,23 @@ class ChatTemplates:
         self._templates = {}
         self._reads_parts = {}
         for name, source in sources.items():
+            if len(source) > MAX_SOURCE:
+                raise ModelError(
+                    f"the chat template {name!r} of the model is longer than {MAX_SOURCE} characters"
+                )
             try:
                 self._templates[name] = environment.from_string(source)
                 self._reads_parts[name] = _reads_parts(environment.parse(source))
-            except TemplateError as error:
+            except RecursionError:
+                raise ModelError(
+                    f"the chat template {name!r} of the model is nested too deeply; mend it or remove it"
+                ) from None
+            except (
+                TemplateError,
+                ArithmeticError,
+                ValueError,
+                TypeError,
+            ) as error:  # of a constant expression
                 raise ModelError(
                     f"the chat template {name!r} of the model is not valid: {error}; mend it or remove it"
                 ) from None

@@ -9,9 +9,9 @@ Qwen2.5-Coder and Codestral for the tokens.
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from runtime.errors import OptionsError
+from runtime.regular_file import read_text
 
 FORMATS = {
     "star_coder": "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
@@ -19,6 +19,7 @@ FORMATS = {
     "qwen_coder": "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
     "codestral": "[SUFFIX]{suffix}[PREFIX]{prefix}",
 }
+MAX_FORMAT_BYTES = 1 << 20
 _FIELDS = re.compile(r"\{(prefix|suffix)\}")
 
 
@@ -30,7 +31,7 @@ def find_format(choice: str, has_token: Callable[[str], bool]) -> str | None:
     if choice in FORMATS:
         return FORMATS[choice]
     try:
-        format = Path(choice).read_text(encoding="utf-8").rstrip("\n")
+        format = read_text(choice, MAX_FORMAT_BYTES).rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(
             [

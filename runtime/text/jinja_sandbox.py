@@ -1,12 +1,13 @@
-"""A Jinja sandbox for templates that come with a model, with time bounded.
+"""A Jinja sandbox for templates that come with a model, with time and memory bounded.
 
 Time is counted, not measured: each turn of a loop and each call of a macro takes one of the render's
-`MAX_TURNS`, so the same conversation gives the same result on a slow machine. Ranges, repeated values and
-powers are bounded as well. A template that fills the memory by doubling a string is not stopped: templates
-come with the model, and clients cannot send one.
+`MAX_TURNS`, so the same conversation gives the same result on a slow machine. What makes a long value of a
+short one (repetitions, powers, widths of formats and of padding, joined and replaced texts) is bounded
+before it is made (jinja_bounds.py); that holds for the constants that Jinja computes when it compiles, too.
 """
 
 import json
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,8 +18,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from runtime.text import jinja_bounds as bounds
+
 MAX_TURNS = 1_000_000  # two seconds or so
-MAX_WIDTH = 1 << 20  # characters or items that one operation may make
 TURN = "runtime_turn"  # what a counted loop calls; a variable of each render
 
 
@@ -46,49 +48,66 @@ class CountedLoops(CodeGenerator):
             part.body[0].set_environment(self.environment)
         super().visit_Template(node, frame)
 
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+        """`a ~ b` as Sandbox.joined."""
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja as transformers' apply_chat_template extends it: trimmed blocks, break and continue, `tojson`
     without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`."""
 
     code_generator_class = CountedLoops
-    intercepted_binops = frozenset({"*", "**", "+"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _tojson
+        for name, check in bounds.FILTERS.items():
+            self.filters[name] = bounds.checked(self.filters[name], check)
+        del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise,
             "strftime_now": lambda format: datetime.now().strftime(format),
         }
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Bounds repetitions and powers."""
+        """Bounds what grows."""
         # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as
         # JSON
         if operator == "+":
             if isinstance(left, str) and isinstance(right, dict):
                 return left + _tojson(right)
-            return (
-                _tojson(left) + right if isinstance(left, dict) and isinstance(right, str) else left + right
-            )
-        if operator == "*" and _width(left) * _times(right) + _width(right) * _times(left) > MAX_WIDTH:
-            raise TemplateRuntimeError(f"it repeats a value to more than {MAX_WIDTH} items")
-        if operator == "**" and not (_is_small(left) and _is_small(right)):
-            raise TemplateRuntimeError("it takes a power of large numbers")
+            if isinstance(left, dict) and isinstance(right, str):
+                return _tojson(left) + right
+        bounds.BINARY[operator](left, right)
         return super().call_binop(context, operator, left, right)
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Bounds what methods of texts make."""
+        bounds.check_method(__obj, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
 
-def _width(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple)) else 0
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Bounds the widths of `format` and `format_map`."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        return bounds.checked(wrapped, lambda *_, **__: bounds.check_format(value.__self__))
 
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """The text of a block that a template keeps in a variable."""
+        return bounds.join(parts)
 
-def _times(value: Any) -> int:
-    return max(0, value) if isinstance(value, int) else 0
-
-
-def _is_small(value: Any) -> bool:
-    return not isinstance(value, int) or abs(value) <= 1024
+    @staticmethod
+    def joined(parts: Iterable[Any]) -> str:
+        """The texts of some values, joined."""
+        return bounds.join(map(str, parts))
 
 
 class _Generation(Extension):
@@ -108,10 +127,11 @@ def _raise(message: str) -> NoReturn:
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    bounds.check_width(indent)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.regular_file import read_regular, read_text
 
+MAX_TEMPLATE_BYTES = 1 << 20
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -70,8 +72,8 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(read_regular(path), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(f"{path.name} is not a JSON object ({error}); fetch it again") from None
 
 
@@ -106,7 +108,16 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if isinstance(alone, str):
         templates["default"] = alone
     for path in sorted((folder / "chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = _template(path)
     if (path := folder / "chat_template.jinja").is_file():
-        templates["default"] = path.read_text(encoding="utf-8")
+        templates["default"] = _template(path)
     return templates
+
+
+def _template(path: Path) -> str:
+    try:
+        return read_text(path, MAX_TEMPLATE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"the chat template {path.name} cannot be read ({error}); mend it or remove it"
+        ) from None

@@ -15,6 +15,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import InvalidRequest, ModelError
+from runtime.regular_file import check_regular
 from runtime.text.detokenize import TableStream, TextStream, WindowStream
 from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
@@ -50,12 +51,13 @@ class Vocabulary:
     def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
         """Raises ModelError where the folder has no tokenizer.json or it cannot be read."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.exists():
             raise ModelError(
                 f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
             )
         try:
+            check_regular(path)
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(

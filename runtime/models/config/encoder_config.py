@@ -7,9 +7,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
+from runtime.models.config import sizes
 from runtime.models.config.tasks import family_of
-
-Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -43,13 +42,13 @@ class Encoder(Struct, frozen=True, kw_only=True):
 class HfEncoder(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here, by BERT's names."""
 
-    vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    max_position_embeddings: Count
-    type_vocab_size: A[int, Meta(ge=0)] = 0
+    vocab_size: sizes.Tokens
+    hidden_size: sizes.Width
+    intermediate_size: sizes.Width
+    num_hidden_layers: sizes.Layers
+    num_attention_heads: sizes.Heads
+    max_position_embeddings: sizes.Tokens
+    type_vocab_size: A[int, Meta(ge=0, le=2**16)] = 0
     hidden_act: str = "gelu"
     layer_norm_eps: A[float, Meta(ge=0)] = 1e-12
     pad_token_id: int | None = 0

@@ -1,15 +1,13 @@
 """Multi-head latent attention (MLA) in config.json (DeepSeek-AI, 2024): the sizes of what is cached and of
 what is computed from it. Torch-free."""
 
-from typing import Annotated as A
-
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.sizes import Width
 
 # most numbers of keys and values that a device expands from latents at once; those of one head may be more
 MAX_EXPANDED = 1 << 24
-Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 
 class MlaConfig(Struct, frozen=True, kw_only=True):
@@ -27,11 +25,11 @@ class MlaConfig(Struct, frozen=True, kw_only=True):
 class HfMlaConfig(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
-    kv_lora_rank: Count | None = None
-    q_lora_rank: Count | None = None
-    qk_nope_head_dim: Count | None = None
-    qk_rope_head_dim: Count | None = None
-    v_head_dim: Count | None = None
+    kv_lora_rank: Width | None = None
+    q_lora_rank: Width | None = None
+    qk_nope_head_dim: Width | None = None
+    qk_rope_head_dim: Width | None = None
+    v_head_dim: Width | None = None
     rope_interleave: bool = True
     attention_bias: bool = False
 

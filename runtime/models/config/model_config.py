@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
+from runtime.models.config import sizes
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
@@ -21,8 +22,9 @@ from runtime.models.config.quantization_config import Quantization, read_quantiz
 from runtime.models.config.registry import Family, check_architecture, check_pools, decoder_family
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
 from runtime.models.config.tasks import family_of, longest_text, read_pooling
+from runtime.regular_file import read_regular
 
-Count = A[int, Meta(gt=0, le=2**31 - 1)]
+MAX_BYTES = 1 << 24  # of config.json
 Ids = int | list[int] | None
 T = TypeVar("T")
 
@@ -84,14 +86,14 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here. Everything else in the file is ignored."""
 
     architectures: list[str] | None = None
-    vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    num_nextn_predict_layers: int | None = None
+    vocab_size: sizes.Tokens
+    hidden_size: sizes.Width
+    intermediate_size: sizes.Width
+    num_hidden_layers: sizes.Layers
+    num_attention_heads: sizes.Heads
+    num_key_value_heads: sizes.Heads | None = None
+    head_dim: sizes.Width | None = None
+    num_nextn_predict_layers: A[int, Meta(ge=0, le=4096)] | None = None
     hidden_act: str = "silu"
     hidden_activation: str | None = None
     query_pre_attn_scalar: A[float, Meta(gt=0)] | None = None
@@ -155,11 +157,16 @@ def read_config(
         raise ModelError(
             f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors"
         )
-    if not (folder / "config.json").is_file():
+    try:
+        raw = read_regular(folder / "config.json", MAX_BYTES)
+    except FileNotFoundError:
         raise ModelError(
             f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
-        )
-    raw = (folder / "config.json").read_bytes()
+        ) from None
+    except OSError as error:
+        raise ModelError(
+            f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
+        ) from None
     if overrides:
         raw = msgspec.json.encode(_decode(raw, dict[str, Any], "config.json") | dict(overrides))
     architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
@@ -178,7 +185,7 @@ def read_config(
         return _resolve_encoder(architecture, raw, folder, pooling_options)
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
-    generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
+    generation = _decode(read_regular(path), HfGeneration, path.name) if path.is_file() else HfGeneration()
     family = decoder_family(architecture)
     moe = None if family.moe is None else family.moe(_decode(raw, HfMoeConfig, "config.json"))
     mla = read_mla(_decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
@@ -199,7 +206,7 @@ def read_config(
 def _decode(raw: bytes, kind: type[T], name: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(
             f"{name} cannot be read: {error}; restore the file from the model's source"
         ) from None

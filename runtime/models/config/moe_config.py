@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.sizes import Experts, Layers, Width
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Whole = A[int, Meta(ge=0, le=2**31 - 1)]
@@ -44,13 +45,13 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
 class HfMoeConfig(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
-    num_hidden_layers: Count
-    num_experts: Count | None = None
-    num_local_experts: Count | None = None
-    n_routed_experts: Count | None = None
-    num_experts_per_tok: Count | None = None
-    moe_intermediate_size: Count | None = None
-    intermediate_size: Count | None = None
+    num_hidden_layers: Layers
+    num_experts: Experts | None = None
+    num_local_experts: Experts | None = None
+    n_routed_experts: Experts | None = None
+    num_experts_per_tok: Experts | None = None
+    moe_intermediate_size: Width | None = None
+    intermediate_size: Width | None = None
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     norm_topk_prob: bool | None = None
@@ -60,8 +61,8 @@ class HfMoeConfig(Struct, frozen=True, kw_only=True):
     n_shared_experts: Whole | None = None
     first_k_dense_replace: Whole | None = None
     moe_layer_freq: Count = 1
-    n_group: Count | None = None
-    topk_group: Count | None = None
+    n_group: Experts | None = None
+    topk_group: Experts | None = None
     topk_method: str | None = None
     scoring_func: str | None = None
     routed_scaling_factor: float = 1.0

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
+from runtime.regular_file import read_regular
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"
@@ -268,8 +269,8 @@ def _activations(inputs: Json, kind: str) -> Any:
 
 def _modelslim(path: Path) -> Quantization:
     try:
-        description = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+        description = msgspec.json.decode(read_regular(path), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(
             f"{path.name} cannot be read: {error}; restore the file from the model's source"
         ) from None

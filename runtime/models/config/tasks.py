@@ -8,6 +8,7 @@ import msgspec
 
 from runtime.errors import ModelError
 from runtime.models.config.pooling import Activation, Pooling
+from runtime.regular_file import read_regular
 
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}  # names of sentence-transformers
@@ -144,8 +145,8 @@ def _modules(folder: Path, requested: str, default: str) -> tuple[str, bool]:
 
 def _read(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(read_regular(path), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(
             f"{path.name} cannot be read: {error}; restore the file from the model's source"
         ) from None
