@@ -8,6 +8,7 @@ priority, and may take long on a busy machine.
 """
 
 from collections.abc import Callable
+from math import inf
 
 import anyio
 
@@ -52,10 +53,11 @@ class StandbyRanks:
             for _ in range(self._count):
                 tasks.start_soon(self._keep_set)
 
-    async def stop(self) -> None:
-        """Ends all sets. For the owner, when `run` has ended."""
-        for ranks in self._sets:
-            await ranks.stop()
+    async def stop(self, within_s: float = inf) -> None:
+        """Ends all sets; see Ranks.stop. For the owner, when `run` has ended."""
+        async with anyio.create_task_group() as stopping:
+            for ranks in self._sets:
+                stopping.start_soon(ranks.stop, within_s)
         self._sets.clear()
 
     async def _keep_set(self) -> None:

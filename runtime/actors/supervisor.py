@@ -196,7 +196,7 @@ class Supervisor:
     async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks; host memory is freed when no process maps it any more."""
         self.sleep_state.end()
-        await self.standby.stop()
+        await self.standby.stop(within_s)
         await self.ranks.stop(within_s)
         for fd in self.setup.host_fds:
             os.close(fd)

@@ -6,6 +6,7 @@ Times have a wide margin (MARGIN_S): what must not happen takes 30 s or does not
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,14 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from runtime import shutdown
+from runtime.errors import ModelError
+from runtime.models.config.model_config import read_config
+
 TIMEOUT_S = 1.0  # --shutdown-timeout
 MARGIN_S = 12.0
 WAIT_S = 60.0
+POCKET = Path(__file__).parents[2] / "runtime/pocket"
 NULL = ("--device", "null", "--num-threads", "1", "--null-step-s", "0.002")
 
 
@@ -225,7 +231,105 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_a_rank_that_hangs_does_not_delay_the_end(tmp_path: Path) -> None:
     with serving(tmp_path, "--watchdog-timeout", "0") as server, ExitStack() as stack:
         streams(server.url, stack)
-        (rank,) = children(server.process.pid)
-        os.kill(rank, signal.SIGSTOP)
+        for rank in children(server.process.pid):
+            os.kill(rank, signal.SIGSTOP)
         assert server.ends(signal.SIGTERM) < TIMEOUT_S + MARGIN_S
         assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+# ── while it starts ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def model(tmp_path: Path) -> Path:
+    """A copy of the embedded model."""
+    folder = tmp_path / "model"
+    shutil.copytree(POCKET, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    return folder
+
+
+def fifo(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_fifo_in_place_of_a_model_file_is_refused(tmp_path: Path, name: str) -> None:
+    fifo((folder := model(tmp_path)) / name)
+    done = start_fails(tmp_path, "--model-path", str(folder), "--device", "cpu")
+    assert name in done, done
+
+
+@pytest.mark.parametrize("option", ["--chat-template", "--config", "--completion-template", "--profile"])
+def test_a_fifo_in_place_of_an_option_s_file_is_refused(tmp_path: Path, option: str) -> None:
+    done = start_fails(tmp_path, "--device", "null", option, str(fifo(tmp_path / "x.yaml")))
+    assert option in done and "FIFO" in done, done
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize("value", [10**9, -1, 10**30])
+def test_a_config_of_an_absurd_size_is_refused(tmp_path: Path, field: str, value: int) -> None:
+    config = json.loads((POCKET / "config.json").read_text()) | {field: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=field):
+        read_config(tmp_path)
+
+
+def test_a_template_that_makes_too_much_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    (template := tmp_path / "x.jinja").write_text("{{ '%1000000000d' % 1 }}")
+    with serving(tmp_path, "--chat-template", str(template)) as server:
+        body = {"model": "pocket", "messages": [{"role": "user", "content": "hi"}]}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S)
+        assert answer.status_code == 400 and "width" in answer.json()["error"]["message"]
+
+
+def start_fails(tmp_path: Path, *options: str) -> str:
+    """What a server says that ends because it cannot start."""
+    with started(tmp_path, *options) as process:
+        assert process.process.wait(WAIT_S) == 2
+        return process.log.read_text()
+
+
+def stopped_rank(process: Process) -> None:
+    """The rank neither gets on with loading nor handles signals."""
+    process.wait_for("listening")
+    deadline = time.monotonic() + WAIT_S
+    while not (ranks := children(process.process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+
+
+def reads_slowly(process: Process) -> None:
+    """It has begun: Python is up, and reads what it was asked to."""
+    deadline = time.monotonic() + WAIT_S
+    while b"runtime" not in Path(f"/proc/{process.process.pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("until", [stopped_rank, reads_slowly])
+def test_a_signal_ends_the_start_at_any_moment(
+    tmp_path: Path, until: Callable[[Process], None], number: int
+) -> None:
+    with started(tmp_path, "--device", "cpu", "--shutdown-timeout", "600") as process:
+        until(process)
+        assert process.ends(number) < MARGIN_S
+        assert process.process.returncode in (-number, 130), process.log.read_text()[-2000:]
+
+
+def test_the_first_process_of_a_container_ends_too() -> None:
+    code = "import os, signal; from runtime import shutdown; os.getpid = lambda: 1; "
+    code += (
+        "shutdown.end_at_once_on_signals(); os.kill(os.getppid() and {pid}, signal.SIGTERM); signal.pause()"
+    )
+    code = code.replace("{pid}", "int(open('/proc/self/stat').read().split()[0])")
+    assert subprocess.run([sys.executable, "-c", code], timeout=WAIT_S).returncode == 128 + signal.SIGTERM
+
+
+def test_what_hangs_is_ended_by_force() -> None:
+    code = "import time; from runtime import shutdown; shutdown.end_by_force(0.2); time.sleep(600)"
+    done = subprocess.run([sys.executable, "-c", code], timeout=WAIT_S, capture_output=True, text=True)
+    assert done.returncode == shutdown.FORCED and "most recent call first" in done.stderr
