@@ -1,18 +1,22 @@
-"""What processes hold over time: resident memory, descriptors and threads, and how fast they grow."""
+"""What processes hold over time: memory, descriptors and threads, and how fast they grow.
 
+Memory of its own and memory shared with others are apart: of a host tier, pages become resident as they are
+first used, in each process that maps them.
+"""
+
+import re
 import time
 from pathlib import Path
 
 from msgspec import Struct
-
-PAGE_BYTES = 4096
 
 
 class Usage(Struct, frozen=True):
     """What a process holds at one moment."""
 
     at_s: float
-    resident_bytes: int
+    own_mib: float
+    shared_mib: float
     descriptors: int
     threads: int
 
@@ -27,8 +31,13 @@ class Growth(Struct, frozen=True):
 def usage(pid: int, at_s: float) -> Usage:
     """What a process holds now. Raises FileNotFoundError or ProcessLookupError for one that has ended."""
     folder = Path(f"/proc/{pid}")
-    resident = int((folder / "statm").read_text().split()[1]) * PAGE_BYTES
-    return Usage(at_s, resident, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())))
+    status = dict(re.findall(r"^(Rss\w+):\s+(\d+) kB", (folder / "status").read_text(), re.MULTILINE))
+    if "RssAnon" not in status:
+        raise ProcessLookupError(f"{pid} has ended")
+    own, shared = int(status["RssAnon"]) / 1024, int(status["RssShmem"]) / 1024
+    return Usage(
+        at_s, own, shared, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+    )
 
 
 def role(pid: int) -> str:
@@ -68,6 +77,16 @@ class Watch:
             except (FileNotFoundError, ProcessLookupError):
                 continue
 
+    def series(self) -> dict[str, list[tuple[int, float, float]]]:
+        """Of each process that lived for a minute: second, MiB of its own and shared, once a minute."""
+        return {
+            f"{name} {pid}": [
+                (round(one.at_s), round(one.own_mib, 1), round(one.shared_mib, 1)) for one in usages[::12]
+            ]
+            for (name, pid), usages in self.usages.items()
+            if len(usages) > 12
+        }
+
     def growth(self, from_s: float) -> dict[str, dict[str, float]]:
         """For each process that lived from `from_s` to the end: where it began and ended, and its growth an
         hour with the standard error."""
@@ -78,11 +97,12 @@ class Watch:
             if len(late) < 10 or late[-1].at_s < end_s - 30 or late[0].at_s > from_s + 60:
                 continue
             times = [one.at_s for one in late]
-            memory = line(times, [one.resident_bytes / 2**20 for one in late])
+            memory = line(times, [one.own_mib for one in late])
             report[f"{name} {pid}"] = {
                 "minutes": round((times[-1] - times[0]) / 60, 1),
-                "mib_first": round(late[0].resident_bytes / 2**20, 1),
-                "mib_last": round(late[-1].resident_bytes / 2**20, 1),
+                "mib_first": round(late[0].own_mib, 1),
+                "mib_last": round(late[-1].own_mib, 1),
+                "shared_mib_last": round(late[-1].shared_mib, 1),
                 "mib_per_hour": round(memory.per_hour, 2),
                 "mib_per_hour_error": round(memory.error, 2),
                 "descriptors_last": late[-1].descriptors,

@@ -120,6 +120,7 @@ async def soak(server: Target, clients: Clients, watch: Watch, kill_times_s: lis
         "health": health.result(),
         "counters": {name: int(metrics[name]) for name in COUNTERS if name in metrics},
         "left": {name: int(metrics[name]) for name in ("running_sequences", "waiting_requests")},
+        "mib_by_second": watch.series(),
         "growth_over_the_last_half": watch.growth((clients.until_s - begin_s) / 2),
     }
 

@@ -71,6 +71,10 @@ class Clients:
         except Exception as error:
             self.note(kind, type(error).__name__, repr(error))
             return None
+        if reply.status == 503 and b"try again in a moment" in reply.body:  # ranks are being started again
+            self.counts[f"{kind}: asked to try again"] += 1
+            await asyncio.sleep(1.0)
+            return None
         if reply.status != 200:
             self.note(kind, str(reply.status), reply.body)
             return None
