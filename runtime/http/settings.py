@@ -45,6 +45,13 @@ def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
     )
 
 
+def has_tenants(plan: Plan) -> bool:
+    """Whether there are several tenants, which see only what is their own."""
+    keys = plan.api.api_key
+    is_one = keys is None or isinstance(keys, str) or len(set(keys)) <= 1
+    return not is_one or plan.api.api_key_file is not None or plan.schedule.fair_share == "header"
+
+
 def open_keys(plan: Plan, *, is_local: bool) -> Keys:
     """The keys that the options name. Raises StartError."""
     given = (plan.api.api_key,) if isinstance(plan.api.api_key, str) else plan.api.api_key or ()

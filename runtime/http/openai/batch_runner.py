@@ -1,6 +1,7 @@
 """Runs batches in idle time: requests of clients go first.
 
-There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn. A batch
+There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn; those of
+one of several tenants have --tenant-quota of them at most. A line runs as the tenant whose batch it is. A batch
 whose files can't be written, because the disk or the quota is full, or the disk is read-only or gone, waits:
 it keeps its slots and the answers that it has, tries again every RETRY_S, and goes on when there is room.
 """
@@ -30,6 +31,8 @@ from runtime.http.openai.batches import ENDED, Append, Batches, Counts, Record, 
 from runtime.http.openai.files import new_id
 from runtime.http.openai.stored.quota import Reservation
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
+from runtime.http.tenant_service import service_for
+from runtime.messages.tenants import tenant_of
 from runtime.service import Service
 
 MAX_OPEN = 64  # running lines
@@ -49,6 +52,36 @@ class StreamField(Struct):
     stream: bool | None = None
 
 
+class Slots:
+    """Slots for running lines, in the order in which they are asked for; one tenant has its part of them."""
+
+    def __init__(self, count: int, tenant_quota: float) -> None:
+        """`tenant_quota`: as in Tenant.quota."""
+        self._count = count
+        self._tenant_quota = tenant_quota
+        self._all = anyio.CapacityLimiter(count)
+        self._own: dict[str, anyio.CapacityLimiter] = {}
+
+    async def acquire(self, owner: str) -> object:
+        """Waits for a slot. Returns what `release` takes."""
+        if owner not in self._own:
+            most = tenant_of(owner, self._tenant_quota).most(self._count)
+            self._own[owner] = anyio.CapacityLimiter(most)
+        own, slot = self._own[owner], object()
+        await own.acquire_on_behalf_of(slot)
+        try:
+            await self._all.acquire_on_behalf_of(slot)
+        except BaseException:
+            own.release_on_behalf_of(slot)
+            raise
+        return slot
+
+    def release(self, owner: str, slot: object) -> None:
+        """Gives a slot back."""
+        self._all.release_on_behalf_of(slot)
+        self._own[owner].release_on_behalf_of(slot)
+
+
 class Outputs:
     """The output files of one running batch: what is appended is taken from the quota first. While the disk
     or the quota is full, or the disk fails, calls are made again until they succeed; each must be right to
@@ -57,7 +90,7 @@ class Outputs:
     def __init__(self, batches: Batches, record: Record) -> None:
         self._batches = batches
         self._record = record
-        self._reservation = Reservation(batches.files.quota)
+        self._reservation = Reservation(batches.files.quota, record.owner)
         self._writing = anyio.Lock()
         self._is_waiting = False
 
@@ -107,9 +140,10 @@ class Outputs:
             if file_id in files.known:  # a server that was killed has done so
                 self._reservation.settle(self._reservation.size - size)
             else:
-                file = files.draft(file_id, size, f"{record.batch.id}_{kind}.jsonl", "batch")
+                name = f"{record.batch.id}_{kind}.jsonl"
+                file = files.draft(file_id, size, name, "batch", record.owner)
                 await self.run(partial(files.write, file))
-                files.known[file_id] = file
+                files.add(file)
                 self._reservation.keep(size)
         return fields
 
@@ -123,7 +157,7 @@ class BatchRunner:
         self.service = service
         self.batches = batches
         self._tasks = tasks
-        self._slots = anyio.CapacityLimiter(max_open)
+        self._slots = Slots(max_open, batches.files.quota.tenant_quota)
         self._scopes: dict[str, anyio.CancelScope] = {}  # by batch id, of running batches
         for record in batches.known.values():  # those that a killed server left unfinished
             if record.batch.status not in ENDED:
@@ -215,16 +249,15 @@ class BatchRunner:
                 if line is None:
                     break
                 is_busy = True
-                borrower = object()
-                await self._slots.acquire_on_behalf_of(borrower)
-                tasks.start_soon(self._answer, outputs, line, borrower)
+                slot = await self._slots.acquire(record.owner)
+                tasks.start_soon(self._answer, outputs, line, record.owner, slot)
         if broken is not None:
             raise broken
         return is_busy
 
-    async def _answer(self, outputs: Outputs, line: Line, borrower: object) -> None:
+    async def _answer(self, outputs: Outputs, line: Line, owner: str, slot: object) -> None:
         try:
-            status, body = await self._serve(line)
+            status, body = await self._serve(line, owner)
             response = {"status_code": status, "request_id": new_id("req"), "body": body}
             output = {
                 "id": new_id("batch_req"),
@@ -234,14 +267,15 @@ class BatchRunner:
             }
             await outputs.append(output, is_error=status != 200)
         finally:
-            self._slots.release_on_behalf_of(borrower)
+            self._slots.release(owner, slot)
 
-    async def _serve(self, line: Line) -> tuple[int, Any]:
+    async def _serve(self, line: Line, owner: str) -> tuple[int, Any]:
         """Status and body of the HTTP response to this line. Retries while the server is overloaded."""
+        service = service_for(self.service, tenant_of(owner, self.batches.files.quota.tenant_quota))
         while True:
             try:
                 _refuse_stream(bytes(line.body))
-                answer = self.batches.endpoints[line.url](self.service, bytes(line.body))
+                answer = self.batches.endpoints[line.url](service, bytes(line.body))
                 answer.exchange.requests = [
                     structs.replace(request, is_idle=True) for request in answer.exchange.requests
                 ]

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from runtime.errors import InvalidRequest, NotFound
+from runtime.errors import InvalidRequest, NotFound, Overloaded, StorageFull, StorageUnavailable
 from runtime.http.openai.batch_lines import (
     BrokenInput,
     Line,
@@ -41,10 +41,13 @@ from runtime.http.openai.batch_lines import (
 from runtime.http.openai.files import FileId, Files, new_id
 from runtime.http.openai.stored.folder import append_lines, is_regular, open_private, write_atomically
 from runtime.http.streaming.exchange import Answer
+from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
 MAX_LINES = 50_000  # OpenAI's own limit
 MAX_ERRORS = 100  # of a batch that fails its check
+MAX_UNFINISHED = 1024  # batches
+MAX_KEPT = 10_000  # batches; of those that have ended, the oldest are forgotten
 WINDOW_S = 24 * 3600
 
 Status = Literal[
@@ -103,6 +106,7 @@ class Record(Struct, kw_only=True):
     batch: Batch
     output_id: FileId
     error_id: FileId
+    owner: str = ""  # as in StoredFile.owner
 
 
 class Batches:
@@ -124,19 +128,19 @@ class Batches:
         self.lock = threading.Lock()  # held while a thread writes a record or an output file
         self._sealed: set[str] = set()  # ids of batches to whose output nothing is appended any more
 
-    def find(self, batch_id: str) -> Record:
-        """The record of a batch. Raises NotFound."""
+    def find(self, batch_id: str, tenant: Tenant) -> Record:
+        """The record of a batch. Raises NotFound, also for a batch of another tenant."""
         record = self.known.get(batch_id)
-        if record is None:
+        if record is None or not tenant.sees(record.owner):
             raise NotFound(f"there is no batch {batch_id[:80]}", param="batch_id")
         return record
 
-    def draft(self, body: BatchBody) -> Record:
+    def draft(self, body: BatchBody, tenant: Tenant) -> Record:
         """The record of a new batch, which exists when it is saved and known. Raises InvalidRequest,
         NotFound."""
         if body.endpoint not in self.endpoints:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
-        if self.files.find(body.input_file_id).purpose != "batch":
+        if self.files.find(body.input_file_id, tenant).purpose != "batch":
             raise InvalidRequest(
                 "the input file must have been uploaded with purpose batch", param="input_file_id"
             )
@@ -151,15 +155,38 @@ class Batches:
             expires_at=now + WINDOW_S,
             metadata=body.metadata,
         )
-        return Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"))
+        return Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"), owner=tenant.name)
 
-    async def create(self, body: BatchBody) -> Record:
-        """Creates a batch. Raises InvalidRequest, NotFound, StorageFull, StorageUnavailable; nothing is left
-        of the batch then."""
-        record = self.draft(body)
+    async def create(self, body: BatchBody, tenant: Tenant) -> Record:
+        """Creates a batch. Raises InvalidRequest, NotFound, Overloaded, StorageFull, StorageUnavailable;
+        nothing is left of the batch then."""
+        record = self.draft(body, tenant)
+        self._check_number(tenant)
         await self.files.disk.run(lambda: self.save(record), undo=lambda _: self.erase(record))
         self.known[record.batch.id] = record
+        await self._forget_old(tenant)
         return record
+
+    def _check_number(self, tenant: Tenant) -> None:
+        """Raises Overloaded when a tenant may have no further batch that is not over."""
+        owners = [record.owner for record in self.known.values() if record.batch.status not in ENDED]
+        num_own = owners.count(tenant.name)
+        if len(owners) >= MAX_UNFINISHED or num_own >= tenant.most(MAX_UNFINISHED):
+            raise Overloaded(
+                f"as many batches are to be done as there may be, {num_own} of them yours; wait for some, or "
+                "cancel them"
+            )
+
+    async def _forget_old(self, tenant: Tenant) -> None:
+        """Deletes the oldest record that has ended, if the tenant has more than its part or all are too many;
+        the files of a batch stay."""
+        own = [record for record in self.known.values() if tenant.sees(record.owner)]
+        if len(own) <= tenant.most(MAX_KEPT) and len(self.known) <= MAX_KEPT:
+            return
+        if (old := next((record for record in own if record.batch.status in ENDED), None)) is not None:
+            with suppress(StorageFull, StorageUnavailable):  # the next batch tries again
+                await self.files.disk.run(lambda: self.erase(old))
+                self.known.pop(old.batch.id, None)
 
     def save(self, record: Record) -> None:
         """Writes the record, as it is then. Blocking. Raises OSError."""

@@ -8,6 +8,7 @@ next start. What is damaged goes to quarantine (stored/folder.py) and is not ser
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from io import FileIO
@@ -20,13 +21,15 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta, Struct
 
-from runtime.errors import InvalidRequest, NotFound, StorageUnavailable
+from runtime.errors import InvalidRequest, NotFound, StorageFull, StorageUnavailable
 from runtime.http.openai.stored.disk import Disk
 from runtime.http.openai.stored.folder import Folder, is_regular, open_private, write_atomically
 from runtime.http.openai.stored.quota import Quota
+from runtime.messages.tenants import Tenant
 
 MAX_FILE_BYTES = 512 * 2**20  # OpenAI's own limit
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
+MAX_FILES = 100_000
 LIST_LIMIT = 10_000
 MAX_READ_BYTES = 2**18  # of a file that is sent, at once
 
@@ -44,6 +47,17 @@ class File(Struct, frozen=True, kw_only=True):
     filename: str
     purpose: str
     status: str = "processed"
+
+
+class StoredFile(File, frozen=True, kw_only=True):
+    """A file as it is stored. `owner` is the name of its tenant; "": it was stored by a server without
+    keys, or before files had owners."""
+
+    owner: str = ""
+
+    def shown(self) -> File:
+        """What clients see."""
+        return File(**{name: getattr(self, name) for name in File.__struct_fields__})
 
 
 def new_id(kind: str) -> str:
@@ -64,8 +78,11 @@ class Files:
             for path in sorted(self.folder.glob("file-*.json"))
             if (file := _read(disk.folder, path)) is not None
         ]
-        self.known = {file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))}
-        quota.used += sum(file.bytes for file in files)
+        self.known: dict[str, StoredFile] = {}
+        self._num_of = Counter[str]()  # by owner
+        for file in sorted(files, key=lambda file: (file.created_at, file.id)):
+            self.add(file)
+            quota.add(file.bytes, file.owner)
 
     def sweep(self, keep: Iterable[str], *, deletes: bool) -> None:
         """Removes what killed servers left behind: bytes without metadata, except those of the ids in `keep`,
@@ -90,34 +107,51 @@ class Files:
         """The path of a file's bytes, whether they exist or not."""
         return self.folder / file_id
 
-    def find(self, file_id: str) -> File:
-        """The metadata of a file. Raises NotFound."""
+    def add(self, file: StoredFile) -> None:
+        """A file exists from now on."""
+        self.known[file.id] = file
+        self._num_of[file.owner] += 1
+
+    def check_number(self, tenant: Tenant) -> None:
+        """Raises StorageFull when a tenant may store no further file, however small."""
+        num_own = self._num_of[tenant.name]
+        if len(self.known) >= MAX_FILES or num_own >= tenant.most(MAX_FILES):
+            raise StorageFull(f"as many files are stored as may be, {num_own} of them yours; delete some")
+
+    def find(self, file_id: str, tenant: Tenant) -> StoredFile:
+        """The metadata of a file. Raises NotFound, also for a file of another tenant."""
         file = self.known.get(file_id)
-        if file is None:
+        if file is None or not tenant.sees(file.owner):
             raise NotFound(f"there is no file {file_id[:80]}", param="file_id")
         return file
 
-    def draft(self, file_id: str, size: int, filename: str, purpose: str) -> File:
-        """The metadata of a new file, which exists when it is written and known."""
-        return File(
-            id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose
+    def draft(self, file_id: str, size: int, filename: str, purpose: str, owner: str) -> StoredFile:
+        """The metadata of a new file, which exists when it is written and added."""
+        return StoredFile(
+            id=file_id,
+            bytes=size,
+            created_at=int(time.time()),
+            filename=filename[-255:],
+            purpose=purpose,
+            owner=owner,
         )
 
-    def write(self, file: File) -> None:
+    def write(self, file: StoredFile) -> None:
         """Writes the metadata of a file, whose bytes are on the disk and in the quota already; the caller
-        adds it to `known`. Blocking. Raises OSError."""
+        then adds it. Blocking. Raises OSError."""
         write_atomically(self.folder / f"{file.id}.json", msgspec.json.encode(file))
 
-    def erase(self, file: File) -> None:
+    def erase(self, file: StoredFile) -> None:
         """Reverts `write`. Blocking. Raises OSError."""
         (self.folder / f"{file.id}.json").unlink(missing_ok=True)
 
-    async def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str, tenant: Tenant) -> None:
         """Deletes a file. Raises NotFound, StorageUnavailable."""
-        size = self.find(file_id).bytes
+        file = self.find(file_id, tenant)
         await self.disk.run(lambda: self._unlink(file_id))
         if self.known.pop(file_id, None) is not None:  # else it was deleted twice at the same time
-            self.quota.give(size)
+            self._num_of[file.owner] -= 1
+            self.quota.give(file.bytes, file.owner)
 
     def _unlink(self, file_id: str) -> None:
         (self.folder / f"{file_id}.json").unlink(missing_ok=True)
@@ -141,10 +175,17 @@ class Files:
             raise NotFound(f"the bytes of {file.id} are gone from the disk", param="file_id")
         return FileReader(self.disk, found, file.bytes)
 
-    def page(self, *, after: str | None, limit: int, order: str, purpose: str | None) -> dict[str, Any]:
-        """A page of the files, as OpenAI's list object."""
-        files = [file for file in self.known.values() if purpose is None or file.purpose == purpose]
-        return page_of(files, after=after, limit=limit, order=order)
+    def page(
+        self, tenant: Tenant, *, after: str | None, limit: int, order: str, purpose: str | None
+    ) -> dict[str, Any]:
+        """A page of the files that exist for a tenant, as OpenAI's list object."""
+        files = [
+            file
+            for file in self.known.values()
+            if tenant.sees(file.owner) and (purpose is None or file.purpose == purpose)
+        ]
+        page = page_of(files, after=after, limit=limit, order=order)
+        return page | {"data": [file.shown() for file in page["data"]]}
 
 
 class FileReader:
@@ -200,9 +241,9 @@ def page_of(
     return {"object": "list", "data": data, "has_more": len(items) > limit, **ends}
 
 
-def _read(folder: Folder, path: Path) -> File | None:
+def _read(folder: Folder, path: Path) -> StoredFile | None:
     """The metadata in a .json file of the folder; None when it or its bytes are damaged."""
-    file = folder.read_record(path, File, attrgetter("id"))
+    file = folder.read_record(path, StoredFile, attrgetter("id"))
     bytes_path = path.with_suffix("")
     if file is None:
         if os.path.lexists(bytes_path):

@@ -21,7 +21,7 @@ from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completion_response import BatchPage, Deleted, FilePage
 from runtime.http.openai.completions import completions
-from runtime.http.openai.files import LIST_LIMIT, File, Files, page_of
+from runtime.http.openai.files import LIST_LIMIT, File, Files, StoredFile, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.stored.disk import Disk
@@ -30,7 +30,8 @@ from runtime.http.openai.stored.quota import Quota
 from runtime.http.openai.stored.tasks import StoredTasks
 from runtime.http.openai.stored.upload import receive_file
 from runtime.http.operation import Operation, json_response
-from runtime.http.settings import HttpSettings
+from runtime.http.settings import HttpSettings, has_tenants
+from runtime.http.tenant_service import tenant_in
 from runtime.messages.tenants import Tenant
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
@@ -80,16 +81,23 @@ class StoredObjects:
     while the routes are served."""
 
     def __init__(
-        self, service: Service, folder: Path | None = None, max_bytes: int = 0, metrics: Metrics | None = None
+        self,
+        service: Service,
+        folder: Path | None = None,
+        max_bytes: int = 0,
+        metrics: Metrics | None = None,
+        tenant_quota: float = 1.0,
     ) -> None:
-        """`metrics` count what fails. Blocking. Raises StartError when the folder can't be used; what is
+        """`metrics` count what fails. `tenant_quota`: the part of each limit that one tenant may take. Blocking. Raises StartError when the folder can't be used; what is
         damaged in it goes to quarantine."""
         metrics = Metrics() if metrics is None else metrics
         self._tasks = StoredTasks(metrics)
         disk = None if folder is None else Disk(Folder(folder, metrics.quarantined_files.add), metrics)
         self._disk = disk
-        self.storage = None if disk is None else Storage(service, disk, max_bytes, self._tasks)
-        self.responses = Responses(service, ResponseStore(disk), self._tasks)
+        self.storage = (
+            None if disk is None else Storage(service, disk, Quota(max_bytes, tenant_quota), self._tasks)
+        )
+        self.responses = Responses(service, ResponseStore(disk, tenant_quota=tenant_quota), self._tasks)
 
     async def run(self) -> None:
         """Computes background responses and batches until cancelled."""
@@ -118,9 +126,9 @@ class StoredObjects:
 class Storage:
     """Files and batches of one folder."""
 
-    def __init__(self, service: Service, disk: Disk, max_bytes: int, tasks: StoredTasks) -> None:
+    def __init__(self, service: Service, disk: Disk, quota: Quota, tasks: StoredTasks) -> None:
         """Blocking."""
-        self.files = Files(disk, Quota(max_bytes))
+        self.files = Files(disk, quota)
         self.batches = Batches(self.files, ENDPOINTS)
         self.files.sweep(self.batches.unfinished_files(), deletes=not self.batches.is_damaged)
         self._runner = BatchRunner(service, self.batches, tasks)
@@ -130,7 +138,7 @@ class Storage:
         return [
             UPLOAD.route(self._upload),
             LIST_FILES.json_route(self._list_files),
-            GET_FILE.json_route(lambda request: self.files.find(request.path_params["id"])),
+            GET_FILE.json_route(lambda request: self._file(request).shown()),
             DELETE_FILE.route(self._delete),
             FILE_CONTENT.route(self._content),
             CREATE_BATCH.body_route(self._create, MAX_BATCH_BODY),
@@ -149,25 +157,31 @@ class Storage:
             return message
 
         try:
-            return json_response(await receive_file(request.headers, receive, self.files))
+            tenant = tenant_in(request.scope)
+            file = await receive_file(request.headers, receive, self.files, tenant)
+            return json_response(file.shown())
         except RequestError as error:
             refusal = error_response(error, path_of(request))
             return refusal if has_come else respond_early(refusal)
 
     def _list_files(self, request: Request) -> dict[str, Any]:
-        return self.files.page(purpose=request.query_params.get("purpose"), **_range(request, LIST_LIMIT))
+        purpose = request.query_params.get("purpose")
+        return self.files.page(tenant_in(request.scope), purpose=purpose, **_range(request, LIST_LIMIT))
+
+    def _file(self, request: Request) -> StoredFile:
+        return self.files.find(request.path_params["id"], tenant_in(request.scope))
 
     async def _delete(self, request: Request) -> Response:
-        file_id = request.path_params["id"]
+        file_id = self._file(request).id
         if file_id in self.batches.unfinished_files():
             raise InvalidRequest(
                 "a batch that is not over needs this file; cancel the batch first", param="file_id"
             )
-        await self.files.delete(file_id)
+        await self.files.delete(file_id, tenant_in(request.scope))
         return json_response(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
-        file = self.files.find(request.path_params["id"])
+        file = self._file(request)
         reader = await self.files.open(file)
         headers = {
             "content-length": str(file.bytes),
@@ -175,20 +189,21 @@ class Storage:
         }
         return StreamingResponse(reader.parts(), headers=headers, media_type="application/octet-stream")
 
-    async def _create(self, _: Tenant, body: BatchBody) -> Batch:
-        record = await self.batches.create(body)
+    async def _create(self, tenant: Tenant, body: BatchBody) -> Batch:
+        record = await self.batches.create(body, tenant)
         self._runner.add(record)
         return record.batch
 
     def _list_batches(self, request: Request) -> dict[str, Any]:
+        tenant = tenant_in(request.scope)
         return page_of(
-            [record.batch for record in self.batches.known.values()],
+            [record.batch for record in self.batches.known.values() if tenant.sees(record.owner)],
             order="desc",
             **_range(request, 100, ordered=False),
         )
 
     def _record(self, request: Request) -> Record:
-        return self.batches.find(request.path_params["id"])
+        return self.batches.find(request.path_params["id"], tenant_in(request.scope))
 
     async def _cancel(self, request: Request) -> Response:
         record = self._record(request)
@@ -203,6 +218,7 @@ def open_stored_objects(service: Service, plan: Plan, metrics: Metrics) -> Store
         None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path),
         plan.api.file_storage_bytes,
         metrics,
+        plan.api.tenant_quota if has_tenants(plan) else 1.0,
     )
 
 

@@ -43,14 +43,14 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
     service = FakeService()
     stored_objects = StoredObjects(service, tmp_path, 2**20) if is_on_disk else StoredObjects(service)
     store, resumable_streams = stored_objects.responses.store, stored_objects.responses.resumable_streams
-    store.max_bytes, resumable_streams.max_bytes = MAX_BYTES, STREAM_BYTES
+    store.kept.max_bytes, resumable_streams.max_bytes = MAX_BYTES, STREAM_BYTES
     if store.table is not None:
-        store.table.max_bytes = MAX_BYTES
+        store.table.kept.max_bytes = MAX_BYTES
 
     def size() -> int:
         """Of the database, with what is free in it; or of memory."""
         if store.table is None:
-            return store.num_bytes
+            return store.kept.num_bytes
         db = store.table._db
         if db is None:
             return 0
@@ -75,7 +75,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
             finally:
                 tracemalloc.stop()
             stored, streamed = (
-                size() if store.table is None else store.table.num_bytes,
+                size() if store.table is None else store.table.kept.num_bytes,
                 resumable_streams.size,
             )
         tasks.cancel_scope.cancel()

@@ -18,6 +18,7 @@ from runtime.http.openai import batch_runner
 from runtime.http.openai.batches import Batch, Record
 from runtime.http.openai.stored.folder import write_atomically
 from runtime.http.openai.stored_objects import StoredObjects
+from runtime.messages.tenants import EVERYBODY
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -221,7 +222,7 @@ async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
         service.step()
         service.step()
         with anyio.fail_after(30):
-            while not stored_objects.storage.batches.find(batch.id).batch.request_counts.completed:
+            while not stored_objects.storage.batches.find(batch.id, EVERYBODY).batch.request_counts.completed:
                 await anyio.sleep(0.01)
         with pytest.raises(openai.BadRequestError):
             await client.files.delete(batch.input_file_id)
@@ -255,7 +256,7 @@ async def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = stored_objects.storage.batches.find(batch.id)
+        record = stored_objects.storage.batches.find(batch.id, EVERYBODY)
     answered = [
         {"custom_id": f"l{i}", "response": {"status_code": 200, "body": "from before"}, "error": None}
         for i in range(5)
@@ -284,7 +285,7 @@ async def test_a_batch_expires(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = stored_objects.storage.batches.find(batch.id)
+        record = stored_objects.storage.batches.find(batch.id, EVERYBODY)
     late = Record(
         batch=Batch(**{f: getattr(record.batch, f) for f in Batch.__struct_fields__} | {"expires_at": 1}),
         output_id=record.output_id,

@@ -1,9 +1,11 @@
 """Events of background responses, stored so that a client whose connection broke can resume its stream."""
 
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping
 
 import anyio
+
+from runtime.messages.tenants import tenant_of
 
 MAX_BYTES = 64 * 2**20  # of all streams together
 EVENT_BYTES = 100  # overhead of a stored event
@@ -12,7 +14,8 @@ EVENT_BYTES = 100  # overhead of a stored event
 class ResumableStream:
     """The events of one response. The event with sequence_number `first + i` is `events[i]`."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner  # name of its tenant
         self.events: deque[bytes] = deque()
         self.first = 0
         self.size = 0
@@ -60,17 +63,20 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """Streams by response id, within `max_bytes` together. Over it, ended streams are dropped first, the
-    oldest first; then the oldest events of the longest stream."""
+    """Streams by response id, within `max_bytes` together, and each tenant's within its part. Over it, ended
+    streams are dropped first, the oldest first; then the oldest events of the longest stream."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, tenant_quota: float = 1.0) -> None:
+        """`tenant_quota`: as in Tenant.quota."""
         self.max_bytes = max_bytes
+        self.tenant_quota = tenant_quota
         self.size = 0
+        self._size_of = Counter[str]()  # by owner
         self._streams: dict[str, ResumableStream] = {}
 
-    def open(self, response_id: str) -> ResumableStream:
-        """A new stream."""
-        stream = self._streams[response_id] = ResumableStream()
+    def open(self, response_id: str, owner: str = "") -> ResumableStream:
+        """A new stream of an owner."""
+        stream = self._streams[response_id] = ResumableStream(owner)
         return stream
 
     def find(self, response_id: str) -> ResumableStream | None:
@@ -79,22 +85,35 @@ class ResumableStreams:
 
     def append(self, stream: ResumableStream, data: bytes) -> None:
         """Appends events to a stream, and drops others where there is no room."""
-        self.size -= stream.size
+        before = stream.size
         stream.append(data)
-        self.size += stream.size
+        self._count(stream.owner, stream.size - before)
+        most = tenant_of(stream.owner, self.tenant_quota).most(self.max_bytes)
+        while self._size_of[stream.owner] > most:
+            self._shrink({name: one for name, one in self._streams.items() if one.owner == stream.owner})
         while self.size > self.max_bytes:
-            over = next((response_id for response_id, one in self._streams.items() if one.is_over), None)
-            if over is not None:
-                self.drop(over)
-                continue
-            longest = max(self._streams.values(), key=lambda one: one.size)
-            self.size -= longest.size
-            longest.drop_first()
-            self.size += longest.size
+            self._shrink(self._streams)
+
+    def _shrink(self, streams: Mapping[str, ResumableStream]) -> None:
+        """Drops the oldest of these streams that has ended, or an event of the longest."""
+        over = next((response_id for response_id, one in streams.items() if one.is_over), None)
+        if over is not None:
+            self.drop(over)
+            return
+        longest = max(streams.values(), key=lambda one: one.size)
+        before = longest.size
+        longest.drop_first()
+        self._count(longest.owner, longest.size - before)
+
+    def _count(self, owner: str, size: int) -> None:
+        self.size += size
+        self._size_of[owner] += size
+        if not self._size_of[owner]:
+            del self._size_of[owner]
 
     def drop(self, response_id: str) -> None:
         """Drops a stream and ends it."""
         stream = self._streams.pop(response_id, None)
         if stream is not None:
-            self.size -= stream.size
+            self._count(stream.owner, -stream.size)
             stream.finish()

@@ -31,6 +31,7 @@ from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
+from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
@@ -75,6 +76,13 @@ INPUT_ITEMS = Operation(
 OPERATIONS = (CREATE, COUNT, GET, DELETE, CANCEL, INPUT_ITEMS)
 
 
+class Running(Struct, frozen=True):
+    """What ends a response that is computed in the background, and whose it is."""
+
+    owner: str
+    scope: anyio.CancelScope
+
+
 class Background(Struct, frozen=True):
     """A response that is computed in the background."""
 
@@ -90,8 +98,8 @@ class Responses:
     def __init__(self, service: Service, store: ResponseStore, tasks: StoredTasks) -> None:
         self.service = service
         self.store = store
-        self.resumable_streams = ResumableStreams()
-        self._scopes: dict[str, anyio.CancelScope] = {}  # by response id, of background responses
+        self.resumable_streams = ResumableStreams(tenant_quota=store.kept.tenant_quota)
+        self._running: dict[str, Running] = {}  # by response id, of background responses
         self._tasks = tasks
         if store.table is not None:
             tasks.start(StoredTask("response_writer", "responses", store.run, store.run))
@@ -119,28 +127,32 @@ class Responses:
             serving.exchange.apply_headers(read_headers(request.headers))
             serving.interval = settings.stream_interval
             if prepared.body.background:
-                return await self._start(prepared, serving)
+                return await self._start(prepared, serving, service.tenant)
             if prepared.body.store:
                 self.store.check()
             return serving
 
         return create
 
-    async def _start(self, prepared: PreparedResponse, serving: Answer) -> Response:
+    async def _start(self, prepared: PreparedResponse, serving: Answer, tenant: Tenant) -> Response:
         """Starts a background response. Raises Overloaded, StorageFull, StorageUnavailable."""
-        if not self._tasks.is_running or len(self._scopes) >= MAX_BACKGROUND:
+        num_own = sum(one.owner == tenant.name for one in self._running.values())
+        is_full = len(self._running) >= MAX_BACKGROUND or num_own >= tenant.most(MAX_BACKGROUND)
+        if not self._tasks.is_running or is_full:
             raise Overloaded(
-                f"{len(self._scopes)} answers are computed in the background already; try again later"
+                f"as many answers are computed in the background as may be, {num_own} of them yours; try again "
+                "later"
             )
         prepared.response["status"] = "queued"
         record = prepared.record()
-        scope = self._scopes[record.id] = anyio.CancelScope()
+        scope = anyio.CancelScope()
+        self._running[record.id] = Running(record.owner, scope)
         try:
             await self.store.create(record)
         except BaseException:
-            del self._scopes[record.id]
+            del self._running[record.id]
             raise
-        stream = self.resumable_streams.open(record.id) if serving.is_stream else None
+        stream = self.resumable_streams.open(record.id, record.owner) if serving.is_stream else None
         queued: Response = json_response(convert(prepared.response, responses.Response))
         if stream is not None:
             assert isinstance(serving.answer_format, ResponseAnswerFormat)
@@ -174,7 +186,7 @@ class Responses:
                     if stream is None
                     else task.serving.stream_to(self._appending(stream))
                 )
-            if scope.cancelled_caught and record.id in self._scopes:
+            if scope.cancelled_caught and record.id in self._running:
                 response["status"] = "cancelled"
                 self.store.put(record)
             self._finish(task)
@@ -195,7 +207,7 @@ class Responses:
             self._finish(task)
 
     def _finish(self, task: Background) -> None:
-        self._scopes.pop(task.record.id, None)
+        self._running.pop(task.record.id, None)
         if task.stream is not None:
             task.stream.finish()
 
@@ -206,7 +218,7 @@ class Responses:
         return append
 
     async def _get(self, request: Request) -> Response:
-        record = await self.store.find(request.path_params["id"])
+        record = await self.store.find(request.path_params["id"], tenant_in(request.scope))
         if request.query_params.get("stream") != "true":
             return json_response(convert(record.response, responses.Response))
         after = request.query_params.get("starting_after")
@@ -227,28 +239,31 @@ class Responses:
 
     async def _delete(self, request: Request) -> Response:
         await discard_body(request.receive)
-        response_id = request.path_params["id"]
-        self.resumable_streams.drop(response_id)
-        if (scope := self._scopes.pop(response_id, None)) is not None:
-            scope.cancel()
-        await self.store.delete(response_id)
+        response_id, tenant = request.path_params["id"], tenant_in(request.scope)
+        stream, running = self.resumable_streams.find(response_id), self._running.get(response_id)
+        if stream is not None and tenant.sees(stream.owner):
+            self.resumable_streams.drop(response_id)
+        if running is not None and tenant.sees(running.owner):
+            del self._running[response_id]
+            running.scope.cancel()
+        await self.store.delete(response_id, tenant)
         return json_response(Deleted(response_id, "response", True))
 
     async def _cancel(self, request: Request) -> Response:
         await discard_body(request.receive)
-        record = await self.store.find(request.path_params["id"])
+        record = await self.store.find(request.path_params["id"], tenant_in(request.scope))
         if not record.response["background"]:
             raise InvalidRequest(
                 "only answers in the background can be cancelled; close the connection of others",
                 param="response_id",
             )
-        if (scope := self._scopes.get(record.id)) is not None and record.response["status"] in OPEN:
-            scope.cancel()
+        if (running := self._running.get(record.id)) is not None and record.response["status"] in OPEN:
+            running.scope.cancel()
             record.response["status"] = "cancelled"
         return json_response(convert(record.response, responses.Response))
 
     async def _input_items(self, request: Request) -> Response:
-        record = await self.store.find(request.path_params["id"])
+        record = await self.store.find(request.path_params["id"], tenant_in(request.scope))
         page = page_of(
             [*record.context, *record.input],
             after=request.query_params.get("after"),

@@ -57,12 +57,17 @@ class PreparedResponse:
         adapter = adapter_named(service.card, decoded.model)
         check(decoded)
         before = decoded.previous_response_id
-        context = [] if before is None else (await store.find(before, "previous_response_id")).conversation
+        context = (
+            []
+            if before is None
+            else (await store.find(before, service.tenant, "previous_response_id")).conversation
+        )
         return cls(service, decoded, context, adapter)
 
     def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
         """Raises RequestError."""
         self.body = body
+        self.owner = service.tenant.name
         self.context = context
         self.input = items_of(self.body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
@@ -76,7 +81,7 @@ class PreparedResponse:
 
     def record(self) -> StoredResponse:
         """The response as it is stored now."""
-        return StoredResponse(self.response, self.context, self.input)
+        return StoredResponse(self.response, self.context, self.input, self.owner)
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:

@@ -20,6 +20,8 @@ from runtime import log
 from runtime.errors import NotFound, StorageFull, StorageUnavailable
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
+from runtime.http.openai.stored.quota import Kept
+from runtime.messages.tenants import Tenant
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20
@@ -32,15 +34,18 @@ class ResponseStore:
     """Responses by id. `run` writes them to disk."""
 
     def __init__(
-        self, disk: Disk | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
+        self,
+        disk: Disk | None,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        tenant_quota: float = 1.0,
     ) -> None:
-        """Blocking."""
-        self.max_responses = max_responses
-        self.max_bytes = max_bytes
-        self.table = None if disk is None else ResponseTable(disk.folder, max_responses, max_bytes)
+        """`tenant_quota`: as in Tenant.quota. Blocking."""
+        kept = Kept(max_responses, max_bytes, tenant_quota)
+        self.table = None if disk is None else ResponseTable(disk.folder, kept.copy())
         self._disk = disk
         self._memory: OrderedDict[str, Row] = OrderedDict()  # with a table: what is not written yet
-        self.num_bytes = 0  # of what is in memory
+        self.kept = kept  # of what is in memory
         self._news = anyio.Event()
         self._using_table = anyio.Lock()
         self._fault: StorageFull | StorageUnavailable | None = None  # of the last write
@@ -63,12 +68,15 @@ class ResponseStore:
     def put(self, record: StoredResponse) -> None:
         """Stores a response, or its new state. It is on the disk soon."""
         row = _row(record)
-        if len(row.data) > self.max_bytes:
+        if not self.kept.takes(row.owner, len(row.data)):
             return
-        before = self._memory.get(row.id)
+        if (before := self._memory.get(row.id)) is not None:
+            self.kept.add(before.owner, -len(before.data), -1)
         self._memory[row.id] = row
-        self.num_bytes += len(row.data) - (0 if before is None else len(before.data))
-        while len(self._memory) > self.max_responses or self.num_bytes > self.max_bytes:
+        self.kept.add(row.owner, len(row.data))
+        while self.kept.is_over(row.owner):
+            self._forget(next(one for one in self._memory.values() if one.owner == row.owner))
+        while self.kept.is_full:
             self._forget(next(iter(self._memory.values())))
         self._news.set()
 
@@ -87,24 +95,28 @@ class ResponseStore:
                 self._note(error)
                 raise
 
-    async def find(self, response_id: str, param: str = "response_id") -> StoredResponse:
-        """The stored response of an id. Raises NotFound, StorageUnavailable."""
+    async def find(self, response_id: str, tenant: Tenant, param: str = "response_id") -> StoredResponse:
+        """The stored response of an id. Raises NotFound, also for a response of another tenant,
+        StorageUnavailable."""
+        record = None
         if (row := self._memory.get(response_id)) is not None:
-            return msgspec.json.decode(row.data, type=StoredResponse)
-        if self.table is not None and self._disk is not None:
+            record = msgspec.json.decode(row.data, type=StoredResponse)
+        elif self.table is not None and self._disk is not None:
             table = self.table
-            if (record := await self._disk.run(lambda: table.find(response_id))) is not None:
-                return record
-        raise _not_found(response_id, param)
+            record = await self._disk.run(lambda: table.find(response_id))
+        if record is None or not tenant.sees(record.owner):
+            raise _not_found(response_id, param)
+        return record
 
-    async def delete(self, response_id: str) -> None:
-        """Deletes a response. Raises NotFound, StorageFull, StorageUnavailable."""
-        is_found = False
+    async def delete(self, response_id: str, tenant: Tenant) -> None:
+        """Deletes a response. Raises NotFound, also for a response of another tenant, StorageFull,
+        StorageUnavailable."""
+        is_found, owner = False, None if tenant.sees_all else tenant.name
         if self.table is not None and self._disk is not None:
             table = self.table
             async with self._using_table:
-                is_found = await self._disk.run(lambda: table.delete(response_id))
-        if (row := self._memory.get(response_id)) is not None:
+                is_found = await self._disk.run(lambda: table.delete(response_id, owner))
+        if (row := self._memory.get(response_id)) is not None and tenant.sees(row.owner):
             self._forget(row)
         elif not is_found:
             raise _not_found(response_id, "response_id")
@@ -154,7 +166,7 @@ class ResponseStore:
 
     def _forget(self, row: Row) -> None:
         del self._memory[row.id]
-        self.num_bytes -= len(row.data)
+        self.kept.add(row.owner, -len(row.data), -1)
 
     def _note(self, error: StorageFull | StorageUnavailable) -> None:
         if self._fault is None:
@@ -166,7 +178,7 @@ class ResponseStore:
 
 
 def _row(record: StoredResponse) -> Row:
-    return Row(record.id, record.response["status"] not in OPEN, msgspec.json.encode(record))
+    return Row(record.id, record.owner, record.response["status"] not in OPEN, msgspec.json.encode(record))
 
 
 def _revert(table: ResponseTable, response_id: str) -> None:

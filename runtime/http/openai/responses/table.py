@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from runtime.http.openai.responses.items import Item
 from runtime.http.openai.stored.folder import Folder, is_regular, open_private
+from runtime.http.openai.stored.quota import Kept
 
 INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
 OPEN = ("queued", "in_progress")
@@ -27,6 +28,7 @@ class StoredResponse(Struct, frozen=True):
     response: dict[str, object]
     context: list[Item]  # items of earlier responses, without instructions
     input: list[Item]
+    owner: str = ""  # name of its tenant; "": of a server without keys, or before responses had owners
 
     @property
     def id(self) -> str:
@@ -43,6 +45,7 @@ class Row(Struct, frozen=True):
     """A stored response as it is written."""
 
     id: str
+    owner: str
     is_over: bool
     data: bytes  # of a StoredResponse
 
@@ -52,15 +55,13 @@ class ResponseTable:
     goes to quarantine then) or replaced. Calls do not wait for the disk: a crash of the machine may lose the
     last rows."""
 
-    def __init__(self, folder: Folder, max_responses: int, max_bytes: int) -> None:
+    def __init__(self, folder: Folder, kept: Kept) -> None:
+        """`kept` counts the rows and bounds them."""
         self.folder = folder
         self.path = folder.path / NAMES[0]
-        self.max_responses = max_responses
-        self.max_bytes = max_bytes
+        self.kept = kept
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # device and inode of the open database
-        self._count = 0
-        self.num_bytes = 0  # of all rows
         self._has_ended_interrupted = False
         self._lock = threading.Lock()
 
@@ -82,19 +83,20 @@ class ResponseTable:
             _end(record)
         return record
 
-    def delete(self, response_id: str) -> bool:
-        """Deletes a response. Returns whether there was one. Raises sqlite3.Error, OSError."""
+    def delete(self, response_id: str, owner: str | None = None) -> bool:
+        """Deletes a response of an owner; None: of any. Returns whether there was one. Raises sqlite3.Error,
+        OSError."""
 
-        def delete(db: sqlite3.Connection) -> tuple[int] | None:
-            row: tuple[int] | None = db.execute(
-                "DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)
+        def delete(db: sqlite3.Connection) -> tuple[str, int] | None:
+            row: tuple[str, int] | None = db.execute(
+                "DELETE FROM responses WHERE id = ? AND owner = coalesce(?, owner) RETURNING owner, size",
+                (response_id, owner),
             ).fetchone()
             return row
 
         if (row := self._guarded(delete)) is None:
             return False
-        self._count -= 1
-        self.num_bytes -= row[0]
+        self.kept.add(row[0], -row[1], -1)
         return True
 
     def close(self) -> None:
@@ -135,11 +137,17 @@ class ResponseTable:
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(
             "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, "
-            "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB)"
+            "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB, owner TEXT NOT NULL DEFAULT '')"
         )
-        self._count, self.num_bytes = db.execute(
-            "SELECT count(*), CAST(total(size) AS INTEGER) FROM responses"
-        ).fetchone()
+        if "owner" not in [column[1] for column in db.execute("PRAGMA table_info(responses)")]:
+            # the file is of a server whose responses had no owners
+            db.execute("ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+        db.execute("CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, n)")
+        self.kept.clear()
+        for owner, count, size in db.execute(
+            "SELECT owner, count(*), CAST(total(size) AS INTEGER) FROM responses GROUP BY owner"
+        ).fetchall():
+            self.kept.add(owner, size, count)
 
     def end_interrupted(self) -> None:
         """Ends the responses that a server left open which was stopped; the first `put` does it otherwise.
@@ -162,7 +170,7 @@ class ResponseTable:
 
     def _put(self, db: sqlite3.Connection, rows: Iterable[Row]) -> None:
         self._end_interrupted(db)
-        count, size = self._count, self.num_bytes
+        kept = self.kept.copy()
         db.execute("BEGIN IMMEDIATE")
         try:
             for row in rows:
@@ -170,24 +178,23 @@ class ResponseTable:
                 old = db.execute("SELECT size FROM responses WHERE id = ?", (row.id,)).fetchone()
                 if old is not None:
                     db.execute("UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?", values)
+                    kept.add(row.owner, len(row.data) - old[0], 0)
                 else:
                     db.execute(
-                        "INSERT INTO responses (is_over, size, record, id) VALUES (?, ?, ?, ?)", values
+                        "INSERT INTO responses (is_over, size, record, id, owner) VALUES (?, ?, ?, ?, ?)",
+                        (*values, row.owner),
                     )
-                    count += 1
-                size += len(row.data) - (0 if old is None else old[0])
-            while count > self.max_responses or size > self.max_bytes:
-                (dropped,) = db.execute(
-                    "DELETE FROM responses WHERE n = (SELECT min(n) FROM responses) RETURNING size"
-                ).fetchone()
-                count -= 1
-                size -= dropped
+                    kept.add(row.owner, len(row.data))
+                while kept.is_over(row.owner):
+                    _drop_oldest(db, kept, "WHERE owner = ?", row.owner)
+            while kept.is_full:
+                _drop_oldest(db, kept, "")
             db.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # SQLite has rolled back already after some errors
                 db.execute("ROLLBACK")
             raise
-        self._count, self.num_bytes = count, size
+        self.kept = kept
 
     def _decoded(self, response_id: str, data: bytes) -> StoredResponse | None:
         """The record of a row; None for a damaged one, which stays in the file as it is."""
@@ -213,6 +220,15 @@ def _end(record: StoredResponse) -> None:
     """Ends a response that was interrupted."""
     if record.response["status"] in OPEN:
         record.response.update(status="failed", error=INTERRUPTED)
+
+
+def _drop_oldest(db: sqlite3.Connection, kept: Kept, where: str, *values: str) -> None:
+    """Deletes the oldest of the rows that `where` selects, of which there is one at least."""
+    owner, size = db.execute(
+        f"DELETE FROM responses WHERE n = (SELECT min(n) FROM responses {where}) RETURNING owner, size",
+        values,
+    ).fetchone()
+    kept.add(owner, -size, -1)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -15,10 +15,11 @@ from starlette.types import Receive
 
 from runtime.errors import InvalidRequest, TooLarge
 from runtime.http.body import body_parts
-from runtime.http.openai.files import MAX_FILE_BYTES, PURPOSES, File, Files, new_id
+from runtime.http.openai.files import MAX_FILE_BYTES, PURPOSES, Files, StoredFile, new_id
 from runtime.http.openai.stored.disk import Disk
 from runtime.http.openai.stored.folder import open_private, write_all
 from runtime.http.openai.stored.quota import Reservation
+from runtime.messages.tenants import Tenant
 
 FORM_BYTES = 1 << 16  # of a form in addition to the file itself
 WRITE_BYTES = 1 << 20  # are collected and then written at once
@@ -26,14 +27,15 @@ MIN_RATE = 1024.0  # bytes a second, of an upload that takes longer than a pause
 WHAT = "send multipart/form-data with file and purpose"
 
 
-async def receive_file(headers: Headers, receive: Receive, files: Files) -> File:
-    """The file of an upload. Raises InvalidRequest, TooLarge, StorageFull, StorageUnavailable, HTTPException
+async def receive_file(headers: Headers, receive: Receive, files: Files, tenant: Tenant) -> StoredFile:
+    """The file of an upload of `tenant`. Raises InvalidRequest, TooLarge, StorageFull, StorageUnavailable, HTTPException
     408, ClientDisconnect."""
     form = Form(headers.get("content-type", ""))
     if (declared := _declared(headers)) > MAX_FILE_BYTES + FORM_BYTES:
         raise TooLarge(f"the file is over {MAX_FILE_BYTES} bytes, the most that this server takes")
+    files.check_number(tenant)
     file_id = new_id("file")
-    with Reservation(files.quota) as reservation:
+    with Reservation(files.quota, tenant.name) as reservation:
         reservation.cover(max(0, declared - FORM_BYTES))
         upload = Upload(files.disk, files.path(file_id))
         try:
@@ -45,12 +47,12 @@ async def receive_file(headers: Headers, receive: Receive, files: Files) -> File
             filename, purpose = form.end()
             await upload.write(form.take())
             await upload.finish()
-            file = files.draft(file_id, form.size, filename, purpose)
+            file = files.draft(file_id, form.size, filename, purpose, tenant.name)
             await files.disk.run(lambda: files.write(file), undo=lambda _: files.erase(file))
         except BaseException:
             upload.discard()
             raise
-        files.known[file.id] = file
+        files.add(file)
         reservation.keep(file.bytes)
     return file
 
