@@ -29,8 +29,8 @@ NOBODY = Tenant(sees_all=False)  # requests to routes that need no key on any se
 
 
 def tenant_of(owner: str, quota: float = 1.0) -> Tenant:
-    """The tenant whose name is the owner of something, where no key is at hand: to bound what is kept, and for
-    what the server itself goes on with. `quota` is that of a tenant that is kept apart."""
+    """The tenant whose name is the owner of something, where no key is at hand: to bound what is kept, and
+    for what the server itself goes on with. `quota` is that of a tenant that is kept apart."""
     if owner in (EVERYBODY.name, ADMINISTRATOR.name):
         return Tenant(owner)
     return Tenant(owner, sees_all=False, quota=quota)

@@ -1,9 +1,10 @@
 """Runs batches in idle time: requests of clients go first.
 
-There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn; those of
-one of several tenants have --tenant-quota of them at most. A line runs as the tenant whose batch it is. A batch
-whose files can't be written, because the disk or the quota is full, or the disk is read-only or gone, waits:
-it keeps its slots and the answers that it has, tries again every RETRY_S, and goes on when there is room.
+There is one task a batch. All batches share MAX_OPEN slots for running lines, which they get in turn; those
+of one of several tenants have --tenant-quota of them at most. A line runs as the tenant whose batch it is. A
+batch whose files can't be written, because the disk or the quota is full, or the disk is read-only or gone,
+waits: it keeps its slots and the answers that it has, tries again every RETRY_S, and goes on when there is
+room.
 """
 
 import time

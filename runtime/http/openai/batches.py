@@ -17,7 +17,7 @@ the record on it is an earlier one: a server that starts from that repeats what 
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated as A
@@ -161,32 +161,14 @@ class Batches:
         """Creates a batch. Raises InvalidRequest, NotFound, Overloaded, StorageFull, StorageUnavailable;
         nothing is left of the batch then."""
         record = self.draft(body, tenant)
-        self._check_number(tenant)
+        check_number(self.known.values(), tenant)
         await self.files.disk.run(lambda: self.save(record), undo=lambda _: self.erase(record))
         self.known[record.batch.id] = record
-        await self._forget_old(tenant)
-        return record
-
-    def _check_number(self, tenant: Tenant) -> None:
-        """Raises Overloaded when a tenant may have no further batch that is not over."""
-        owners = [record.owner for record in self.known.values() if record.batch.status not in ENDED]
-        num_own = owners.count(tenant.name)
-        if len(owners) >= MAX_UNFINISHED or num_own >= tenant.most(MAX_UNFINISHED):
-            raise Overloaded(
-                f"as many batches are to be done as there may be, {num_own} of them yours; wait for some, or "
-                "cancel them"
-            )
-
-    async def _forget_old(self, tenant: Tenant) -> None:
-        """Deletes the oldest record that has ended, if the tenant has more than its part or all are too many;
-        the files of a batch stay."""
-        own = [record for record in self.known.values() if tenant.sees(record.owner)]
-        if len(own) <= tenant.most(MAX_KEPT) and len(self.known) <= MAX_KEPT:
-            return
-        if (old := next((record for record in own if record.batch.status in ENDED), None)) is not None:
+        if (old := one_too_many(list(self.known.values()), tenant)) is not None:
             with suppress(StorageFull, StorageUnavailable):  # the next batch tries again
                 await self.files.disk.run(lambda: self.erase(old))
                 self.known.pop(old.batch.id, None)
+        return record
 
     def save(self, record: Record) -> None:
         """Writes the record, as it is then. Blocking. Raises OSError."""
@@ -338,3 +320,23 @@ def advance(record: Record, status: Status, **fields: Any) -> None:
         record.batch = structs.replace(
             record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields
         )
+
+
+def check_number(records: Iterable[Record], tenant: Tenant) -> None:
+    """Raises Overloaded when a tenant may have no further batch that is not over."""
+    owners = [record.owner for record in records if record.batch.status not in ENDED]
+    num_own = owners.count(tenant.name)
+    if len(owners) >= MAX_UNFINISHED or num_own >= tenant.most(MAX_UNFINISHED):
+        raise Overloaded(
+            f"as many batches are to be done as there may be, {num_own} of them yours; wait for some, or "
+            "cancel them"
+        )
+
+
+def one_too_many(records: list[Record], tenant: Tenant) -> Record | None:
+    """The oldest record that has ended, if a tenant has more records than its part or all are too many; the
+    files of a batch stay."""
+    own = [record for record in records if tenant.sees(record.owner)]
+    if len(own) <= tenant.most(MAX_KEPT) and len(records) <= MAX_KEPT:
+        return None
+    return next((record for record in own if record.batch.status in ENDED), None)

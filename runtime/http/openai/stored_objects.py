@@ -88,8 +88,8 @@ class StoredObjects:
         metrics: Metrics | None = None,
         tenant_quota: float = 1.0,
     ) -> None:
-        """`metrics` count what fails. `tenant_quota`: the part of each limit that one tenant may take. Blocking. Raises StartError when the folder can't be used; what is
-        damaged in it goes to quarantine."""
+        """`metrics` count what fails. `tenant_quota`: as in Tenant.quota. Blocking. Raises StartError when
+        the folder can't be used; what is damaged in it goes to quarantine."""
         metrics = Metrics() if metrics is None else metrics
         self._tasks = StoredTasks(metrics)
         disk = None if folder is None else Disk(Folder(folder, metrics.quarantined_files.add), metrics)

@@ -140,8 +140,8 @@ class Responses:
         is_full = len(self._running) >= MAX_BACKGROUND or num_own >= tenant.most(MAX_BACKGROUND)
         if not self._tasks.is_running or is_full:
             raise Overloaded(
-                f"as many answers are computed in the background as may be, {num_own} of them yours; try again "
-                "later"
+                f"as many answers are computed in the background as may be, {num_own} of them yours; try "
+                "again later"
             )
         prepared.response["status"] = "queued"
         record = prepared.record()

@@ -24,8 +24,8 @@ class Quota:
         most = tenant_of(owner, self.tenant_quota).most(self.limit)
         if self.used_by[owner] + size > most < self.limit:
             raise StorageFull(
-                f"you store {self.used_by[owner]} bytes, {size} more are needed, and one tenant may store {most} "
-                "(--tenant-quota of --file-storage-bytes); delete some"
+                f"you store {self.used_by[owner]} bytes, {size} more are needed, and one tenant may store "
+                f"{most} (--tenant-quota of --file-storage-bytes); delete some"
             )
         if self.used + size > self.limit:
             remedy = "delete some" if size <= self.limit else "send smaller ones"

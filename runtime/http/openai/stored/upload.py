@@ -28,8 +28,8 @@ WHAT = "send multipart/form-data with file and purpose"
 
 
 async def receive_file(headers: Headers, receive: Receive, files: Files, tenant: Tenant) -> StoredFile:
-    """The file of an upload of `tenant`. Raises InvalidRequest, TooLarge, StorageFull, StorageUnavailable, HTTPException
-    408, ClientDisconnect."""
+    """The file of an upload of `tenant`. Raises InvalidRequest, TooLarge, StorageFull, StorageUnavailable,
+    HTTPException 408, ClientDisconnect."""
     form = Form(headers.get("content-type", ""))
     if (declared := _declared(headers)) > MAX_FILE_BYTES + FORM_BYTES:
         raise TooLarge(f"the file is over {MAX_FILE_BYTES} bytes, the most that this server takes")
