@@ -10,6 +10,7 @@ import anyio
 import openai
 import pytest
 
+from runtime.messages.tenants import EVERYBODY
 from tests.hostile.faulty_disk import KINDS, STATUS, FaultyDisk
 from tests.http.fake import FakeService
 from tests.http.openai.test_stored_objects import jsonl, line, lines_of, start, storing, until_over
@@ -102,7 +103,7 @@ async def test_a_running_batch_waits_for_the_disk_and_goes_on(kind: str, disk: F
     async with storing(disk.path, service) as (client, stored_objects), stepping(service):
         data = jsonl(*(line(f"l{i}", max_tokens=2 + i % 7) for i in range(150)))
         batch = await start(client, data)
-        counts = stored_objects.storage.batches.find(batch.id)
+        counts = stored_objects.storage.batches.find(batch.id, EVERYBODY)
         await until(lambda: _is(counts.batch.request_counts.completed > 10))
         disk.fail(kind, stored_objects)
         for _ in range(5):
@@ -148,7 +149,9 @@ async def test_the_output_of_a_batch_waits_for_the_quota(
         batch = await start(client, data)
         quota = stored_objects.storage.files.quota
         await until(
-            lambda: _is(0 < stored_objects.storage.batches.find(batch.id).batch.request_counts.completed)
+            lambda: _is(
+                0 < stored_objects.storage.batches.find(batch.id, EVERYBODY).batch.request_counts.completed
+            )
         )
         assert await status_of(client, batch.id) == "in_progress" and quota.used <= quota.limit
         stored_objects.storage.files.quota.limit += 20_000
@@ -198,7 +201,7 @@ async def test_a_response_that_is_lost_with_the_disk_ends_in_memory(disk: Faulty
 
         await until(is_over)
         disk.repair()
-        await until(lambda: _is(not stored_objects.responses.store.num_bytes))
+        await until(lambda: _is(not stored_objects.responses.store.kept.num_bytes))
     async with storing(disk.path) as (client, _):
         assert (await client.responses.retrieve(answer.id)).status == "incomplete"
 
