@@ -118,7 +118,7 @@ def cause_of_death(ranks: Sequence[RankProcess]) -> RankDied | None:
 class Launch(NamedTuple):
     """Which rank of which generation is started."""
 
-    index: int
+    rank: int
     generation: int
     is_standby: bool = False
 
@@ -134,7 +134,7 @@ def spawn(
 ) -> RankProcess:
     """Starts the process of a rank, which inherits its ends of the rings, `shared` descriptors and its own of
     `setup.host_fds`. `reader` reads `results`. Raises OSError."""
-    index = launch.index
+    index = launch.rank
     arguments = [
         "--rank",
         str(index),

@@ -13,6 +13,7 @@ from runtime.admin.expert_load import ExpertLoad
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
+from runtime.errors import RequestError
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
@@ -58,7 +59,11 @@ class Control:
 
     async def pause(self, mode: PauseMode) -> None:
         """Plans no more steps; returns when none is in flight."""
-        await self._commands.ask(lambda answer: Pause(mode, answer))
+
+        def command(answer: Callable[[None | RequestError], None]) -> Pause:
+            return Pause(mode, answer)
+
+        await self._commands.ask(command)
 
     async def resume(self) -> None:
         """Plans steps again."""

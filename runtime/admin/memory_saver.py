@@ -17,7 +17,7 @@ import anyio
 from runtime.actors.fan_out import call_all
 from runtime.actors.replicas import Replicas
 from runtime.admin.scheduler_commands import SchedulerCommands
-from runtime.errors import Busy, InvalidRequest
+from runtime.errors import Busy, InvalidRequest, RequestError
 from runtime.messages.memory import PARTS, Part, in_order
 from runtime.messages.scheduler import Flush, ResumePlanning, SuspendPlanning
 from runtime.options.plan import Plan
@@ -78,7 +78,7 @@ class MemorySaver:
                     param="weight_version",
                 )
             try:
-                await self._commands.ask(lambda answer: SuspendPlanning(False, answer))
+                await self._suspend(drops_pages=False)
                 self._check_unused(flushes=flushes)
                 await call_all(
                     [partial(r.commands.check_weights, model_path, load_format) for r in self._replicas]
@@ -112,6 +112,14 @@ class MemorySaver:
                 "with mode retract or abort, or set flush_cache to false to go on with those pages"
             )
 
+    async def _suspend(self, *, drops_pages: bool) -> None:
+        """Returns when no scheduler has a step in flight."""
+
+        def command(answer: Callable[[None | RequestError], None]) -> SuspendPlanning:
+            return SuspendPlanning(drops_pages, answer)
+
+        await self._commands.ask(command)
+
     async def _change(self, released: list[tuple[Part, ...]]) -> tuple[Part, ...]:
         """`released`: the parts that each replica's ranks shall not hold."""
         drops_pages = any(
@@ -119,7 +127,7 @@ class MemorySaver:
             for replica, parts in zip(self._replicas, released, strict=True)
         )
         try:
-            await self._commands.ask(lambda answer: SuspendPlanning(drops_pages, answer))
+            await self._suspend(drops_pages=drops_pages)
             await call_all(
                 [
                     partial(replica.commands.change_memory, parts)

@@ -142,8 +142,8 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
 
 
 def _compare(kind: str, owners: Counter[int], pool: PagePool, wrong: set[int], result: Findings) -> None:
-    if len(owners) == sum(owners.values()) == pool.num_pages and owners.keys() <= pool.usable:
+    if len(owners) == sum(owners.values()) == pool.num_pages and owners.keys() <= set(pool.usable):
         return
-    wrong |= {page for page in pool.usable if owners[page] != 1} | (owners.keys() - pool.usable)
+    wrong |= {page for page in pool.usable if owners[page] != 1} | (owners.keys() - set(pool.usable))
     for page in sorted(wrong)[:MAX_MESSAGES]:
         result.add(f"{kind} {page} has {owners[page]} owners")

@@ -58,7 +58,8 @@ class Wire(Generic[T]):
         self._parts.clear()
         header = self._encoder.encode(message)
         prefix = _PREFIX.pack(len(header))
-        return b"".join((prefix, header, _PAD[(len(prefix) + len(header)) % ALIGN], *self._parts))
+        padding = _PAD[(len(prefix) + len(header)) % ALIGN]
+        return b"".join((prefix, header, padding, *self._parts))  # type: ignore[arg-type]  # arrays are buffers
 
     def decode(self, body: Bytes) -> T:
         """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it

@@ -36,7 +36,7 @@ class Pause(Struct, frozen=True, tag=True):
     """Plan no steps until Continue. `answer` is called when no step is in flight any more."""
 
     mode: PauseMode
-    answer: Callable[[None], None]
+    answer: Callable[[None | RequestError], None]
 
 
 class Continue(Struct, frozen=True, tag=True):

@@ -129,7 +129,7 @@ def resolve(
     for name in RANK_VARIABLES:
         c.auto(ascend.rank_variable, name, device, machine, name=name)
     c.auto(null.null_vocab_size, model)
-    groups = {
+    groups: dict[str, Any] = {  # by the names of Plan's fields, each of that field's type
         field.name: _group(field.type, c)
         for field in structs.fields(Plan)
         if field.name not in ("why", "notices")

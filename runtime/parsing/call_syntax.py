@@ -41,7 +41,10 @@ class CallSink(Protocol):
 class CallSyntax(Protocol):
     """A way to write calls."""
 
-    begins: tuple[str, ...]  # what a call begins with; "": the first letter of a name
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """What a call begins with; "": the first letter of a name."""
+        ...
 
     def read(self, reader: Reader, sink: CallSink) -> Read[None]:
         """Reads one call, or one list of calls. Raises Malformed."""

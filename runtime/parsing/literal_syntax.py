@@ -188,7 +188,7 @@ class BareCalls(Struct, frozen=True):
         if (yield from reader.sees("{")):
             return (yield from self._pairs(reader, depth))
         if (yield from reader.sees("[")):
-            values = []
+            values: list[object] = []
             while True:
                 yield from reader.space(",")
                 if (yield from reader.sees("]")):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
+from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
 from runtime.cache.sequence import Sequence
 
@@ -51,11 +52,14 @@ def shuffled(sequence: Sequence) -> int:
 
 def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
     """The sequence that finds most of its prompt in the cache goes first."""
+    matches: list[Node] = []
     for sequence in window:
         tokens = memoryview(sequence.tokens).cast("B")
         longest = (len(sequence.tokens) - 1) // now.tree.page_size
-        sequence.match = now.tree.probe(sequence.match, sequence.request.namespace, tokens, longest)
-    return sorted(window, key=lambda s: -s.match.depth)
+        match = now.tree.probe(sequence.match, sequence.request.namespace, tokens, longest)
+        sequence.match = match
+        matches.append(match)
+    return [window[i] for i in sorted(range(len(window)), key=lambda i: -matches[i].depth)]
 
 
 def heaviest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:

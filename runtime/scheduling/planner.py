@@ -166,7 +166,7 @@ class Planner:
                     continue
                 builder.set_page(sequence.slot, len(sequence.pages) - 1, sequence.pages[-1])
                 if sequence.window is not None:
-                    builder.set_window(sequence)
+                    builder.set_window(sequence.slot, sequence.window)
             sequence.computed_len = start + 1
             sequence.in_flight += 1
             rows.append(sequence)
@@ -207,7 +207,7 @@ class Planner:
             for row in range(first, len(sequence.pages)):
                 builder.set_page(sequence.slot, row, sequence.pages[row])
             if first < len(sequence.pages) and sequence.window is not None:
-                builder.set_window(sequence)
+                builder.set_window(sequence.slot, sequence.window)
             if draft is None:
                 sequence.computed_len += 1
                 sequence.in_flight += 1
@@ -281,7 +281,7 @@ class Planner:
             count = sequence.computed_len - start
             builder.add_extend(sequence, start, count)
             if sequence.window is not None:
-                builder.set_window(sequence)
+                builder.set_window(sequence.slot, sequence.window)
             if roster.cache.states is not None:
                 roster.cache.states.computed(sequence)
             roster.shares.charge(sequence.request.tenant, count)

@@ -244,7 +244,9 @@ def has_window_room(window: WindowPool, newcomer: Sequence, roster: Roster) -> b
     if need + sum(wants) > window.pool.num_pages:
         return False
     promised = sum(
-        max(want - len(s.window.pages), 0) for want, s in zip(wants, roster.extending, strict=True)
+        max(want - len(s.window.pages), 0)
+        for want, s in zip(wants, roster.extending, strict=True)
+        if s.window is not None  # each has one where the model has a window
     )
     growing = [s for s in roster.decoding if len(s.tokens) < window.config.window]
     to_come = sum(min(roster.forecast.future(s), window.config.window - len(s.tokens)) for s in growing)

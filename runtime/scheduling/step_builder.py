@@ -3,6 +3,7 @@
 import numpy as np
 
 from runtime.cache.sequence import Sequence
+from runtime.cache.window import WindowSpan
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.steps import (
     Admit,
@@ -107,9 +108,9 @@ class StepBuilder:
         """Adds an update of a page table."""
         self._pages.append((slot, row, page))
 
-    def set_window(self, sequence: Sequence) -> None:
-        """What the ranks do not know yet of its pages in the windows' pool."""
-        self._window += [(sequence.slot, row, page) for row, page in sequence.window.take_unreported()]
+    def set_window(self, slot: int, window: WindowSpan) -> None:
+        """Adds pages in the windows' pool that the ranks do not know yet."""
+        self._window += [(slot, row, page) for row, page in window.take_unreported()]
 
     def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
         """One row each, which computes the last token sampled; it stands at `starts`, or before."""

@@ -82,4 +82,4 @@ def check_embeds(request: GenerateRequest, prompt: Embeds) -> None:
 
 def digest(array: np.ndarray) -> str:
     """A hash of the numbers, for the prefix cache: prompts with the same numbers share pages."""
-    return blake2b(array, digest_size=16).hexdigest()
+    return blake2b(array.data, digest_size=16).hexdigest()

@@ -44,8 +44,9 @@ class CountedLoops(CodeGenerator):
         """Adds the calls, then compiles as usual."""
         for part in node.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             turn = nodes.Output([nodes.Call(nodes.Name(TURN, "load"), [], [], None, None)])
-            part.body.insert(0, turn.set_lineno(part.lineno))
-            part.body[0].set_environment(self.environment)
+            assert isinstance(part, nodes.For | nodes.Macro | nodes.CallBlock)
+            turn.set_lineno(part.lineno).set_environment(self.environment)
+            part.body.insert(0, turn)
         super().visit_Template(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
