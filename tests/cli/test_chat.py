@@ -5,11 +5,15 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.cli import chat, main
+from runtime.cli.chat_client import Chat
+from runtime.cli.chat_server import logged_url
+from runtime.cli.line_input import EditedInput, PipedInput, history_file
 from runtime.errors import StartError
 
 
@@ -20,7 +24,8 @@ class Scripted(BaseHTTPRequestHandler):
     seen: list[dict[str, Any]] = []
 
     def do_GET(self) -> None:
-        self._reply(200 if self.path == "/health" else 404, b"{}")
+        bodies = {"/health": b"{}", "/v1/models": b'{"data": [{"id": "tiny"}]}'}
+        self._reply(200 if self.path in bodies else 404, bodies.get(self.path, b"{}"))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -34,6 +39,8 @@ class Scripted(BaseHTTPRequestHandler):
         ]
         if text == "broken":
             events.append({"error": {"message": "a rank died"}})
+        if text == "think":
+            events.insert(0, {"choices": [{"delta": {"reasoning_content": "hm"}}]})
         lines = [b"data: " + json.dumps(event).encode() for event in [*events, {"choices": []}]] + [
             b"data: [DONE]"
         ]
@@ -62,7 +69,7 @@ def url() -> Iterator[str]:
 
 def talk(url: str, lines: str, **parameters: Any) -> str:
     out = io.StringIO()
-    chat.converse(chat.Chat(url, **parameters), io.StringIO(lines), out)
+    chat.converse(Chat(url, **parameters), PipedInput(io.StringIO(lines)), out)
     return out.getvalue()
 
 
@@ -75,11 +82,17 @@ def test_answers_are_printed_and_remembered(url: str) -> None:
 def test_commands(url: str) -> None:
     assert talk(url, "/system be brief\none\n/reset\ntwo\n/exit\nthree\n") == "eno\nowt\n"
     assert [m["content"] for m in Scripted.seen[-1]["messages"]] == ["be brief", "two"]
-    assert "no command" in talk(url, "/help\n")
+    assert "no command" in talk(url, "/nonsense\n")
+    assert "/retry" in talk(url, "/help\n")
+
+
+def test_the_last_answer_is_made_again(url: str) -> None:
+    assert talk(url, "/retry\nabc\n/retry\n") == "there is nothing to answer again\ncba\ncba\n"
+    assert [m["content"] for m in Scripted.seen[-1]["messages"]] == ["abc"]
 
 
 def test_a_key_goes_with_the_request(url: str) -> None:
-    chat.converse(chat.Chat(url, "secret"), io.StringIO("hi\n"), io.StringIO())
+    chat.converse(Chat(url, "secret"), PipedInput(io.StringIO("hi\n")), io.StringIO())
     assert Scripted.seen[0]["authorization"] == "Bearer secret"
 
 
@@ -87,7 +100,7 @@ def test_a_key_goes_with_the_request(url: str) -> None:
     ("line", "reason"), [("fail", "refused with 400: no such thing"), ("broken", "a rank died")]
 )
 def test_a_failed_turn_is_taken_back(url: str, line: str, reason: str) -> None:
-    talker = chat.Chat(url)
+    talker = Chat(url)
     with pytest.raises(StartError, match=reason):
         list(talker.say(line))
     assert talker.messages == []
@@ -116,5 +129,71 @@ def test_no_server(
 
 def test_the_servers_address_is_read_from_its_log() -> None:
     lines = 'noise\n{"event": "weights"}\n{"event": "listening", "url": "http://127.0.0.1:5"}\n{"half'
-    assert chat._logged_url(lines) == "http://127.0.0.1:5"
-    assert chat._logged_url("noise\n") is None
+    assert logged_url(lines) == "http://127.0.0.1:5"
+    assert logged_url("noise\n") is None
+
+
+def test_reasoning_is_shown_and_not_sent_back(url: str) -> None:
+    assert talk(url, "think\nabc\n") == "hmkniht\ncba\n"
+    assert [m["content"] for m in Scripted.seen[-1]["messages"]] == ["think", "kniht", "abc"]
+
+
+@pytest.mark.parametrize("is_thrown", [True, False])
+def test_of_an_interrupted_answer_stays_what_came(url: str, is_thrown: bool) -> None:
+    """Whether Ctrl-C comes while the next piece is awaited, or while the last one is printed."""
+    talker = Chat(url)
+    pieces = talker.say("abc")
+    assert [next(pieces).text, next(pieces).text] == ["c", "b"]
+    if is_thrown:
+        with pytest.raises(KeyboardInterrupt):
+            pieces.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
+    else:
+        pieces.close()  # type: ignore[attr-defined]
+    assert [m["content"] for m in talker.messages] == ["abc", "cb"]
+
+
+class Person:
+    """Someone at a terminal: lines, and Ctrl-C at the prompt."""
+
+    is_person = True
+
+    def __init__(self, *lines: str | None) -> None:
+        self.lines = list(lines)
+
+    def read(self) -> str | None:
+        line = self.lines.pop(0)
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+
+def test_a_person_meets_the_model_and_goes_on_after_errors(url: str) -> None:
+    out = io.StringIO()
+    chat.converse(Chat(url), Person("^C", "fail", "think", None), out)
+    text = out.getvalue()
+    assert text.startswith(f"tiny at {url}. /help lists the commands.")
+    assert "[the server refused with 400: no such thing]" in text
+    assert f"{chat.DIM}hm{chat.PLAIN}\nkniht" in text
+
+
+def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    history = history_file({"XDG_STATE_HOME": str(tmp_path)})
+    assert history is not None and history.stat().st_mode & 0o777 == 0o600
+    with create_pipe_input() as keys:
+        lines = EditedInput(history, chat.COMMANDS, input=keys, output=DummyOutput())
+        keys.send_text("helo\x1b[Dl\r")  # the cursor goes back by one
+        assert lines.read() == "hello"
+        keys.send_text("one\x1b\rtwo\r")  # Alt+Enter
+        assert lines.read() == "one\ntwo"
+        keys.send_text("\x1b[A\r")  # up
+        assert lines.read() == "one\ntwo"
+        keys.send_text("\x04")
+        assert lines.read() is None
+    assert "+hello" in history.read_text()
+
+
+def test_a_home_that_cannot_be_written_has_no_history() -> None:
+    assert history_file({"HOME": "/proc/nowhere"}) is None

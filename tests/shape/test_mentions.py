@@ -18,10 +18,12 @@ FOREIGN = {
     "attention_v1.py",
 }
 CODE = [path for folder in ("runtime", "tests", "bench") for path in source.files(folder)]
-PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
+PAGES = sorted(
+    [*(source.ROOT / "docs").glob("*.md"), *source.ROOT.glob("*.md"), *source.ROOT.glob("examples/*.md")]
+)
 KNOWN = {
     path.as_posix()
-    for folder in ("runtime", "tests", "bench", "pocket", "docs")
+    for folder in ("runtime", "tests", "bench", "pocket", "docs", "examples")
     for path in source.files(folder)
 }
 

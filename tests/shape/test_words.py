@@ -79,7 +79,9 @@ FOLDERS = ("runtime", "tests", "bench", "docs")
 CODE = [
     path for folder in FOLDERS for path in source.files(folder) if path != Path("tests/shape/test_words.py")
 ]
-PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
+PAGES = sorted(
+    [*(source.ROOT / "docs").glob("*.md"), *source.ROOT.glob("*.md"), *source.ROOT.glob("examples/*.md")]
+)
 
 _PART = re.compile(r"[A-Z]?[a-z]+")
 # a retired word as _PART would find it: at the start of a part in lower case, or with its capital
