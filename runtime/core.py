@@ -53,10 +53,11 @@ class Core:
     """The Service protocol (service.py) over text actors and replicas. `run` is its life; Control,
     MemorySaver and Status in admin/ are what operators use."""
 
+    tenant = EVERYBODY
+
     def __init__(self, plan: Plan, num_replicas: int = 1) -> None:
         """Reads config.json and the adapters. Raises ModelError, OptionsError."""
         self.plan = plan
-        self.tenant = EVERYBODY
         self.model: ModelConfig = model_config(plan)
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included

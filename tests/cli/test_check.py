@@ -35,15 +35,17 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_diff(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--diff", "--tp", "2", "--reuse-cache", "0", "--enable-mixed-chunk"]
-    assert printed(capsys, "explain", *argv).splitlines() == [
-        "disable-radix-cache   on  flag --reuse-cache",
-        "tensor-parallel-size  2   flag --tp",
-        "num-threads           1   derived             2 cores for 2 ranks",
-        "num-ranks             2   derived             one process for each part of the model",
+    lines = [" ".join(line.split()) for line in printed(capsys, "explain", *argv).splitlines()]
+    assert [line for line in lines if not line.startswith("max-connections")] == [  # it follows ulimit -n
+        "disable-radix-cache on flag --reuse-cache",
+        "tensor-parallel-size 2 flag --tp",
+        "num-threads 1 derived 2 cores for 2 ranks",
+        "num-ranks 2 derived one process for each part of the model",
         "note: --reuse-cache is --disable-radix-cache here",
         "note: --enable-mixed-chunk has no effect: every step mixes them.",
     ]
-    assert printed(capsys, "--diff") == "nothing differs from the defaults\n"
+    rest = [line for line in printed(capsys, "--diff").splitlines() if not line.startswith("max-connections")]
+    assert rest in ([], ["nothing differs from the defaults"])
 
 
 def test_explain_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
