@@ -30,6 +30,11 @@ PRELOADED = {
 }
 
 
+def values(case: pytest.Function) -> dict[str, str]:
+    """The parameters of a case as texts, for one and the same value the same."""
+    return {name: repr(value) for name, value in case.callspec.params.items()}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all cases of the tests that are marked `sampled`")
 
@@ -56,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for matrix in matrices.values():
         marker = matrix[0].get_closest_marker("sampled")
         assert marker is not None
-        kept = sample([{**case.callspec.indices} for case in matrix], marker.args[0])
+        kept = sample([values(case) for case in matrix], marker.args[0])
         left_out |= {case for i, case in enumerate(matrix) if i not in kept}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
