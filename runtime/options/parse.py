@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import OptionsError
+from runtime.options.compat import vllm
 from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
@@ -118,6 +119,7 @@ def _take(row: Row, words: list[str]) -> Any:
     return words.pop() if words and not words[-1].startswith("--") else None
 
 
+_VLLM = {theirs: ours for theirs, ours, _ in vllm.SAME if theirs.startswith("--")}
 MAX_YAML_BYTES = 1 << 20  # of a --config file
 
 
@@ -161,6 +163,8 @@ def _named(values: Mapping[Any, Any], source: str, where: str, problems: list[st
 
 
 def _unknown(alias: str, known: list[str], kind: str) -> str:
+    if kind == "flag" and (own := _VLLM.get(canonical(alias))) is not None:
+        return f"{alias} is vLLM's; here it is {own} (`runtime translate` takes whole commands)"
     near = difflib.get_close_matches(canonical(alias), known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "`runtime options` lists all"
     return f"{alias} is no {kind} of this runtime; {hint}"
@@ -179,6 +183,9 @@ def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
             notices.append(f"{expanded.alias} has no effect: {expanded.row.note}")
             continue
         if (problem := _refusal(expanded.row, expanded.alias)) is not None:
+            if _asks_for_default(expanded):
+                notices.append(f"{expanded.alias} {expanded.value} has no effect: it is what happens anyway")
+                continue
             problems.append(problem)
         if _convert(expanded, tree, problems):
             sources[expanded.row.name], reasons[expanded.row.name] = expanded.source, setting.reason
@@ -201,6 +208,14 @@ def _expand(setting: Setting, notices: list[str]) -> Setting | None:
         return None
     notices.append(f"{setting.alias} is {own.flag} here")
     return Setting(own, value, setting.alias, setting.source)
+
+
+def _asks_for_default(setting: Setting) -> bool:
+    """Whether the value of an option that is not here asks for nothing of it: `--nnodes 1`."""
+    try:
+        return bool(msgspec.convert(setting.value, setting.row.convert, strict=False) == setting.row.default)
+    except (msgspec.ValidationError, ValueError, RecursionError):
+        return False
 
 
 def _refusal(row: Row, alias: str) -> str | None:

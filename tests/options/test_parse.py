@@ -189,3 +189,25 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
         from_values(tree)
     except OptionsError as error:
         assert error.problems and all(error.problems)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--dp 1", "--pp-size 1", "--nnodes 1 --node-rank 0", "--disaggregation-mode null", "--dp-size=1"],
+)
+def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
+    parsed = from_argv(words.split())
+    assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)
+
+
+@pytest.mark.parametrize("words", ["--dp 2", "--disaggregation-mode prefill", "--nnodes x"])
+def test_and_are_refused_otherwise(words: str) -> None:
+    with pytest.raises(OptionsError, match="planned and not here yet"):
+        from_argv(words.split())
+
+
+def test_flags_of_vllm_are_named_in_our_words() -> None:
+    with pytest.raises(
+        OptionsError, match="--gpu-memory-utilization is vLLM's; here it is --mem-fraction-static"
+    ):
+        from_argv(["--gpu-memory-utilization", "0.5"])

@@ -152,7 +152,22 @@ def read_config(
     `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
     config.json.
     """
-    folder = Path(folder)
+    try:
+        return _read(Path(folder), is_embedding, pooling, quantization, overrides)
+    except ModelError as error:
+        if not overrides:
+            raise
+        _read(Path(folder), is_embedding, pooling, quantization, None)  # raises what is wrong without them
+        raise ModelError(f"--json-model-override-args ({', '.join(overrides)}): {error}") from None
+
+
+def _read(
+    folder: Path,
+    is_embedding: bool,
+    pooling: str,
+    quantization: str | None,
+    overrides: Mapping[str, Any] | None,
+) -> ModelConfig:
     if not folder.is_dir():
         raise ModelError(
             f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors"

@@ -275,5 +275,5 @@ def test_values_that_operators_put_in_place_of_others(tmp_path: Path) -> None:
     assert read(tmp_path).context_len == 128
     found = read_config(tmp_path, overrides={"max_position_embeddings": 64, "torch_dtype": "float16"})
     assert (found.context_len, found.dtype) == (64, "float16")
-    with pytest.raises(ModelError, match="num_attention_heads"):
+    with pytest.raises(ModelError, match=r"^--json-model-override-args \(num_attention_heads\): config.json"):
         read_config(tmp_path, overrides={"num_attention_heads": "many"})
