@@ -18,6 +18,7 @@ from runtime.messages.sampling import Limits, SamplingParams, check_widths
 ALTERNATIVE_BYTES = 96  # of JSON: a token, its bytes and its log probability
 NUMBER_BYTES = 4  # of a hidden state, in memory; some 16 as JSON
 TOKEN_CHARS = 4  # of a text, on average
+MAX_SEQUENCES = 16_384  # of one request: as many as may wait by default
 REMEDY = "ask for fewer alternatives, tokens, choices or prompts, or raise --max-response-bytes"
 
 
@@ -28,6 +29,7 @@ class Cost(Struct, frozen=True):
     alternatives: int = 0  # of generated tokens
     hidden_numbers: int = 0
     entries: int = 0  # tokens with a log probability, and their alternatives
+    has_picks: bool = False  # more of the alternatives are named by the request than are the likeliest
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +42,7 @@ class Cost(Struct, frozen=True):
         """The parameter that asks for the most."""
         parts = {
             "prompt_logprobs": self.prompt_alternatives * ALTERNATIVE_BYTES,
-            "top_logprobs": self.alternatives * ALTERNATIVE_BYTES,
+            "logprob_ids" if self.has_picks else "top_logprobs": self.alternatives * ALTERNATIVE_BYTES,
             "hidden_states": self.hidden_numbers * NUMBER_BYTES,
         }
         return max(parts, key=lambda name: parts[name])
@@ -67,6 +69,7 @@ def cost_of(params: SamplingParams, prompt_tokens: int, new_tokens: int, hidden_
         alternatives,
         params.n * states * hidden_size,
         tokens + prompt_alternatives + alternatives,
+        picks > params.top_logprobs,
     )
 
 
@@ -77,6 +80,7 @@ def repeated(cost: Cost, new_tokens: int) -> Cost:
         cost.alternatives * (new_tokens + 1) // 2,
         cost.hidden_numbers,
         cost.entries,
+        cost.has_picks,
     )
 
 
@@ -87,6 +91,7 @@ def total(costs: Sequence[Cost]) -> Cost:
         sum([cost.alternatives for cost in costs]),
         sum([cost.hidden_numbers for cost in costs]),
         sum([cost.entries for cost in costs]),
+        any([cost.has_picks for cost in costs]),
     )
 
 
@@ -116,6 +121,18 @@ def upper_tokens(prompt: Prompt, limits: Limits) -> int:
         case _:
             count = limits.longest_prompt
     return min(count, limits.longest_prompt)
+
+
+def check_sequences(requests: Sequence[GenerateRequest]) -> int:
+    """The number of sequences of requests that come together. Raises InvalidRequest for too many."""
+    count = sum([request.params.n for request in requests])
+    if count > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"n asks for {count} answers, {len(requests)} prompts together; the most is {MAX_SEQUENCES}, so "
+            "send fewer prompts at once",
+            param="n",
+        )
+    return count
 
 
 def check_cost(requests: Sequence[GenerateRequest], limits: Limits, *, is_repeated: bool = False) -> None:

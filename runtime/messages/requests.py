@@ -3,6 +3,7 @@
 client ─ GenerateRequest ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -167,13 +168,14 @@ class CacheSources(Struct, frozen=True, array_like=True):
 NO_SOURCES = CacheSources()
 
 
-class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token with its log probability, before temperature and penalties, and those of alternatives."""
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
+    """A token with its log probability, before temperature and penalties, and those of alternatives. The
+    garbage collector looks at none of it: there may be a million."""
 
     token_id: int
     logprob: float | None  # None: the first token of a prompt has none
-    top: list[tuple[int, float]]  # most probable tokens and their log probabilities
-    picked: list[tuple[int, float]] = []  # log probabilities of the tokens in SamplingParams.logprob_ids
+    top: Sequence[tuple[int, float]]  # most probable tokens and their log probabilities
+    picked: Sequence[tuple[int, float]] = ()  # those of the tokens in SamplingParams.logprob_ids
 
 
 class Finish(Struct, frozen=True):
@@ -195,7 +197,7 @@ class Delta(Struct):
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the whole prompt, in one delta
     finish: Finish | None = None
     prompt_tokens: int = 0  # set in the first delta of a sequence: streams report usage before the end
     cached_tokens: int = 0  # set in the first delta of a sequence

@@ -1,6 +1,6 @@
 """Messages of the channels to and from the scheduler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -95,7 +95,8 @@ class StepTokens(Struct, frozen=True, tag=True):
     token_ids: list[int]
     ended: list[Ended]
     logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where requested: one for each token
-    prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where requested, with the first token
+    # by sequence id, where requested, with the first token
+    prompt_logprobs: dict[int, Sequence[TokenLogprob]]
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens in the prefix cache
     loaded: dict[int, CacheSources] = {}  # by sequence id: tiers that cached tokens came from
     vectors: dict[int, np.ndarray] = {}  # by sequence id: results of a model that pools, in place of tokens

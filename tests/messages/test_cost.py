@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequest
-from runtime.messages.cost import ALTERNATIVE_BYTES, check_cost, cost_of, estimated_tokens, fit, upper_tokens
+from runtime.messages.cost import (
+    ALTERNATIVE_BYTES,
+    check_cost,
+    check_sequences,
+    cost_of,
+    estimated_tokens,
+    fit,
+    upper_tokens,
+)
 from runtime.messages.requests import Chat, GenerateRequest, Prompt, Text, Tokens
 from runtime.messages.sampling import Limits, SamplingParams
 
@@ -28,7 +36,7 @@ def request(prompt: Prompt, **params: Any) -> GenerateRequest:
     [
         ({"n": 128, "logprobs": True, "top_logprobs": 20, "max_new_tokens": 1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 20, "max_new_tokens": 51}, "top_logprobs"),
-        ({"logprobs": True, "logprob_ids": range(10), "max_new_tokens": 101}, "top_logprobs"),
+        ({"logprobs": True, "logprob_ids": range(10), "max_new_tokens": 101}, "logprob_ids"),
         ({"prompt_logprobs": 20, "max_new_tokens": 1}, "prompt_logprobs"),
         ({"n": 11, "prompt_logprobs": 1, "max_new_tokens": 1}, "prompt_logprobs"),
         ({"hidden_states": "all", "max_new_tokens": 500}, "hidden_states"),
@@ -68,6 +76,13 @@ def test_prompts_count_together() -> None:
     check_cost([one] * 10, LIMITS)
     with pytest.raises(InvalidRequest):
         check_cost([one] * 11, LIMITS)
+
+
+def test_answers_count_together() -> None:
+    check_sequences([request(Tokens([1]), n=128)] * 128)
+    with pytest.raises(InvalidRequest) as refused:
+        check_sequences([request(Tokens([1]), n=128)] * 129)
+    assert refused.value.param == "n"
 
 
 def test_events_that_repeat_what_came_before_count_each_time() -> None:

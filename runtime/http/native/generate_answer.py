@@ -121,7 +121,9 @@ class GenerateAnswerFormat:
             else None
         )
 
-    def _logprobs(self, prefix: str, tokens: list[TokenLogprob], options: LogprobOptions) -> dict[str, Any]:
+    def _logprobs(
+        self, prefix: str, tokens: Sequence[TokenLogprob], options: LogprobOptions
+    ) -> dict[str, Any]:
         fields: dict[str, Any] = {
             f"{prefix}_token_logprobs": Rows(
                 tokens, lambda token: self._triple(token.token_id, token.logprob)
@@ -133,7 +135,9 @@ class GenerateAnswerFormat:
             fields[f"{prefix}_token_ids_logprobs"] = Rows(tokens, lambda token: self._triples(token.picked))
         return fields
 
-    def _triples(self, pairs: list[tuple[int, float]]) -> list[tuple[float | None, int, str | None]] | None:
+    def _triples(
+        self, pairs: Sequence[tuple[int, float]]
+    ) -> list[tuple[float | None, int, str | None]] | None:
         return [self._triple(*pair) for pair in pairs] or None
 
     def _triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:

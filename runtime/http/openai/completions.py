@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -232,9 +233,9 @@ class CompletionAnswerFormat:
         self.around: dict[
             int, tuple[bytes, bytes]
         ] = {}  # by choice: the bytes of a chunk before and after its text
+        num_choices = options.num_sampled * len(echoes) if options.has_logprobs else 0
         self.logprobs = [
-            TextLogprobs(service.token_bytes, options.width, by_id=options.by_id)
-            for _ in range(options.num_sampled * len(echoes))
+            TextLogprobs(service.token_bytes, options.width, by_id=options.by_id) for _ in range(num_choices)
         ]
 
     def events(self, choice: int, delta: Delta) -> bytes:
@@ -308,7 +309,7 @@ class CompletionAnswerFormat:
         return {"token_ids": token_ids} | ({"prompt_token_ids": prompt_ids} if prompt_ids else {})
 
     def _logprobs(
-        self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None
+        self, choice: int, prompt: Sequence[TokenLogprob] | None, own: list[TokenLogprob] | None
     ) -> dict[str, Any] | None:
         """`prompt` counts only where the text begins with the prompt."""
         if not self.options.has_logprobs:

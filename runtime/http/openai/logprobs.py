@@ -1,6 +1,6 @@
 """Log probabilities in the forms of the OpenAI API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.http.streaming.rows import Rows
@@ -71,7 +71,7 @@ class TextLogprobs:
         return names
 
 
-def prompt_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int) -> Rows:
+def prompt_logprobs(tokens: Sequence[TokenLogprob], token_bytes: TokenBytes, width: int) -> Rows:
     """Prompt log probabilities in vLLM's form: for each token a dict, by token id, of {logprob, rank,
     decoded_token} of the `width` likeliest tokens and of the token itself; None for the first."""
     name = namer(token_bytes, by_id=False)

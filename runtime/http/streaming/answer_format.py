@@ -1,6 +1,7 @@
 """How an API writes its answers, and the outputs of sequences from which it writes them."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +38,7 @@ class Output:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: Sequence[TokenLogprob] = ()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.loaded = NO_SOURCES
@@ -55,7 +56,7 @@ class Output:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
-        self.prompt_logprobs += delta.prompt_logprobs or ()
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         if delta.cached_tokens:
             self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded

@@ -28,7 +28,7 @@ from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.rows import made
 from runtime.http.streaming.stream import Stream
-from runtime.messages.cost import check_cost, is_free
+from runtime.messages.cost import check_cost, check_sequences, is_free
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
@@ -144,12 +144,12 @@ class Answer:
     ) -> None:
         """`names` maps the service's field names to those of the client, for refusals. `headers` are those of
         a stream. `reading` is how the answers are read, where they are more than text. `is_repeated`: each
-        event of the stream has everything so far."""
+        event of the stream has everything so far. Raises InvalidRequest for too many sequences."""
         self.headers = headers
         self.answer_format = answer_format
         self.is_stream = is_stream
         self.names = names
-        num_choices = sum(request.params.n for request in requests)
+        num_choices = check_sequences(requests)
         self.readers = [] if reading is None else [AnswerReader(reading) for _ in range(num_choices)]
         self.exchange = Exchange(service, requests)
         self.stream = Stream(answer_format, num_choices, self.exchange.ready.set)
@@ -159,6 +159,7 @@ class Answer:
         self.is_repeated = is_stream and is_repeated
         # written in a thread, not on the event loop
         self.is_large = not self.is_free and large.may_be_large(requests, service.card.limits)
+        self.is_large |= num_choices > large.MANY_CHOICES and not is_stream
 
     def _submit(self, take: Take) -> None:
         try:
@@ -225,8 +226,8 @@ class Answer:
         return unsent
 
     async def complete(self) -> Any:
-        """The whole answer as an `answer_format.answer_type`, or its JSON where it is large, for callers
-        other than HTTP clients. Raises RequestError."""
+        """The whole answer as an `answer_format.answer_type`, or its JSON where it has many log
+        probabilities or hidden states, for callers other than HTTP clients. Raises RequestError."""
         self._submit(self._collect)
         try:
             await self.exchange.ready.wait()
@@ -234,7 +235,9 @@ class Answer:
             self.exchange.abort()
         if self.exchange.failure is not None:
             raise renamed(self.exchange.failure, self.names)
-        return Raw(await large.compute(self._encoded)) if self.is_large else self._body()
+        if self.is_large and not self.is_free:
+            return Raw(await large.compute(self._encoded))
+        return self._body()
 
     async def _events(self) -> bytes:
         """The events of all deltas that wait."""

@@ -22,6 +22,7 @@ from runtime.messages.sampling import Limits
 T = TypeVar("T")
 
 LARGE_ENTRIES = 8192  # log probabilities: some 10 ms of the event loop
+MANY_CHOICES = 256  # of an answer in one piece
 GROUP = 64  # rows of one piece
 NUMBERS = 65_536  # numbers of one piece
 

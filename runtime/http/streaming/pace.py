@@ -16,7 +16,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         text=first.text + second.text,
         token_ids=first.token_ids + second.token_ids,
         logprobs=joined(first.logprobs, second.logprobs),
-        prompt_logprobs=joined(first.prompt_logprobs, second.prompt_logprobs),
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         finish=second.finish,
         prompt_tokens=first.prompt_tokens or second.prompt_tokens,
         cached_tokens=first.cached_tokens or second.cached_tokens,
