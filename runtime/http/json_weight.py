@@ -12,10 +12,9 @@ from runtime.errors import TooLarge
 
 UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
 BLOCK_BYTES = 256 * 1024
-# a body may always weigh so much, which is decoded in some 60 ms, and as much as numbers of seven digits that
-# fill --max-body-bytes
-MIN_WEIGHT = 2**21
-BYTES_PER_UNIT = 8
+# a body may always weigh so much, which is decoded in some 30 ms, and more with a larger --max-body-bytes
+MIN_WEIGHT = 2**20
+BYTES_PER_UNIT = 16
 QUOTE, BACKSLASH = ord('"'), ord("\\")
 STRING = 3  # weight of a string; a number weighs 1, as the comma before the next one
 WEIGHTS = np.zeros(256, np.uint8)

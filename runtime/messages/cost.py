@@ -18,7 +18,7 @@ from runtime.messages.sampling import Limits, SamplingParams, check_widths
 ALTERNATIVE_BYTES = 96  # of JSON: a token, its bytes and its log probability
 NUMBER_BYTES = 4  # of a hidden state, in memory; some 16 as JSON
 TOKEN_CHARS = 4  # of a text, on average
-MAX_SEQUENCES = 16_384  # of one request: as many as may wait by default
+MAX_SEQUENCES = 8192  # of one request
 REMEDY = "ask for fewer alternatives, tokens, choices or prompts, or raise --max-response-bytes"
 
 

@@ -148,7 +148,11 @@ BODIES = (
     _case("ids", TEXT, partial(filled, '{"prompt":[', "7", "]}"), TOO_LARGE),
     _case("a-million-ids", TEXT, partial(filled, '{"prompt":[', "7", "]}", 2_000_000), REFUSED, "prompt"),
     _case(
-        "native-ids", NATIVE, partial(filled, '{"input_ids":[', "7", "]}", 2_000_000), REFUSED, "input_ids"
+        "native-id-lists",
+        NATIVE,
+        partial(filled, '{"input_ids":[', "7", "]}", 2_000_000),
+        REFUSED,
+        "input_ids",
     ),
     _case("native-lists", NATIVE, partial(filled, '{"input_ids":[', "[7]", "]}"), TOO_LARGE),
     _case("prompts", TEXT, partial(filled, '{"prompt":[', '"a"', "]}"), TOO_LARGE),

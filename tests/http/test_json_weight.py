@@ -47,10 +47,15 @@ def test_what_stands_in_strings_weighs_nothing(value: Any, is_ascii: bool) -> No
 
 @pytest.mark.parametrize(
     "piece, is_taken",
-    [('"Some text, with: [and] {so on}. \\" "', True), ("12345678", True), ("[]", False), ('"a"', False)],
+    [
+        ('"Some text, with: [and] {so on}, as long as texts are where they are many. \\" "', True),
+        ("1234567890123456", True),
+        ("[]", False),
+        ('"a"', False),
+    ],
 )
 async def test_many_values_are_refused_and_much_text_is_not(piece: str, is_taken: bool) -> None:
-    most = 8 * json_weight.MIN_WEIGHT
+    most = json_weight.BYTES_PER_UNIT * json_weight.MIN_WEIGHT
     body = f"[{','.join([piece] * (most // (len(piece) + 1) - 1))}]".encode()
     if is_taken:
         await check_weight(body, most)

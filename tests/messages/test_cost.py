@@ -79,9 +79,9 @@ def test_prompts_count_together() -> None:
 
 
 def test_answers_count_together() -> None:
-    check_sequences([request(Tokens([1]), n=128)] * 128)
+    check_sequences([request(Tokens([1]), n=128)] * 64)
     with pytest.raises(InvalidRequest) as refused:
-        check_sequences([request(Tokens([1]), n=128)] * 129)
+        check_sequences([request(Tokens([1]), n=128)] * 65)
     assert refused.value.param == "n"
 
 

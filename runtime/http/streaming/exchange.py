@@ -251,8 +251,10 @@ class Answer:
         return convert(body if self.is_free else made(body), self.answer_format.answer_type)
 
     def _encoded(self) -> bytes:
-        """A large answer as JSON."""
-        return large.encoded(self.answer_format.body(self.outputs))
+        """A large answer as JSON; its outputs are given up, which takes long, too."""
+        body = large.encoded(self.answer_format.body(self.outputs))
+        large.give_up(self.outputs)
+        return body
 
     async def stream_to(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Passes the events of the stream to `write`, for callers other than HTTP clients. While `write`

@@ -14,6 +14,7 @@ from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
 
 from runtime.http.streaming import sse
+from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.rows import Rows
 from runtime.messages.cost import cost_of, is_free, upper_tokens
 from runtime.messages.requests import Delta, GenerateRequest
@@ -72,6 +73,14 @@ def is_large(deltas: Mapping[int, Delta]) -> bool:
 def encoded(value: Any) -> bytes:
     """`value` as JSON; to be called by `compute`. Raises the cancellation of the task that waits for it."""
     return b"".join(_pieces(value))
+
+
+def give_up(outputs: list[Output]) -> None:
+    """Frees the log probabilities of outputs, some at a time."""
+    for output in outputs:
+        while output.logprobs:
+            del output.logprobs[-GROUP:]
+    outputs.clear()
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
