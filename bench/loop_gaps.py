@@ -155,7 +155,7 @@ async def strike(port: int, seconds: float, names: list[str]) -> None:
 def server(tree: Path) -> Iterator[int]:
     """The port of a server of `tree`."""
     port = free_port()
-    command = [sys.executable, *os.environ.get("STALL","-m runtime").split(), "serve", "--port", str(port), *OPTIONS]
+    command = [sys.executable, "-m", "runtime", "serve", "--port", str(port), *OPTIONS]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     process = subprocess.Popen(command, cwd=tree, env=environment)
     try:
