@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 CONTEXT = 32_768
 STEP_S = 0.005
 STREAMS = 16
+LOOK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HEALTH_S = 0.02  # between two looks at /health
 OPTIONS = (
     *("--device", "null", "--served-model-name", "pocket", "--null-first-token", "71"),
@@ -88,7 +89,7 @@ class Health(asyncio.Protocol):
         while True:
             self.due_s = time.perf_counter()
             self.answered.clear()
-            self.transport.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # type: ignore[attr-defined]
+            self.transport.write(LOOK)  # type: ignore[attr-defined]
             await self.answered.wait()
             await asyncio.sleep(HEALTH_S)
 

@@ -22,7 +22,7 @@ MAX_DISCARD_S = 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, of JSON, which counts in the request's BodyLease. Raises TooLarge (before reading it, if
+    """The whole JSON body, which counts in the request's BodyLease. Raises TooLarge (before reading it, if
     content-length is too large; also for too many values), Unavailable when all bodies together are too
     large, HTTPException 408 for a body that stops coming, and ClientDisconnect."""
     body = await _whole(scope, receive, max_bytes)

@@ -32,9 +32,9 @@ def check_weight_now(weight: int, max_body_bytes: int) -> None:
     most = max(MIN_WEIGHT, max_body_bytes // BYTES_PER_UNIT)
     if weight > most:
         raise TooLarge(
-            f"the body has too many JSON values: they weigh {weight} (number 1, string 4, list or object 5, "
-            f"key 3 more), and this server takes {most} (more with a larger --max-body-bytes); send fewer, or "
-            "several requests"
+            f"the body has too many JSON values: they weigh {weight} (number 1, text 4, list or object 5, "
+            f"key 3 more), and this server takes {most} (more with a larger --max-body-bytes); send fewer "
+            "at once"
         )
 
 
