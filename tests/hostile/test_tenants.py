@@ -215,6 +215,24 @@ async def test_adapters_of_others_do_not_exist() -> None:
             assert (await http.get(f"/v1/models/{other}", headers=headers)).status_code == 404
 
 
+async def test_the_administrator_loads_adapters_for_all_or_for_one() -> None:
+    async with talking(FakeService(), keys()) as http:
+        for name, more in (("all", {}), ("a", {"tenant": "alice"})):
+            body = {"lora_name": name, "lora_path": f"/adapters/{name}"} | more
+            assert (await http.post("/load_lora_adapter", json=body, headers=ADMIN)).status_code == 200
+            assert (await http.post("/load_lora_adapter", json=body, headers=ALICE)).status_code == 401
+        seen = {
+            who["authorization"]: [
+                model["id"] for model in (await http.get("/v1/models", headers=who)).json()["data"]
+            ]
+            for who in (ALICE, BOB, ADMIN)
+        }
+    assert list(seen.values()) == [["org/fake", "all", "a"], ["org/fake", "all"], ["org/fake", "all", "a"]]
+    async with talking(FakeService(), Keys(NAMES)) as http:
+        body = {"lora_name": "a", "lora_path": "/adapters/a", "tenant": "bob"}
+        assert (await http.post("/load_lora_adapter", json=body, headers=ALICE)).status_code == 403
+
+
 async def test_requests_of_others_cannot_be_aborted() -> None:
     async with running(max_running_requests=4, null_step_s=0.005) as core, talking(core, Keys(NAMES)) as http:
         async with anyio.create_task_group() as tasks:

@@ -1,22 +1,26 @@
 """Routes that load and unload LoRA adapters."""
 
+from typing import Annotated as A
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from runtime.errors import InvalidRequest
+from runtime.errors import Forbidden, InvalidRequest
 from runtime.http.operation import Operation
+from runtime.messages.tenants import tenant_of
 from runtime.service import AdapterControls, Service
 
 
 class LoadBody(Struct, frozen=True):
-    """The body of /load_lora_adapter; vLLM's load_inplace is not supported."""
+    """The body of /load_lora_adapter; vLLM's load_inplace is not supported. `tenant`: who alone may use the
+    adapter; without it, the administrator loads adapters for all."""
 
     lora_name: str
     lora_path: str
     pinned: bool | None = None
     load_inplace: bool | None = None
+    tenant: A[str, Meta(min_length=1, max_length=256)] | None = None
 
 
 class UnloadBody(Struct, frozen=True):
@@ -35,12 +39,15 @@ class Adapters(Struct, forbid_unknown_fields=True):
 
 
 async def load(service: Service, body: LoadBody) -> Any:
-    """Loads an adapter. Raises InvalidRequest, Overloaded."""
+    """Loads an adapter. Raises Forbidden, InvalidRequest, Overloaded."""
     if body.load_inplace:
         raise InvalidRequest("adapters are not replaced in place; unload it first", param="load_inplace")
-    await _controls(service).load(
-        body.lora_name, body.lora_path, is_pinned=bool(body.pinned), tenant=service.tenant
-    )
+    tenant = service.tenant
+    if body.tenant is not None and body.tenant != tenant.name:
+        if not tenant.sees_all:
+            raise Forbidden("only the admin key loads adapters for other tenants; leave tenant out")
+        tenant = tenant_of(body.tenant)
+    await _controls(service).load(body.lora_name, body.lora_path, is_pinned=bool(body.pinned), tenant=tenant)
     return _loaded(service)
 
 
