@@ -66,7 +66,7 @@ class Core:
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
         self._warmups = warmup.parse(plan.http.warmups)
-        logs = RequestLogs(plan, metrics)
+        self._logs = logs = RequestLogs(plan, metrics)
         requests = Channel[GenerateRequest](math.inf)
         # bounded by max_queued_requests, which the router checks
         inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
@@ -140,6 +140,7 @@ class Core:
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
+                await anyio.to_thread.run_sync(self._logs.close)
             self._text.close(Unavailable(STOPPING))
 
     async def wait_ready(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from runtime import log
 from runtime.errors import RankDied, StartError
 from runtime.metrics import Metrics
+from runtime.metrics.line_writer import LineWriter, append
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
 from runtime.options.plan import Plan
 
@@ -27,15 +28,16 @@ Write = Callable[[dict[str, Any]], None]  # writes the fields of a line
 
 
 class Lines:
-    """Writes lines to a stream, or to a file of the day or hour in a folder. Lines that cannot be written, as
-    to a full disk, are lost; the first one is logged."""
+    """Writes lines to a stream, or to a file of the day or hour in a folder. Lines that cannot be written are
+    lost; the first one is logged."""
 
-    def __init__(self, target: str, name: str, stamp: str, *, is_json: bool) -> None:
-        """`target`: stdout, stderr or a folder; `stamp`: the strftime format in file names. Raises
-        StartError."""
+    def __init__(self, target: str, name: str, stamp: str, writer: LineWriter, *, is_json: bool) -> None:
+        """`target`: stdout, stderr or a folder, whose files `writer` writes; `stamp`: the strftime format in
+        file names. Raises StartError."""
         self._name, self._stamp, self._is_json = name, stamp, is_json
         self._folder = None if target in ("stdout", "stderr") else Path(target)
         self._stream = sys.stdout if target == "stdout" else sys.stderr
+        self._writer = writer
         self._has_failed = False
         if self._folder is not None:
             open_folder(self._folder)
@@ -43,17 +45,16 @@ class Lines:
     def write(self, fields: dict[str, Any]) -> None:
         """Writes one line."""
         line = as_json(fields) if self._is_json else as_text(fields)
+        if self._folder is not None:
+            path = self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log"
+            self._writer.put(path, line + "\n")
+            return
         try:
-            if self._folder is None:
-                print(line, file=self._stream, flush=True)
-                return
-            append(self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log", line + "\n")
+            print(line, file=self._stream, flush=True)
         except OSError as error:  # which must not fail a request
             if not self._has_failed:
                 log.get("requests").warning(
-                    "lines are lost: they cannot be written",
-                    target=str(self._folder or self._stream.name),
-                    reason=error.strerror,
+                    "lines are lost: they cannot be written", target=self._stream.name, reason=error.strerror
                 )
             self._has_failed = True
 
@@ -61,18 +62,11 @@ class Lines:
 def open_folder(folder: Path) -> None:
     """Makes a folder that can be written to. Raises StartError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         raise StartError(f"{folder} cannot be written to: {error.strerror}; choose another folder") from None
-
-
-def append(file: Path, text: str) -> None:
-    """Appends text to a file, which only its owner can read. Raises OSError."""
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as opened:
-        opened.write(text)
 
 
 def as_text(fields: dict[str, Any]) -> str:
@@ -194,6 +188,7 @@ class RequestLogs:
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
         """Raises StartError."""
+        self._writer = LineWriter()
         self.crash = (
             None
             if plan.logs.crash_dump_folder is None
@@ -206,7 +201,11 @@ class RequestLogs:
                     plan.logs.log_requests_level,
                     [
                         Lines(
-                            target, "requests", "%Y%m%d", is_json=plan.logs.log_requests_format == "json"
+                            target,
+                            "requests",
+                            "%Y%m%d",
+                            self._writer,
+                            is_json=plan.logs.log_requests_format == "json",
                         ).write
                         for target in plan.logs.log_requests_target or ("stderr",)
                     ],
@@ -217,7 +216,11 @@ class RequestLogs:
             observers.append(
                 RequestMetrics(
                     Lines(
-                        plan.observe.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True
+                        plan.observe.export_metrics_to_file_dir,
+                        "request-metrics",
+                        "%Y%m%d-%H",
+                        self._writer,
+                        is_json=True,
                     ).write
                 )
             )
@@ -241,6 +244,10 @@ class RequestLogs:
             keeps_texts=plan.logs.log_requests_level >= 2
             and (plan.logs.log_requests or self.crash is not None),
         )
+
+    def close(self) -> None:
+        """Writes the lines that wait, for a short time at most. Blocking."""
+        self._writer.close()
 
     def rank_died(self, died: RankDied) -> None:
         """A rank has died: writes the crash dump, where there is one."""
