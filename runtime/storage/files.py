@@ -14,6 +14,7 @@ SCAN_SHARE of max_bytes of own writes, so with n servers it may hold up to n * S
 Use is recorded as the file's modification time, at most once in TOUCH_S.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -35,6 +36,7 @@ SUFFIX = ".page"
 WRITING = "writing"
 SCAN_SHARE = 1 / 16
 TOUCH_S = 60.0
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # errors of a disk that may take records again
 MAX_PARTS = 1024  # of one readv or writev (IOV_MAX)
 
 
@@ -59,10 +61,17 @@ class FileBackend:
         self._scanning = threading.Lock()
         self._unscanned = 0  # bytes written since the last scan of the directory
         self._evicted = 0
+        # folder for incomplete records, and its lock; None: there was no room for it yet
+        self._own: tuple[Path, int] | None = None
         try:
-            (self.root / self._identity).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._own, self._own_lock = _claim(self.root / WRITING)
-            _sweep(self.root / WRITING)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._own_folder()
+                _sweep(self.root / WRITING)
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
+                # what is there can be read, and writing is tried again with each page
             self._index.replace(scan(self.root, SUFFIX))
             self._evict()
         except OSError as error:
@@ -106,7 +115,7 @@ class FileBackend:
         if (self.root / name).exists():
             self._touch(name)
             return
-        temporary = self._own / f"{next(self._numbers)}"
+        temporary = self._own_folder() / f"{next(self._numbers)}"
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -146,8 +155,21 @@ class FileBackend:
 
     def close(self) -> None:
         """Removes this server's folder of incomplete records."""
-        shutil.rmtree(self._own, ignore_errors=True)
-        os.close(self._own_lock)
+        if self._own is not None:
+            shutil.rmtree(self._own[0], ignore_errors=True)
+            os.close(self._own[1])
+
+    def _own_folder(self) -> Path:
+        """This server's folder for incomplete records: made anew where it is gone, as with a directory that
+        was away for a while. Raises OSError."""
+        with self._lock:
+            if self._own is not None and (self._own[0] / "lock").exists():
+                return self._own[0]
+            claimed = _claim(self.root / WRITING)
+            if self._own is not None:
+                os.close(self._own[1])
+            self._own = claimed
+            return claimed[0]
 
     def _name(self, key: bytes) -> str:
         text = key.hex()

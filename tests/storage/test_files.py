@@ -164,6 +164,44 @@ def test_trouble_is_counted_and_told_once(
     assert load(store, key_of(0)) == page_of(key_of(0)) and load(store, key_of(1)) is None
 
 
+def test_a_directory_that_was_away_is_used_again(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "pages", tmp_path / "elsewhere"
+    store = open_at(folder)
+    save(store, key_of(0))
+    folder.rename(elsewhere)
+    save(store, key_of(1))
+    assert load(store, key_of(0)) is None and not folder.exists() and store.totals.errors == 1
+    elsewhere.rename(folder)
+    save(store, key_of(1))
+    assert load(store, key_of(0)) == page_of(key_of(0)) and load(store, key_of(1)) == page_of(key_of(1))
+    for path in sorted(folder.rglob("*"), reverse=True):  # an empty one in its place
+        path.rmdir() if path.is_dir() else path.unlink()
+    save(store, key_of(2))
+    assert load(store, key_of(2)) == page_of(key_of(2)) and load(store, key_of(0)) is None
+    store.close()
+
+
+@pytest.mark.parametrize("number", [28, 30])
+def test_a_disk_that_takes_nothing_at_the_start_is_written_to_later(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_at(tmp_path)
+    save(store, key_of(0))
+    store.close()
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(number, "it takes nothing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.tempfile, "mkdtemp", full)
+        store = open_at(tmp_path)
+        save(store, key_of(1))
+        assert load(store, key_of(0)) == page_of(key_of(0)) and load(store, key_of(1)) is None
+    save(store, key_of(1))
+    assert load(store, key_of(1)) == page_of(key_of(1))
+    store.close()
+
+
 def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match='"dir"'):
