@@ -140,7 +140,7 @@ class Core:
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
-                await anyio.to_thread.run_sync(self._logs.close)
+                await anyio.to_thread.run_sync(self._logs.close, self.deadline.remaining_s())
             self._text.close(Unavailable(STOPPING))
 
     async def wait_ready(self) -> None:

@@ -44,13 +44,13 @@ class LineWriter:
             self._thread = threading.Thread(target=self._run, daemon=True, name="lines of requests")
             self._thread.start()
 
-    def close(self) -> None:
-        """Writes what waits, for LAST_LINES_S at most. Blocking."""
+    def close(self, within_s: float = LAST_LINES_S) -> None:
+        """Writes what waits, for LAST_LINES_S or `within_s` at most. Blocking."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join(LAST_LINES_S)
+            self._thread.join(min(within_s, LAST_LINES_S))
 
     def _run(self) -> None:
         while True:

@@ -245,9 +245,9 @@ class RequestLogs:
             and (plan.logs.log_requests or self.crash is not None),
         )
 
-    def close(self) -> None:
-        """Writes the lines that wait, for a short time at most. Blocking."""
-        self._writer.close()
+    def close(self, within_s: float) -> None:
+        """Writes the lines that wait, for a short time, or `within_s`, at most. Blocking."""
+        self._writer.close(within_s)
 
     def rank_died(self, died: RankDied) -> None:
         """A rank has died: writes the crash dump, where there is one."""
