@@ -211,7 +211,9 @@ def _expand(setting: Setting, notices: list[str]) -> Setting | None:
 
 
 def _asks_for_default(setting: Setting) -> bool:
-    """Whether the value of an option that is not here asks for nothing of it: `--nnodes 1`."""
+    """Whether the value of an option that is planned asks for nothing of it: `--nnodes 1`."""
+    if setting.row.status != "planned" or setting.row.takes == "switch":
+        return False
     try:
         return bool(msgspec.convert(setting.value, setting.row.convert, strict=False) == setting.row.default)
     except (msgspec.ValidationError, ValueError, RecursionError):
