@@ -12,6 +12,8 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from websockets.asyncio.client import connect
 
 from runtime.errors import StartError, Unauthorized
@@ -80,6 +82,16 @@ async def test_the_same_holds_on_our_own_server_and_its_websocket() -> None:
                 with anyio.fail_after(20):
                     assert "answer" in str(await socket.recv())
     assert len(service.requests) == 2 * len(SPELLINGS)
+    assert {request.tenant.name for request in service.requests} == {"alice"}
+
+
+async def test_a_mounted_app_knows_the_tenant() -> None:
+    service = FakeService()
+    app = Starlette(routes=[Mount("/llm", http_app(service, HttpSettings(keys=keys())))])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/llm") as http:
+        for headers in SPELLINGS:
+            assert (await http.post("/generate", json={"text": "hi"}, headers=headers)).status_code == 200
     assert {request.tenant.name for request in service.requests} == {"alice"}
 
 
