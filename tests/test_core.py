@@ -84,7 +84,7 @@ async def test_warm_ups_come_before_ready(lines: io.StringIO) -> None:
         Core(plan_for(from_values({"device": "null", "warmups": "generate,all"})))
 
 
-async def test_draining_lets_the_open_ones_end_and_nobody_in() -> None:
+async def test_draining_lets_the_open_ones_end_and_no_request_in() -> None:
     async with running(null_step_s=0.001) as core:
         sink = ask(core, "open", max_new_tokens=30)
         await core.drain(30)
@@ -94,7 +94,7 @@ async def test_draining_lets_the_open_ones_end_and_nobody_in() -> None:
             ask(core, "late")
 
 
-async def test_a_drain_that_takes_too_long_tells_the_rest() -> None:
+async def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
     async with running(null_step_s=0.01) as core:
         sink = ask(core, "open", max_new_tokens=1000)
         await core.drain(0.05)

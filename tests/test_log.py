@@ -72,7 +72,7 @@ def test_a_phase_has_one_line_with_its_time() -> None:
     assert event["event"] == "weights" and event["bytes"] == 7 and event["seconds"] >= 0
 
 
-def test_a_clients_text_makes_no_lines_and_moves_no_cursor() -> None:
+def test_a_clients_text_makes_no_lines_and_shifts_no_cursor() -> None:
     stream = io.StringIO()
     log.setup("info", "text", stream)
     log.get("x").info("asked", path="/a\n12:00:00 [info] forged", name="\x1b[2Jx", other="\u202ex")

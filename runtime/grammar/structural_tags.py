@@ -10,8 +10,8 @@ Json = dict[str, Any]
 
 
 def triggered_by_tokens(text: str, special: Mapping[str, int]) -> str:
-    """The same rule by token ids, where every trigger is a special token; else `text` as it is. `special`:
-    ids of the special tokens by their texts."""
+    """The structural tag `text` with its triggers as token ids where each trigger is a special token, else
+    `text` unchanged. `special`: ids of the special tokens by their texts."""
     try:
         rule = msgspec.json.decode(text)
         format = rule["format"]

@@ -59,7 +59,8 @@ class Wire(Generic[T]):
         header = self._encoder.encode(message)
         prefix = _PREFIX.pack(len(header))
         padding = _PAD[(len(prefix) + len(header)) % ALIGN]
-        return b"".join((prefix, header, padding, *self._parts))  # type: ignore[arg-type]  # arrays are buffers
+        # mypy does not know that arrays are buffers
+        return b"".join((prefix, header, padding, *self._parts))  # type: ignore[arg-type]
 
     def decode(self, body: Bytes) -> T:
         """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it

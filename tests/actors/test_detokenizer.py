@@ -255,7 +255,7 @@ def test_an_end_without_any_token(bench: Bench) -> None:
     ]
 
 
-def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:
+def test_nothing_is_sent_after_an_abort(bench: Bench) -> None:
     sink = bench.open(n=2)
     bench.step({10: 5, 11: 6})
     bench.open_requests.close("a")

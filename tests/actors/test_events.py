@@ -56,7 +56,7 @@ async def test_a_reader_gets_batches_in_order() -> None:
         assert actor._metrics.kv_event_drops.value == 0
 
 
-async def test_what_was_missed_is_told_again() -> None:
+async def test_what_was_missed_is_sent_again() -> None:
     async with publishing(buffer_steps=100) as actor:
         for number in range(200):
             actor.offer(batch(number))

@@ -49,7 +49,7 @@ def looking(b: Bench, observe: Callable[..., None]) -> None:
     b.actor._observers = (observe,)
 
 
-async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
+async def test_while_no_request_is_there_all_sizes_are_captured() -> None:
     ranks, metrics = CapturingRanks(fails=4), Metrics()
     async with bench(ranks) as b:
         looking(b, GraphCapturing([Captures([1, 2, 4, 8])], metrics).observe)
@@ -65,7 +65,7 @@ async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
         )
 
 
-async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
+async def test_steps_go_on_during_a_capture_and_no_second_one_is_asked_for() -> None:
     ranks: Any = CapturingRanks()
     async with bench(ranks) as b:
         looking(b, GraphCapturing([Captures([1, 2])], Metrics()).observe)

@@ -44,7 +44,7 @@ async def test_refusals_leave_no_trace() -> None:
     channel.discard()
 
 
-async def test_a_closed_door() -> None:
+async def test_a_closed_router() -> None:
     def closed() -> None:
         raise Unavailable("loading")
 

@@ -124,7 +124,7 @@ async def bench(ranks: FakeRanks | None = None, depth: int = 2) -> AsyncIterator
             it.close()
 
 
-async def test_what_is_wrong_in_the_cache_is_found_when_nobody_is_there() -> None:
+async def test_what_is_wrong_in_the_cache_is_found_when_no_request_is_there() -> None:
     async with bench() as b:
         (lost,) = b.actor.scheduler.cache.pool.allocate(1)
         b.inbox.send_nowait(Arrive(request("a", max_new_tokens=3)))
@@ -216,7 +216,7 @@ async def test_abort_frees_pages_within_two_steps() -> None:
         assert cache.num_used == cache.tree.num_evictable
 
 
-async def test_abort_before_anything_runs_is_told() -> None:
+async def test_abort_before_anything_runs_is_reported() -> None:
     async with bench(FakeRanks(room=0)) as b:
         b.inbox.send_nowait(Arrive(request()))
         b.inbox.send_nowait(Abort("r"))

@@ -71,7 +71,7 @@ async def test_the_next_generation_is_a_standby_set_and_another_takes_its_place(
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-async def test_standby_ranks_that_are_killed_are_replaced_and_harm_nobody() -> None:
+async def test_standby_ranks_that_are_killed_are_replaced_and_harm_no_request() -> None:
     async with Engine(**OPTIONS, null_step_s=0.001) as engine:
         got: list[int] = []
         dead: set[int] = set()

@@ -155,7 +155,7 @@ async def test_health_and_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.anyio
-async def test_ranks_that_crash_for_nobodys_sake_are_a_failure_of_the_server() -> None:
+async def test_ranks_that_crash_without_a_cause_are_a_failure_of_the_server() -> None:
     """SIGSEGV is what a rank does to itself."""
     async with Engine(**NULL) as engine:
         for _ in range(MAX_IN_VAIN - 1):
@@ -306,7 +306,7 @@ def test_deaths_are_final_by_failures_alone_and_pauses_grow_by_kills() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(
+async def test_the_soft_watchdog_reports_where_a_slow_step_is_and_kills_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of one rank: two would write their stacks into each other."""

@@ -45,7 +45,7 @@ async def test_pause_and_go_on() -> None:
         assert len(first.token_ids()) == 40 and undisturbed.token_ids() == twin.token_ids()
 
 
-async def test_clients_hear_of_an_abort_by_somebody_else() -> None:
+async def test_clients_receive_an_abort_by_another_client() -> None:
     async with running(null_step_s=0.002, max_running_requests=2) as core:
         sinks = [ask(core, name, max_new_tokens=1000) for name in ("a-1", "a-2", "b-1", "a-3")]
         await until(lambda: len(sinks[1].token_ids()) > 2)
@@ -132,7 +132,7 @@ async def test_ranks_write_profiles(tmp_path: Path, num_steps: int | None) -> No
             core.control.stop_profile()
 
 
-async def test_a_profile_that_cannot_be_written_harms_nobody() -> None:
+async def test_a_profile_that_cannot_be_written_harms_no_request() -> None:
     async with running() as core:
         core.control.start_profile(Profile(folder="/proc/nowhere"))
         core.control.stop_profile()

@@ -38,7 +38,7 @@ class Ranks:
         )
 
 
-async def test_metrics_tell_the_last_steps() -> None:
+async def test_metrics_report_the_last_steps() -> None:
     ranks, metrics = Ranks(), Metrics()
     load = ExpertLoad([ranks.count_experts], metrics, num_groups=2, is_recorded=True)
     for counts, experts, groups in (

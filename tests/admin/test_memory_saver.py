@@ -134,7 +134,7 @@ async def test_a_death_while_it_is_given_back_is_as_good(monkeypatch: pytest.Mon
         )
 
 
-async def test_a_start_that_is_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_is_in_vain_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Engine(**NULL, enable_memory_saver=True) as engine:
         await engine.release_memory_occupation()
         kill(engine)

@@ -127,7 +127,7 @@ def test_updates_of_a_graph_are_ordered_by_its_external_event(is_awaited: bool) 
 
 
 @pytest.mark.parametrize("is_lazy", [True, False])
-def test_a_replay_that_nobody_updates_would_hang(is_lazy: bool) -> None:
+def test_a_replay_that_is_not_updated_would_hang(is_lazy: bool) -> None:
     queue.library().sim_set_lazy(is_lazy)
     paged, graph = Paged(), torch.npu.NPUGraph()
     with torch.npu.graph(graph, auto_dispatch_capture=True):

@@ -55,7 +55,7 @@ def test_sizes_of_deepseek(
         ),
     ],
 )
-def test_other_sizes_are_told_at_start(
+def test_other_sizes_are_reported_at_start(
     overrides: dict[str, Any],
     kind: type[Exception],
     words: str,

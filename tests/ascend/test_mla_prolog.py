@@ -136,7 +136,7 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("any_size")
-def test_an_npu_without_the_operator_is_told_at_start(
+def test_an_npu_without_the_operator_is_reported_at_start(
     error: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any, **__: Any) -> None:

@@ -226,7 +226,7 @@ def chosen(x: Tensor, weights: list[Tensor], ids: Tensor, shares: Tensor) -> Ten
 
 
 @pytest.mark.parametrize(("kind", "back"), [(0, 2), (0, 0)])
-def test_a_mixture_of_experts(kind: int, back: int) -> None:
+def test_moe(kind: int, back: int) -> None:
     x, weight = randn(5, 32, dtype=FP32), randn(4, 32, 48, dtype=FP32)
     shares, ids, _ = torch_npu.npu_moe_gating_top_k_softmax(randn(5, 4, dtype=FP32), k=2)
     rows, places, counts, _ = torch_npu.npu_moe_init_routing_v2(

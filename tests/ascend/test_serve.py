@@ -214,7 +214,7 @@ def test_the_openai_client_is_answered() -> None:
         ({"PYTHONPATH": ""}, {}, "torch_npu cannot be loaded"),  # without the simulation, as without CANN
     ],
 )
-async def test_a_start_that_cannot_be_is_told(
+async def test_a_start_that_cannot_be_is_reported(
     environment: dict[str, str], options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -225,7 +225,7 @@ async def test_a_start_that_cannot_be_is_told(
             pass
 
 
-def test_ranks_that_do_not_meet_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_meet_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_npu
 
     from runtime.devices.ascend import collectives

@@ -97,7 +97,7 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
     assert "computed on the CPU" not in text
 
 
-def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
+def test_each_kind_of_layer_is_reported_once(tmp_path: Path) -> None:
     text = shown(tmp_path, QWEN3_32B | WINDOWS, "--context", "3000")
     assert text.index("# 3 layers: full attention, dense") < text.index("# 3 layers: a window of 1024, dense")
     assert text.count("npu.npu_fused_infer_attention_score(") == 2 and text.count("atten_mask=") == 1

@@ -88,7 +88,7 @@ def test_a_removal_ends_a_path() -> None:
     assert [event[0] for event in recorded(t)] == ["BlockStored", "BlockRemoved", "BlockStored"]
 
 
-def test_namespaces_are_told_apart_and_not_told() -> None:
+def test_namespaces_are_distinguished_and_not_reported() -> None:
     t = tree()
     secret = namespace(salt="a long secret salt " * 5)
     grow(t, [1, 2])
@@ -100,7 +100,7 @@ def test_namespaces_are_told_apart_and_not_told() -> None:
     assert not set(plain[1]) & set(salted[1]) and salted[2] is None
 
 
-def test_clearing_forgets_what_was_not_told() -> None:
+def test_clearing_forgets_what_was_not_reported() -> None:
     t = tree()
     recorded(t)
     grow(t, [1, 2])

@@ -53,7 +53,7 @@ def test_a_long_path_is_no_deep_recursion() -> None:
     assert node.depth == 3000 and connector.key(node) == empty.wanted(sequence(*range(6001))).keys[-1]
 
 
-def test_confirmed_pages_are_told_once_and_pinned() -> None:
+def test_confirmed_pages_are_reported_once_and_pinned() -> None:
     it, connector = storing(num_host_pages=3)
     pins = saved(it, connector, 1, 1, 2, 2, 3)
     assert [pin.host for pin in pins] == [1, 2] and connector.confirmed() == []

@@ -22,7 +22,7 @@ def test_rows_come_as_they_went(dtype: torch.dtype) -> None:
         assert got.dtype == sent.dtype and torch.equal(got, sent[[2, 0]])
 
 
-def test_rounding_twice_is_rounding_once() -> None:
+def test_quantizing_twice_is_quantizing_once() -> None:
     """Of float32; a token of nothing but zeros stays one."""
     x = torch.cat((torch.randn(64, 40) * torch.rand(64, 1).exp(), torch.zeros(1, 40)))
     ids, weights = torch.zeros(65, 1, dtype=torch.int64), torch.ones(65, 1)
@@ -34,7 +34,7 @@ def test_rounding_twice_is_rounding_once() -> None:
     assert (once - x).abs().max() <= (x.abs().amax(1) / 254).max() * 1.001 and not once[-1].any()
 
 
-def test_one_rank_has_nobody_to_exchange_with() -> None:
+def test_one_rank_has_no_other_rank_to_exchange_with() -> None:
     experts = CpuExperts(CpuOps(torch.float32))
     assert open_all_to_all("deepep", "auto", SingleRank(), experts) is None
     assert open_all_to_all("none", "auto", SingleRank(), experts) is None

@@ -36,7 +36,7 @@ def litellm() -> Iterator[Any]:
         ("ollama/pocket", ""),
     ],
 )
-def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str, base: str) -> None:
+def test_litellm_answers_through_every_api(server: Server, litellm: Any, model: str, base: str) -> None:
     request = {
         "model": model,
         "api_base": server.url + base,
@@ -55,7 +55,7 @@ def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str
 
 
 @pytest.mark.filterwarnings("default")
-def test_litellm_tells_errors_as_what_they_are(server: Server, litellm: Any) -> None:
+def test_litellm_reports_errors_as_what_they_are(server: Server, litellm: Any) -> None:
     for model, base in (("openai/pocket", "/v1"), ("anthropic/pocket", "")):
         with pytest.raises(litellm.BadRequestError):
             litellm.completion(

@@ -83,7 +83,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_pooled("bert", "embed", tmp_path_factory.mktemp("bert"))
 
 
-def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
+def test_vectors_are_the_same_in_every_api(bert: Path) -> None:
     with serve("--model-path", str(bert), "--served-model-name", "tiny") as server:
         wanted = [
             one.embedding

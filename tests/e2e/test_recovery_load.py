@@ -196,7 +196,7 @@ def nothing_is_left(server: Server, num_fds: int) -> None:
     [(1, signal.SIGKILL, ()), (2, signal.SIGKILL, ()), (2, signal.SIGSTOP, ("--watchdog-timeout", "1"))],
     ids=["1-dies", "2-die", "2-hang"],
 )
-async def test_ranks_die_under_load_and_no_client_is_told_anything_else(
+async def test_ranks_die_under_load_and_no_client_sees_anything_else(
     tp_size: int, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
     with serve(*NULL, "--tp-size", str(tp_size), *options) as server:
@@ -227,7 +227,7 @@ async def test_ranks_die_under_load_and_no_client_is_told_anything_else(
     assert all(map(is_gone, ranks))
 
 
-async def test_a_request_that_kills_ranks_fails_alone_beside_twenty_streams() -> None:
+async def test_a_request_that_kills_ranks_fails_alone_among_twenty_streams() -> None:
     with serve(
         *NULL, "--null-poison-token", str(POISON), "--null-poison", "kill", "--tp-size", "2"
     ) as server:

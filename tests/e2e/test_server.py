@@ -166,7 +166,7 @@ def test_stop_strings_and_seeds(server: Server) -> None:
         ("frequency_penalty", 1e9),
     ],
 )
-def test_a_bad_number_names_its_field_and_harms_nobody(server: Server, field: str, value: Any) -> None:
+def test_a_bad_number_names_its_field_and_harms_no_request(server: Server, field: str, value: Any) -> None:
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "x"}],

@@ -105,7 +105,7 @@ async def test_tokens_are_right_whatever_came_in_time(
         assert (await ask(other))[1] == 0, "pages of another dtype"
 
 
-async def test_what_cannot_work_is_said_at_the_start(checkpoint: Checkpoint, tmp_path: Path) -> None:
+async def test_what_cannot_work_is_refused_at_the_start(checkpoint: Checkpoint, tmp_path: Path) -> None:
     given = options(tmp_path, checkpoint("llama"))
     with pytest.raises(OptionsError, match="choose one of .*dynamic"):
         runtime.Engine(**given | {"hicache_storage_backend": "mooncake"})

@@ -69,7 +69,7 @@ def test_streams_say_what_whole_answers_say(server: Server) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_other_dialects(server: Server, fields: dict[str, Any], texts: set[str]) -> None:
+def test_other_apis(server: Server, fields: dict[str, Any], texts: set[str]) -> None:
     assert server.client.chat.completions.create(**ASK, extra_body=fields).choices[0].message.content in texts
     assert (
         server.client.completions.create(model="pocket", prompt="A", max_tokens=50, extra_body=fields)

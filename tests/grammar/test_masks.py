@@ -211,7 +211,7 @@ WRONG: dict[str, tuple[Grammar, str]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("backend", OPEN)
-def test_what_is_wrong_is_said(backend: str, wrong: str) -> None:
+def test_what_is_wrong_is_named(backend: str, wrong: str) -> None:
     with pytest.raises(GrammarError, match=WRONG[wrong][1]):
         OPEN[backend](TERMS).compile(WRONG[wrong][0])
 

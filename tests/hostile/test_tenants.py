@@ -334,7 +334,7 @@ async def flood(
             tasks.start_soon(ask, at)
 
 
-async def test_one_key_in_many_spellings_gets_one_share() -> None:
+async def test_one_key_in_many_forms_gets_one_share() -> None:
     """Two running places: had each spelling a share, the other tenant would wait for ten of eleven."""
     options = {"fair_share": "key", "max_running_requests": 2, "null_step_s": 0.002, "max_overtakes": 0}
     async with running(**options) as core, talking(core, keys()) as http:

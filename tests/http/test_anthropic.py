@@ -183,7 +183,7 @@ async def test_tokens_are_counted_of_what_would_be_sent() -> None:
     assert service.controls.calls == [service.requests[0].prompt] and counted.input_tokens > 0
 
 
-async def test_who_asks_for_no_thoughts_gets_none() -> None:
+async def test_who_asks_for_no_reasoning_gets_none() -> None:
     service = FakeService()
     async with serving(service) as address, client(address) as api:
         await api.messages.create(**ASK)

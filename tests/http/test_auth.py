@@ -189,7 +189,7 @@ async def test_a_refused_body_is_read_and_thrown_away() -> None:
         assert b"invalid_api_key" in await raw.until(b"}}")
 
 
-async def test_websockets_have_doors_too() -> None:
+async def test_websockets_are_authenticated_too() -> None:
     async def talk(websocket: WebSocket) -> None:
         await websocket.accept()
 
@@ -313,7 +313,7 @@ async def test_a_proxy_serves_us_under_a_prefix(strips: bool) -> None:
         assert (await http.get(f"http://{host}:{port}{prefix}/health")).status_code == 200
 
 
-async def test_a_body_that_stops_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.http.body.MAX_PAUSE_S", 0.01)
     async with serving(FakeService()) as address, Raw.connected(address) as raw:
         await raw.send("/generate", b'{"text": ', declared=100)

@@ -179,7 +179,7 @@ async def test_what_is_not_served_says_so() -> None:
             await api.delete("org/fake")
 
 
-async def test_models_are_told() -> None:
+async def test_models_are_reported() -> None:
     async with serving(FakeService()) as address, client(address) as api:
         (listed,), (running,) = (await api.list()).models, (await api.ps()).models
         assert (
@@ -236,7 +236,7 @@ def test_the_blocking_client_is_answered_in_lines() -> None:
     assert ollama.ChatResponse(**whole | {"created_at": "now"}).message.tool_calls
 
 
-def test_an_answer_in_one_piece_tells_prompt_and_answer_apart() -> None:
+def test_an_answer_in_one_piece_separates_prompt_and_answer() -> None:
     output = Output()
     output.add(Delta(0, "a", [1]))
     output.add(Delta(0, "b", [2], finish=Finish(FinishReason.STOP, None, 3, 2, 0)))

@@ -289,7 +289,7 @@ async def test_a_refused_ask_of_a_batch_ends_the_others() -> None:
     )
 
 
-async def test_bugs_are_told_without_details() -> None:
+async def test_bugs_are_reported_without_details() -> None:
     class Broken(FakeService):
         def submit(self, ask: Any, sink: Any) -> None:
             raise ZeroDivisionError("secret")

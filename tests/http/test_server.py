@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_with_a_request_in_the_pipeline_is_aborted() 
     assert len(service.requests) == 1
 
 
-async def test_a_half_sent_body_reaches_nobody() -> None:
+async def test_a_half_sent_body_reaches_no_handler() -> None:
     service = FakeService()
     async with serving(service) as address:
         async with Raw.connected(address) as client:

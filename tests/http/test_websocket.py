@@ -135,7 +135,7 @@ async def test_who_leaves_aborts_what_is_open() -> None:
     assert len(service.aborted) == 3
 
 
-async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
+async def test_what_is_wrong_is_answered_and_harms_no_request() -> None:
     service = FakeService()
     async with (
         serving(http_app(service, HttpSettings(max_body_bytes=1000))) as address,
@@ -199,7 +199,7 @@ async def test_an_id_is_used_once_at_a_time() -> None:
         assert "answer" in await receive(connection)
 
 
-async def test_streams_tell_calls_as_over_http() -> None:
+async def test_streams_report_calls_as_over_http() -> None:
     body = {name: value for name, value in TOOLS_ASK.items() if name != "model"} | {"stream": True}
     async with serving(FakeService(formats=HERMES, says=SAYS)) as address, socket(address) as connection:
         await send(connection, id="a", path="/v1/chat/completions", body=body)
@@ -212,7 +212,7 @@ async def test_streams_tell_calls_as_over_http() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/tokenize"])
-async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
+async def test_an_id_is_free_before_its_end_is_reported(path: str) -> None:
     """While the end waits to be sent, the next request of that id may be here already."""
 
     class Slow:

@@ -201,7 +201,7 @@ def test_a_text_line_is_one_line() -> None:
     assert as_text({"timestamp": "now", "event": "e", "input": "a\nb", "n": 2}) == 'now e input="a\\nb" n=2'
 
 
-def test_long_collections_are_told(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_collections_are_reported(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 10.5, 20.0, 23.0])
     with heartbeat.log_long_collections(0.0):
         assert not [callback for callback in gc.callbacks if "long_collections" in callback.__qualname__]

@@ -98,7 +98,7 @@ def test_classifiers_say_what_transformers_says(pooled: Make, family: str) -> No
     np.testing.assert_allclose(vectors(folder, PROMPTS), expected, atol=1e-5)
 
 
-def test_the_second_of_two_texts_is_told_apart(pooled: Make) -> None:
+def test_the_second_of_two_texts_is_distinguished(pooled: Make) -> None:
     """And only where it is one: the neighbours keep their own."""
     folder = pooled("bert", "classify", num_labels=1)
     pair = [257, 5, 6, 7, 258, 8, 9, 258]
@@ -117,7 +117,7 @@ def test_decoders_embed_as_transformers_does(pooled: Make, family: str, mode: st
     np.testing.assert_allclose(vectors(folder, PROMPTS, pooling=mode), expected, atol=2e-5)
 
 
-def test_a_model_that_generates_embeds_when_told(tmp_path: Path) -> None:
+def test_a_model_that_generates_embeds_when_configured(tmp_path: Path) -> None:
     """In chunks too: the last token sees all before it in the pages."""
     folder = make_checkpoint("qwen3", tmp_path, tie_word_embeddings=False)
     expected = torch.stack([states(folder, prompt)[-1] for prompt in PROMPTS])

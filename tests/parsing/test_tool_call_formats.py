@@ -284,7 +284,7 @@ def test_bare_calls_of_functions_that_do_not_exist_are_content() -> None:
 
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)
-def test_thinking_is_told_from_the_answer(name: str) -> None:
+def test_thinking_is_separated_from_the_answer(name: str) -> None:
     row = REASONING_FORMATS[name]
     text = f"{row.begin}\nwhy\n{row.end}\n\n42 "
     for pieces in cuts(text):

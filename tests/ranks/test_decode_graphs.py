@@ -116,7 +116,9 @@ DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, F
 
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("company", [False, True])
-def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_sizes(
+    draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without
     graphs."""
     folder, _, _ = checkpoints("qwen3")

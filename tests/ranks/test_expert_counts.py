@@ -124,7 +124,7 @@ def test_without_the_option_nothing_is_counted(folder: Path) -> None:
     assert all(getattr(layer.mlp, "counts", None) is None for layer in layers)
 
 
-def test_a_folder_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(folder: Path, tmp_path: Path) -> None:
     executor, ready = start(folder, expert_steps=2)
     asked(executor, "start")
     run(Planner(executor, ready, 4))

@@ -138,7 +138,7 @@ def test_what_finds_no_room_stays_given_back(
     assert tokens(executor, ready) == expected
 
 
-def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_gone_is_reported(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
     executor, ready = opened(folder)
     say(executor, "weights")
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     assert len(tokens(executor, ready)) == 8
 
 
-def test_adapters_stay_seated(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_adapters_stay_in_their_slots(folders: dict[str, Path], tmp_path: Path) -> None:
     adapter = make_adapter(folders["one"], tmp_path / "adapter", seed=0, targets=("q_proj", "down_proj"))
     setup = AdapterSetup(
         num_lora_slots=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))]

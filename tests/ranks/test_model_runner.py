@@ -86,7 +86,7 @@ def test_steps_are_launched_without_results(folder: Path) -> None:
     )
 
 
-def test_who_must_be_told_is_told_before_the_next_token(folder: Path) -> None:
+def test_who_must_be_informed_is_informed_before_the_next_token(folder: Path) -> None:
     planner, slow = opened(folder)
     followed = planner.row(0, [5, 6, 7], sampling(processor=Processor("Noted", {})))
     steps = [launch(planner, [], [(followed, 3)])]
@@ -96,7 +96,7 @@ def test_who_must_be_told_is_told_before_the_next_token(folder: Path) -> None:
     assert [step.result().token_ids.tolist() for step in steps] == [[8], [9], [10], [11]]
 
 
-def test_a_slot_changes_hands_when_its_last_token_has_been_told(folder: Path) -> None:
+def test_a_slot_changes_hands_when_its_last_token_has_been_reported(folder: Path) -> None:
     planner, slow = opened(folder)
     params = sampling(processor=Processor("Noted", {}))
     first = launch(planner, [], [(planner.row(0, [5, 6, 7], params), 3)])

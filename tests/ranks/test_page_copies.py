@@ -106,7 +106,7 @@ def test_a_prefix_comes_back(device: str, layout: str, alone: bool, folder: Path
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_moves_change_no_token_whatever_the_dtype_of_pages(
+def test_copies_change_no_token_whatever_the_dtype_of_pages(
     device: str, layout: str, kv_dtype: str, folder: Path, memory: int
 ) -> None:
     """Also when a save, a load of what it saved and an overwriting forward come in one plan; prefix hits and

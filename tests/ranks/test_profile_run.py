@@ -82,7 +82,7 @@ def test_pages_leave_room_for_the_largest_step(fraction: float, peak: int, part:
     assert len(planner.generate(planner.row(0, [5, 6, 7], sampling()), 4)) == 4
 
 
-def test_a_step_that_cannot_fit_is_told_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_fit_is_reported_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *rest: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -128,7 +128,7 @@ def test_a_step_is_launched_again_when_memory_is_short(
     assert len(np.unique(expected[0])) > 3
 
 
-def test_tokens_that_are_told_are_not_chosen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_reported_are_not_chosen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = TorchExecutor(0, open_device, FACTS)
     planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
     row = planner.row(0, [5, 6, 7], sampling())

@@ -223,7 +223,7 @@ def test_a_ring_of_an_odd_size_is_refused(capacity: int) -> None:
         ring.create(capacity)
 
 
-def test_nobody_can_resize_the_memory(fds: RingFds) -> None:
+def test_no_process_can_resize_the_memory(fds: RingFds) -> None:
     for size in (0, 2 * CAPACITY):
         with pytest.raises(PermissionError):
             os.ftruncate(fds.memory, size)

@@ -108,7 +108,7 @@ def test_extreme_params_give_tokens(params: dict[str, Any], rank: tuple[Executor
     assert company.tokens[len(PROMPT) :] == expected
 
 
-def test_non_finite_values_harm_nobody_else(rank: tuple[Executor, RankReady]) -> None:
+def test_non_finite_values_harm_no_other_request(rank: tuple[Executor, RankReady]) -> None:
     """A sequence whose keys and values became NaN leaves its pages; who gets them next never sees it."""
     executor, ready = rank
     planner = Planner(executor, ready, 4)

@@ -173,7 +173,7 @@ def test_a_backup_needs_no_checkpoint(family: str, tmp_path: Path, monkeypatch: 
         assert int(executor.loaded.load.total.sum()) > 0, "experts are counted as before"
 
 
-def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offloaded_model_has_nothing_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, _, _ = opened(folder, monkeypatch, is_late=False, offload_setup=WeightOffload(has_backup=True))
     model = executor.loaded.model  # type: ignore[union-attr]
     before = {t.untyped_storage().data_ptr() for t in tensors(model)}

@@ -133,7 +133,7 @@ def test_a_start_error_is_for_the_user(process: Process) -> None:
     assert process.end() == (2, "")
 
 
-def test_an_exception_in_a_step_tells_the_parent_its_class_and_the_log_its_stack(process: Process) -> None:
+def test_an_exception_in_a_step_reports_the_parent_its_class_and_the_log_its_stack(process: Process) -> None:
     process.send(start_null(fail_at_step=1))
     process.receive_ready()
     process.send(decodes(1))

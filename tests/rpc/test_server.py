@@ -264,7 +264,7 @@ def test_the_file_is_read_to_its_last_line() -> None:
         read("message X { oneof a { string b = 1; } }")
 
 
-async def test_bytes_that_are_no_message_are_refused_behind_the_door() -> None:
+async def test_bytes_that_are_no_message_are_refused_after_authentication() -> None:
     async with talking(FakeService()) as client:
         for data in (b"\xff\xff\xff\xff", b"\x0a\xff\xff\xff\x7f"):
             async with refused(grpc.StatusCode.INVALID_ARGUMENT, "no GenerateRequest of runtime.proto"):

@@ -52,7 +52,7 @@ def test_a_better_priority_takes_a_slot() -> None:
     "order",
     [PRIORITIES, OrderConfig(), OrderConfig(has_priorities=True, low_first=True, preemption_threshold=2**40)],
 )
-def test_idle_time_is_what_nobody_else_wants(order: OrderConfig) -> None:
+def test_idle_time_is_what_no_other_request_wants(order: OrderConfig) -> None:
     """Whatever the options say about priorities: anybody takes the slots of idle ones, and is never kept
     waiting by them."""
     world = World(num_pages=60, max_running=2, order=order)
@@ -113,7 +113,7 @@ def test_a_better_priority_takes_pages() -> None:
     assert world.scheduler.totals.priority_preemptions >= 2
 
 
-def test_nobody_gives_way_in_vain() -> None:
+def test_no_request_gives_way_in_vain() -> None:
     """Even with all low ones gone there would be no room beside the one that is not worse by enough."""
     world = World(num_pages=13, page_size=4, max_running=8, order=PRIORITIES, chunk=64)
     world.add(prompt(28, 1), priority=95, max_new_tokens=8, ignore_eos=True)

@@ -30,7 +30,7 @@ def test_when_newcomers_are_let_in(
     assert delayer.admits(replicas) == (reason is not None) and reported == ([reason] if reason else [])
 
 
-def test_nobody_is_held_back_for_longer_than_the_limit() -> None:
+def test_no_request_is_held_back_for_longer_than_the_limit() -> None:
     now_s = 0.0
     reported: list[tuple[str, int, float]] = []
     delayer = Delayer(3, None, lambda: now_s, lambda *what: reported.append(what))
@@ -69,11 +69,11 @@ def test_prompts_share_steps_and_no_token_changes() -> None:
         assert [world.seen[i] for i in all_ids] == [world.expected(i) for i in all_ids]
 
 
-def test_with_room_nobody_waits() -> None:
+def test_with_room_no_request_waits() -> None:
     assert trickle(20, delay_watermark=0.9)[1] > 50
 
 
-def test_alone_nobody_waits() -> None:
+def test_alone_no_request_waits() -> None:
     world = World(admission=Admission(max_step_tokens=16, delay_steps=1000))
     world.add([1, 2, 3], max_new_tokens=2, ignore_eos=True)
     assert world.submit()

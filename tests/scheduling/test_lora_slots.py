@@ -47,7 +47,7 @@ class Hall:
         )
 
 
-def test_the_plain_model_needs_no_seat() -> None:
+def test_the_plain_model_needs_no_lora_slot() -> None:
     hall = Hall(0)
     one = hall.come(0)
     assert hall.start() == [one] and hall.lora_slots.index(one) == -1 and hall.lora_slots.take() is None
@@ -67,7 +67,7 @@ def test_who_finds_none_waits_and_others_pass() -> None:
     assert hall.start() == [c] and hall.moved() == {lora_slot: 3}
 
 
-def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
+def test_an_unused_adapter_stays_until_another_wants_its_slot() -> None:
     for eviction, gone in (("lru", 2), ("fifo", 1)):
         hall = Hall(2, eviction)
         for adapter in (1, 2, 1):
@@ -89,7 +89,7 @@ def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
         )
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_no_request_waits_for_ever() -> None:
     hall = Hall(1)
     hall.come(1)
     running, waiting = hall.start(), hall.come(2)

@@ -119,7 +119,7 @@ def test_suspended_ones_count_but_are_not_taken() -> None:
     assert drain(waiting) == [0]
 
 
-def test_nobody_is_overtaken_more_often_than_patience_allows() -> None:
+def test_no_request_is_overtaken_more_often_than_patience_allows() -> None:
     """Requests of a better priority keep coming, faster than they are taken."""
     waiting = queue(OrderConfig(has_priorities=True, patience=20))
     poor = sequence(0, [1], priority=-1)

@@ -98,9 +98,7 @@ def names(path: Path) -> list[str]:
     return [
         f"{path}:{token.start[0]}: {token.string}: write {IN_NAMES[part.lower()]}"
         for token in source.tokens(path)
-        if token.type == tokenize.NAME
-        and token.string not in ALLOWED
-        and not token.string.startswith("test_")
+        if token.type == tokenize.NAME and token.string not in ALLOWED
         for part in _PART.findall(token.string)
         if part.lower() in IN_NAMES
     ]

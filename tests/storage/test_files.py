@@ -140,7 +140,7 @@ def test_two_servers_share_a_directory(tmp_path: Path) -> None:
     two.close()
 
 
-def test_trouble_is_counted_and_told_once(
+def test_trouble_is_counted_and_reported_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     save(store, key_of(0))
@@ -202,7 +202,7 @@ def test_a_disk_that_takes_nothing_at_the_start_is_written_to_later(
     store.close()
 
 
-def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match='"dir"'):
         open_at(tmp_path / "file")

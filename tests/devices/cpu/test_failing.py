@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.models.make import make_checkpoint
 
 
-def test_a_failure_on_one_rank_is_told_at_once(tmp_path: Path) -> None:
+def test_a_failure_on_one_rank_is_reported_at_once(tmp_path: Path) -> None:
     """Where the other one has come to its end as well, both give the size up; else the one that failed says
     that it is waited for."""
     folder = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=2)

@@ -52,7 +52,7 @@ def test_activations(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NARROW, ids=str)
-def test_every_rounding_to_8_bits(kind: torch.dtype) -> None:
+def test_every_quantization_to_8_bits(kind: torch.dtype) -> None:
     """All numbers of the format, what lies between them, halfway too, what is too large, both signs, NaN: to
     the bit what torch makes."""
     known = torch.arange(256, dtype=torch.uint8).view(kind).float()

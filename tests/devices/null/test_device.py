@@ -174,7 +174,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         opened(**options)
 
 
-def test_it_fails_where_it_is_told_to() -> None:
+def test_it_fails_where_it_is_configured_to() -> None:
     executor = opened(fail_at_step=2)
     run(executor, decodes(1))
     with pytest.raises(RuntimeError, match="step 2"):

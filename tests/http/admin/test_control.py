@@ -76,7 +76,7 @@ async def test_wrong_orders_are_refused(path: str, body: dict[str, Any], param: 
 
 @pytest.mark.parametrize(("error", "status"), [(Busy("in use"), 400), (Unavailable("loading"), 503)])
 @pytest.mark.parametrize("path", ["/pause_generation", "/continue_generation", "/flush_cache"])
-async def test_what_cannot_be_done_is_said(path: str, error: Any, status: int) -> None:
+async def test_what_cannot_be_done_is_refused(path: str, error: Any, status: int) -> None:
     response = await call(FakeService(controls=FakeControls(busy=error)), path)
     assert response.status_code == status and response.json()["error"]["message"] == error.message
 

@@ -110,7 +110,7 @@ def test_options_of_a_conversation_become_those_of_a_chat() -> None:
         ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], ["a", None, "b", "c"]),
     ],
 )
-def test_thoughts_of_older_answers_are_left_out(edits: list[Any], reasoning: list[str | None]) -> None:
+def test_reasoning_of_older_answers_is_left_out(edits: list[Any], reasoning: list[str | None]) -> None:
     """Claude Code sends the second of these with everything."""
     turns: list[Any] = []
     for text in ("a", None, "b", "c"):

@@ -38,7 +38,7 @@ async def post(service: FakeService, path: str, **body: Any) -> Any:
         (CacheSources(1, 2), "file", {"device": 0, "host": 1, "storage": 2, "storage_backend": "file"}),
     ],
 )
-async def test_the_native_answer_tells(
+async def test_the_native_answer_reports(
     loaded: CacheSources, storage: str | None, expected: dict[str, Any]
 ) -> None:
     service = FakeService(loaded=loaded, storage=storage)
@@ -48,7 +48,7 @@ async def test_the_native_answer_tells(
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_usage_tells_when_asked(path: str) -> None:
+async def test_usage_reports_when_asked(path: str) -> None:
     count = len(ROUTES[path].get("prompt", "1"))
     for report in (False, True):
         service = FakeService(loaded=CacheSources(2, 0), has_cache_report=report)

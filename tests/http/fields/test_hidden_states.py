@@ -62,7 +62,7 @@ async def answer_text(path: str, body: dict[str, Any], *, is_disjoint: bool = Fa
     return answer.text
 
 
-async def test_native_streams_tell_them_at_the_end_or_as_they_come(threads: set[int]) -> None:
+async def test_native_streams_report_them_at_the_end_or_as_they_come(threads: set[int]) -> None:
     whole = json.loads(await answer_text("/generate", GENERATE))
     assert whole["meta_info"]["hidden_states"] == [PROMPT, *ROWS]
     stream = events(await answer_text("/generate", GENERATE | {"stream": True}))
@@ -74,7 +74,7 @@ async def test_native_streams_tell_them_at_the_end_or_as_they_come(threads: set[
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_chats_tell_the_last(threads: set[int], is_stream: bool) -> None:
+async def test_chats_report_the_last(threads: set[int], is_stream: bool) -> None:
     text = await answer_text("/v1/chat/completions", CHAT | {"stream": is_stream})
     if is_stream:
         choices = [choice for event in events(text) for choice in event["choices"]]

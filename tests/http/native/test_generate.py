@@ -83,7 +83,7 @@ async def test_streams_end_as_whole_answers(body: dict[str, Any], count: int) ->
         assert event["meta_info"]["finish_reason"] == answer["meta_info"]["finish_reason"]
 
 
-async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
+async def test_lists_of_ids_and_parameters_belong_to_their_prompts() -> None:
     service = FakeService()
     answers = (
         await ask(

@@ -45,7 +45,7 @@ SAYS = [
 ASK: dict[str, Any] = {"model": "org/fake", "input": "hi", "tools": TOOLS}
 
 
-async def test_calls_are_told_as_the_client_knows_them() -> None:
+async def test_calls_are_reported_as_the_client_knows_them() -> None:
     service = FakeService(formats=AnswerFormats("hermes"), says=SAYS)
     async with client_of(service) as client:
         whole = await client.responses.create(**ASK)
@@ -144,7 +144,7 @@ def test_tools_become_functions() -> None:
         ("", ""),
     ],
 )
-def test_what_is_no_input_is_told_as_it_stands(arguments: str, text: str) -> None:
+def test_what_is_no_input_is_reported_as_it_stands(arguments: str, text: str) -> None:
     assert input_of(arguments) == text
 
 

@@ -160,7 +160,7 @@ async def test_streams_say_what_whole_answers_say(
     )
 
 
-async def test_whole_thoughts_leave_in_one_piece() -> None:
+async def test_whole_reasoning_leaves_in_one_piece() -> None:
     service = says("<think>one two three</think>42", 2)
     chunks = await post(service, stream=True, stream_reasoning=False)
     assert [t for c in chunks if (t := c["choices"][0]["delta"].get("reasoning_content"))] == [

@@ -89,7 +89,7 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
 
 
 @pytest.mark.parametrize("has_report", [False, True])
-async def test_usage_tells_what_was_cached(has_report: bool) -> None:
+async def test_usage_reports_what_was_cached(has_report: bool) -> None:
     async with client_of(FakeService(has_cache_report=has_report, storage="file")) as client:
         whole = await client.responses.create(**ASK)
         final = (await read(await client.responses.create(**ASK, stream=True)))[-1].response

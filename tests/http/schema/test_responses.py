@@ -121,7 +121,7 @@ def test_every_route_has_its_types() -> None:
         assert bool(operation.events) == is_stream, operation.path
 
 
-async def test_refusals_are_told_in_the_words_of_their_dialect() -> None:
+async def test_refusals_are_reported_in_the_words_of_their_api() -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
     ) as http:

@@ -121,7 +121,7 @@ def test_a_grammar_may_begin_later(grammar_masks: GrammarMasks) -> None:
     assert allowed(grammar_masks, 1) == {2, 69}
 
 
-def test_a_forced_run_is_told_once_and_holds_until_it_is_there(
+def test_a_forced_run_is_reported_once_and_holds_until_it_is_there(
     grammar_masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps that were in flight go on with it, and a sequence that comes back within it does as well."""

@@ -58,7 +58,7 @@ def test_files_that_are_as_listed(text: str, folder: Path) -> None:
         (f"{'1' * 40}  a.safetensors\n", "no list"),
     ],
 )
-def test_what_is_not_as_listed_is_said(text: str, reason: str, folder: Path) -> None:
+def test_what_is_not_as_listed_is_named(text: str, reason: str, folder: Path) -> None:
     (listed := folder.parent / "sums").write_text(text)
     with pytest.raises(StartError, match=reason):
         check_files(folder, listed)

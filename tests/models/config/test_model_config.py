@@ -179,7 +179,7 @@ def test_latents_and_groups(tmp_path: Path) -> None:
         {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}},
     ],
 )
-def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_both_forms_of_rope(changes: dict[str, Any], tmp_path: Path) -> None:
     rope = read(tmp_path, **changes).rope
     assert (rope.rope_theta, rope.rope_type, rope.factor, rope.max_position_embeddings) == (
         5e5,

@@ -53,7 +53,7 @@ def test_bare_models_embed(tmp_path: Path, architecture: str, mode: str, is_whol
     )
 
 
-def test_models_that_generate_embed_when_told(tmp_path: Path) -> None:
+def test_models_that_generate_embed_when_configured(tmp_path: Path) -> None:
     folder = write(tmp_path, "Qwen2ForCausalLM")
     assert read_config(folder).pooling is None
     assert pooling(folder, is_embedding=True).mode == "last"
@@ -63,7 +63,7 @@ def test_models_that_generate_embed_when_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{"pooling_mode": "cls"}, {"pooling_mode": ["cls"]}, {"pooling_mode_cls_token": True}]
 )
-def test_both_spellings_of_pooling(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_both_forms_of_pooling(tmp_path: Path, config: dict[str, Any]) -> None:
     write_modules(write(tmp_path, "BertModel"), "", normalize=False, **config)
     assert (pooling(tmp_path).mode, pooling(tmp_path).is_normalised) == ("cls", False)
     assert pooling(tmp_path, pooling="last").mode == "last"
