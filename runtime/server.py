@@ -100,6 +100,7 @@ def _http_server(
         tls=tls,
         root_path=plan.http.fastapi_root_path,
         remaining_s=core.deadline.remaining_s,
+        has_h2c=plan.http.enable_h2c,
     )
 
 

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: requests parsed by llhttp, answered one at a time and in order.
 
 Requests that come while one is answered wait: the parsed ones in a queue, what comes after them as bytes. An
-upgrade (WebSocket, HTTP/2 without TLS) leaves this protocol: `hand_over` gets the bytes from the upgrading
-request on.
+upgrade leaves this protocol: of a WebSocket, `hand_over` gets the bytes from the upgrading request on; of
+HTTP/2 without TLS, where it is spoken, the request's scope and the bytes after it.
 """
 
 import asyncio
@@ -22,19 +22,21 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
 KEEP_ALIVE_S = 75.0
 
 
+HandOver = Callable[[bytes, Scope | None], None]
+
+
 class Http1Server(Struct, frozen=True):
     """What the connections of one server share."""
 
     run: Callable[[RequestCycle], None]  # serves a request in a task
     is_stopping: Callable[[], bool]  # no request is served after the present one
+    has_h2c: bool = False  # HTTP/2 is spoken without TLS
 
 
 class Http1:
     """The requests of one connection. Takes its bytes from `feed` and writes to the connection."""
 
-    def __init__(
-        self, shared: Http1Server, connection: Connection, peer: Peer, hand_over: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, shared: Http1Server, connection: Connection, peer: Peer, hand_over: HandOver) -> None:
         """`hand_over` is called at most once, and nothing of this object after it."""
         self.shared = shared
         self.connection = connection
@@ -45,12 +47,11 @@ class Http1:
         self.backlog = bytearray()  # what came after those
         self.upgrade: bytes | None = None  # the request that another protocol shall answer after the queue
         self.failure: int | None = None  # status of the refusal after the queue
-        self.first: bytes | None = (
-            b""  # the beginning of the connection, until it is clear that it is HTTP/1.1
-        )
+        # the beginning of the connection, until it is clear that it is HTTP/1.1
+        self.first: bytes | None = b"" if shared.has_h2c and not self.is_tls else None
         self.is_at_end = False  # the client sends nothing more
         self.is_closed = False
-        self.requests = RequestParser(peer, self._take)
+        self.requests = RequestParser(peer, self._take, has_h2c=shared.has_h2c and not self.is_tls)
         self.idle = IdleTimer(connection.loop, lambda: self.current is None, self.close)
 
     def feed(self, data: bytes) -> None:
@@ -99,6 +100,11 @@ class Http1:
         self.is_closed = True
         self.idle.stop()
         self.connection.close()
+
+    def close_if_idle(self) -> None:
+        """Closes now, or after the present answer."""
+        if self.current is None:
+            self.close()
 
     def waits_for_head(self) -> bool | None:
         """Whether the client waits for the head of its answer; None: it is in the middle of one."""
@@ -207,7 +213,7 @@ class Http1:
     def _leave_protocol(self, data: bytes) -> None:
         self.is_closed = True
         self.idle.stop()
-        self.hand_over(data)
+        self.hand_over(data, self.requests.upgrade_scope)
 
 
 class IdleTimer:

@@ -1,15 +1,13 @@
-"""Connections that hypercorn serves on our server: HTTP/2, and WebSockets over HTTP/1.1."""
+"""Connections that hypercorn serves on our server: WebSockets."""
 
 import asyncio
 import logging
-from typing import Any
 
 import anyio
 import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
 
@@ -71,7 +69,6 @@ class HypercornConnection(TCPServer):
                 data = await self.reader.read(READ_BYTES)
             except OSError:
                 break
-            self._keep_streams_apart()
             with anyio.CancelScope() as self.handling:
                 if self.has_left:
                     self.handling.cancel()  # takes effect when it waits
@@ -99,26 +96,9 @@ class HypercornConnection(TCPServer):
             return False
         return True
 
-    def _keep_streams_apart(self) -> None:
-        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is
-        an error of the connection, which would end all other streams."""
-        protocol = self.protocol.protocol
-        if isinstance(protocol, H2Protocol) and not isinstance(protocol.streams, _Streams):
-            protocol.streams = _Streams(protocol.streams)
-
     async def _close(self) -> None:
         with anyio.move_on_after(self.close_s):
             await super()._close()
-
-
-class _Streams(dict[int, Any]):
-    """HTTP/2 streams by number. Events of a stream that has ended are dropped."""
-
-    def __missing__(self, _: int) -> "_Streams":
-        return self
-
-    async def handle(self, _: Any) -> None:
-        """Drops an event."""
 
 
 def hypercorn_config(root_path: str) -> Config:

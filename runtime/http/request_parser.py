@@ -12,7 +12,6 @@ from runtime.http.request_cycle import RequestCycle
 MAX_HEAD_BYTES = (
     2**16
 )  # of a request: its target and headers. Up to twice as long, the refusal is one of the API
-PROTOCOLS = frozenset({b"websocket", b"h2c"})  # that a connection may be upgraded to
 # not passed on: compressed messages grow a thousandfold when they are read
 WS_EXTENSIONS = b"sec-websocket-extensions"
 ASGI = {"spec_version": "2.1", "version": "3.0"}
@@ -38,17 +37,21 @@ class Peer(Struct, frozen=True):
 class RequestParser:
     """Passes each head to `take` as a scope, and feeds the cycle that it returns with the body."""
 
-    def __init__(self, peer: Peer, take: Callable[[Scope, bool], RequestCycle]) -> None:
-        """`take(scope, keeps_alive)`: the client may or may not take more answers on its connection."""
+    def __init__(
+        self, peer: Peer, take: Callable[[Scope, bool], RequestCycle], *, has_h2c: bool = False
+    ) -> None:
+        """`take(scope, keeps_alive)`: the client may or may not take more answers on its connection.
+        `has_h2c`: requests may upgrade it to HTTP/2."""
+        self.protocols = (b"websocket", b"h2c") if has_h2c else (b"websocket",)
         self.peer = peer
         self.take = take
         self.incoming: RequestCycle | None = None  # its body is being read
         # its client waits for 100 Continue before it sends the body
         self.expecting: RequestCycle | None = None
         self.is_in_head = False
-        self.upgrade_head: bytes | None = (
-            None  # of a request for another protocol, which nothing follows here
-        )
+        # of a request for another protocol, which nothing follows here; empty for HTTP/2
+        self.upgrade_head: bytes | None = None
+        self.upgrade_scope: Scope | None = None  # of a request for HTTP/2
         self._parser = HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -115,15 +118,27 @@ class RequestParser:
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1") or not target.isascii():
             self._refuse(400)
         method = parser.get_method()
-        if parser.should_upgrade() and upgrade in PROTOCOLS and self._can_upgrade(method, upgrade):
-            lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
-            lines += [b"%b: %b\r\n" % header for header in headers if header[0] != WS_EXTENSIONS]
-            self.upgrade_head = b"".join(lines) + b"\r\n"
-            self.incoming = None
+        if parser.should_upgrade() and upgrade in self.protocols and self._can_upgrade(method, upgrade):
+            self._upgrade(upgrade, method, version)
             return
-        path, _, query = target.partition(b"?")
+        self.incoming = self.take(
+            self._scope(method, version), version == "1.1" and parser.should_keep_alive()
+        )
+        self.expecting = self.incoming if waits and version == "1.1" else None
+
+    def _upgrade(self, protocol: bytes, method: bytes, version: str) -> None:
+        self.incoming = None
+        if protocol == b"h2c":
+            self.upgrade_head, self.upgrade_scope = b"", self._scope(method, version)
+            return
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self._target, version.encode())]
+        lines += [b"%b: %b\r\n" % header for header in self._headers if header[0] != WS_EXTENSIONS]
+        self.upgrade_head = b"".join(lines) + b"\r\n"
+
+    def _scope(self, method: bytes, version: str) -> Scope:
+        path, _, query = self._target.partition(b"?")
         peer = self.peer
-        scope: Scope = {
+        return {
             "type": "http",
             "http_version": version,
             "asgi": ASGI,
@@ -133,13 +148,11 @@ class RequestParser:
             "raw_path": path,
             "query_string": query,
             "root_path": peer.root_path,
-            "headers": headers,
+            "headers": self._headers,
             "client": peer.client,
             "server": peer.server,
             "extensions": {},
         }
-        self.incoming = self.take(scope, version == "1.1" and parser.should_keep_alive())
-        self.expecting = self.incoming if waits and version == "1.1" else None
 
     def on_body(self, piece: bytes) -> None:
         """Called by the parser for each piece of a body."""

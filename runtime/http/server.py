@@ -1,9 +1,9 @@
-"""The HTTP server: accepts connections and speaks HTTP/1.1 on them (http1.py); hypercorn speaks HTTP/2 and
-WebSocket.
+"""The HTTP server: accepts connections and speaks HTTP/1.1 (http1.py) and HTTP/2 (http2.py) on them;
+hypercorn speaks WebSocket.
 
-What it adds to hypercorn's own: a client that leaves is noticed even while requests are pipelined, one that
-closes its own side only is answered, request targets may be absolute, heads are bounded however they
-arrive, and the application has no lifespan: the caller of `serve` starts and stops it.
+A client that leaves is noticed even while requests are pipelined, one that closes its own side only is
+answered, request targets may be absolute, heads are bounded however they arrive, and the application has no
+lifespan: the caller of `serve` starts and stops it.
 """
 
 import asyncio
@@ -24,7 +24,9 @@ from runtime.errors import HeadTooLarge, StartError
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 from runtime.http.fields.request_id import request_id, with_request_id
-from runtime.http.http1 import Http1, Http1Server
+from runtime.http.http1 import HTTP2_PREFACE, Http1, Http1Server
+from runtime.http.http2 import Http2, Http2Server
+from runtime.http.http2_stream import Http2Stream
 from runtime.http.hypercorn_connection import HypercornConnection, hypercorn_config
 from runtime.http.request_cycle import RequestCycle
 from runtime.http.request_parser import MAX_HEAD_BYTES, Peer
@@ -90,11 +92,12 @@ async def serve(
     remaining_s: Callable[[], float] = lambda: inf,
     stuck_s: float = STUCK_S,
     root_path: str = "",
+    has_h2c: bool = False,
 ) -> None:
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
-    end, and no longer than `remaining_s` says, but FLUSH_S."""
+    end, and no longer than `remaining_s` says, but FLUSH_S. `has_h2c`: HTTP/2 is spoken without TLS too."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
-        server = _Server(app, tasks, stuck_s, root_path)
+        server = _Server(app, tasks, stuck_s, root_path, has_h2c)
         listeners = [
             await asyncio.get_running_loop().create_server(server.accept, sock=sock, ssl=tls, backlog=BACKLOG)
             for sock in sockets
@@ -112,16 +115,20 @@ async def serve(
 class _Server:
     """The connections that are open, the tasks that serve them, and what they share."""
 
-    def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str) -> None:
+    def __init__(
+        self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str, has_h2c: bool
+    ) -> None:
         self.app = app
         self.tasks = tasks
         self.stuck_s = stuck_s
         self.root_path = root_path
         self.config = hypercorn_config(root_path)
         self.context = WorkerContext(None)
-        self.http1 = Http1Server(self._serve_request, self.context.terminated.is_set)
+        is_stopping = self.context.terminated.is_set
+        self.http1 = Http1Server(self._serve_request, is_stopping, has_h2c)
+        self.http2 = Http2Server(self._serve_request, is_stopping, stuck_s)
         self.batch = WriteBatch(asyncio.get_running_loop())
-        self.open: dict[Connection, Http1 | None] = {}
+        self.open: dict[Connection, Http1 | Http2 | None] = {}
         self.running: set[asyncio.Task[None]] = set()
         self.emptied = anyio.Event()  # nothing is open or running
 
@@ -133,9 +140,6 @@ class _Server:
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         ssl_object = writer.get_extra_info("ssl_object")
-        if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
-            self._serve_by_hypercorn(connection, reader, writer, b"")
-            return
         sock = writer.get_extra_info("socket")
         try:
             client = parse_socket_addr(sock.family, sock.getpeername())
@@ -144,21 +148,40 @@ class _Server:
             connection.transport.abort()
             return
         peer = Peer("http" if ssl_object is None else "https", client, server, self.root_path)
-        http1 = Http1(
-            self.http1,
-            connection,
-            peer,
-            lambda data: self._serve_by_hypercorn(connection, reader, writer, data),
-        )
+        if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
+            self._speak_http2(connection, peer).open()
+            return
+
+        def hand_over(data: bytes, scope: Scope | None) -> None:
+            if scope is not None:
+                settings = next((value for name, value in scope["headers"] if name == b"http2-settings"), b"")
+                self._speak_http2(connection, peer).upgrade(scope, settings)
+            elif data.startswith(HTTP2_PREFACE):
+                self._speak_http2(connection, peer).open()
+            else:
+                self._serve_by_hypercorn(connection, reader, writer, data)
+                return
+            if connection.input is not None:
+                connection.input.feed(data)
+
+        http1 = Http1(self.http1, connection, peer, hand_over)
         connection.input = http1
         connection.on_leave = http1.leave
         connection.waits_for_head = http1.waits_for_head
         self.open[connection] = http1
 
-    def _serve_request(self, cycle: RequestCycle) -> None:
+    def _speak_http2(self, connection: Connection, peer: Peer) -> Http2:
+        http2 = Http2(self.http2, connection, peer)
+        connection.input = http2
+        connection.on_leave = http2.leave
+        connection.waits_for_head = None
+        self.open[connection] = http2
+        return http2
+
+    def _serve_request(self, cycle: RequestCycle | Http2Stream) -> None:
         self._run(self._answer(cycle))
 
-    async def _answer(self, cycle: RequestCycle) -> None:
+    async def _answer(self, cycle: RequestCycle | Http2Stream) -> None:
         try:
             await _serve(self.app, cycle.scope, cycle.own_receive, cycle.own_send)
         except Exception:  # of one request: the others go on
@@ -213,9 +236,9 @@ class _Server:
     async def drain(self) -> None:
         """Closes idle connections now and the others after their answer; returns when all are closed."""
         await self.context.terminated.set()
-        for http1 in list(self.open.values()):
-            if http1 is not None and http1.current is None:
-                http1.close()
+        for protocol in list(self.open.values()):
+            if protocol is not None:
+                protocol.close_if_idle()
         while self.open or self.running:
             self.emptied = anyio.Event()
             await self.emptied.wait()

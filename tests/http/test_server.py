@@ -262,7 +262,7 @@ async def test_old_and_closing_clients_get_whole_streams(version: str, more: str
 
 
 async def test_http_2_takes_the_ordinary_path() -> None:
-    async with serving(FakeService()) as address, Raw.connected(address) as client:
+    async with serving(FakeService(), has_h2c=True) as address, Raw.connected(address) as client:
         wire = h2.connection.H2Connection(h2.config.H2Configuration())
         wire.initiate_connection()
         wire.send_headers(

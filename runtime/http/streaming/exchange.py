@@ -335,7 +335,9 @@ class Answer:
                 return False
             if data := await self._events():
                 with anyio.move_on_after(MAX_SEND_S) as limit:
+                    self.stream.on_overrun = limit.cancel
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                self.stream.on_overrun = None
                 if limit.cancelled_caught:
                     return False
             else:

@@ -8,7 +8,8 @@ from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import merged
 from runtime.messages.requests import Delta
 
-MAX_WAITING_TOKENS = 16_384  # kept back of one choice for a slow reader; above, the client is cut off
+# tokens and alternatives to them that are kept back of one choice for a slow reader; above, it is cut off
+MAX_WAITING_TOKENS = 16_384
 
 
 class Stream:
@@ -24,6 +25,9 @@ class Stream:
         self.num_waiting = 0
         self.max_waiting = MAX_WAITING_TOKENS * num_choices
         self.connection: Connection | None = None
+        self.on_overrun: Callable[[], None] | None = (
+            None  # called while `connection` is None, if too much waits
+        )
 
     @property
     def is_overrun(self) -> bool:
@@ -35,6 +39,8 @@ class Stream:
         connection = self.connection
         if connection is None:
             self._keep(choice, delta)
+            if self.is_overrun and self.on_overrun is not None:
+                self.on_overrun()
             self.wake()
         elif connection.is_full:
             self._keep(choice, delta)
@@ -73,6 +79,8 @@ class Stream:
 
     def _keep(self, choice: int, delta: Delta) -> None:
         self.num_waiting += len(delta.token_ids)
+        for token in delta.logprobs or ():
+            self.num_waiting += len(token.top) + len(token.picked)
         kept = self.waiting.get(choice)
         if kept is None:
             self.waiting[choice] = delta
