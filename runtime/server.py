@@ -4,6 +4,7 @@ Everything that the process does is started here: read `main` top to bottom.
 """
 
 import gc
+import resource
 import signal
 import ssl
 import sys
@@ -26,6 +27,8 @@ from runtime.http.key_file import read_key_file
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import listen, serve, tls_context
 from runtime.http.settings import HttpSettings, http_settings
+from runtime.options.facts import MOST_OPEN_FILES
+from runtime.options.groups.http import files_beside_connections
 from runtime.options.plan import Plan
 from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
 
@@ -43,10 +46,26 @@ def run(plan: Plan) -> int:
     log.take_logging()
     for notice in plan.notices:
         log.get("options").warning(notice)
+    _raise_open_files(plan)
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(main(plan))
+
+
+def _raise_open_files(plan: Plan) -> None:
+    """Lets this process and its ranks open as many files as the machine allows them, and warns where these
+    are too few for --max-connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    needed = plan.http.max_connections + files_beside_connections(plan.parallel.num_ranks)
+    if needed > most:
+        log.get("server").warning(
+            f"--max-connections {plan.http.max_connections} needs {needed} open files, and the process may have "
+            f"{most}; raise that (ulimit -Hn), or ranks may lack files to start again"
+        )
 
 
 async def main(plan: Plan) -> int:
@@ -101,6 +120,7 @@ def _http_server(
         root_path=plan.http.fastapi_root_path,
         remaining_s=core.deadline.remaining_s,
         has_h2c=plan.http.enable_h2c,
+        max_connections=plan.http.max_connections,
     )
 
 

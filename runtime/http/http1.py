@@ -140,7 +140,9 @@ class Http1:
             self.connection.write(INTERIM)
 
     def _take(self, scope: Scope, keeps_alive: bool) -> RequestCycle:
-        cycle = RequestCycle(self.connection, scope, self._ended, keeps_alive=keeps_alive)
+        cycle = RequestCycle(
+            self.connection, scope, self._ended, keeps_alive=keeps_alive and not self.shared.is_stopping()
+        )
         if not self.is_tls and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = cycle
         if self.current is None:

@@ -20,7 +20,8 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.errors import HeadTooLarge, StartError
+from runtime.errors import HeadTooLarge, StartError, Unavailable
+from runtime.http.acceptor import Acceptor, ConnectionLimit
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 from runtime.http.fields.request_id import request_id, with_request_id
@@ -28,7 +29,7 @@ from runtime.http.http1 import HTTP2_PREFACE, Http1, Http1Server
 from runtime.http.http2 import Http2, Http2Server
 from runtime.http.http2_stream import Http2Stream
 from runtime.http.hypercorn_connection import HypercornConnection, hypercorn_config
-from runtime.http.request_cycle import RequestCycle
+from runtime.http.request_cycle import RequestCycle, refusal_bytes
 from runtime.http.request_parser import MAX_HEAD_BYTES, Peer
 from runtime.http.streaming.connection import Connection, WriteBatch
 from runtime.http.websocket import TERMINATED
@@ -38,6 +39,8 @@ LOG = logging.getLogger("runtime.http")
 BACKLOG = 2048
 GRACE_S = 30.0  # for running answers, after a request to shut down
 FLUSH_S = 0.2  # of it in any case: for what was written last to leave
+SPARE_PATHS = frozenset({"/health", "/ping", "/health_generate", "/metrics"})  # answered even if full
+SPARE_IDLE_S = 5.0  # that a connection for them may take to ask
 STUCK_S = 30.0  # for which a client may take nothing of what waits for it
 
 
@@ -93,20 +96,23 @@ async def serve(
     stuck_s: float = STUCK_S,
     root_path: str = "",
     has_h2c: bool = False,
+    max_connections: int = 8192,
 ) -> None:
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
-    end, and no longer than `remaining_s` says, but FLUSH_S. `has_h2c`: HTTP/2 is spoken without TLS too."""
+    end, and no longer than `remaining_s` says, but FLUSH_S. `has_h2c`: HTTP/2 is spoken without TLS too.
+    Above `max_connections`, only requests for SPARE_PATHS are answered."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
-        server = _Server(app, tasks, stuck_s, root_path, has_h2c)
-        listeners = [
-            await asyncio.get_running_loop().create_server(server.accept, sock=sock, ssl=tls, backlog=BACKLOG)
-            for sock in sockets
-        ]
+        server = _Server(app, tasks, stuck_s, root_path, has_h2c, max_connections)
+        acceptor = Acceptor(server.limit, tls, server.accept, tasks)
+        accepting = [tasks.create_task(acceptor.run(sock)) for sock in sockets]
         try:
             await shutdown.wait()
         finally:
-            for listener in listeners:
-                listener.close()
+            for task in accepting:
+                task.cancel()
+            await asyncio.wait(accepting)
+            for sock in sockets:
+                sock.close()
         with anyio.move_on_after(min(grace_s, max(FLUSH_S, remaining_s()))):
             await server.drain()
         server.cut()
@@ -116,9 +122,16 @@ class _Server:
     """The connections that are open, the tasks that serve them, and what they share."""
 
     def __init__(
-        self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str, has_h2c: bool
+        self,
+        app: ASGIApp,
+        tasks: asyncio.TaskGroup,
+        stuck_s: float,
+        root_path: str,
+        has_h2c: bool,
+        max_connections: int,
     ) -> None:
         self.app = app
+        self.limit = ConnectionLimit(max_connections)
         self.tasks = tasks
         self.stuck_s = stuck_s
         self.root_path = root_path
@@ -127,27 +140,45 @@ class _Server:
         is_stopping = self.context.terminated.is_set
         self.http1 = Http1Server(self._serve_request, is_stopping, has_h2c)
         self.http2 = Http2Server(self._serve_request, is_stopping, stuck_s)
+        # each spare connection ends with its first answer
+        self.spare_http1 = Http1Server(self._serve_spare, lambda: True)
         self.batch = WriteBatch(asyncio.get_running_loop())
         self.open: dict[Connection, Http1 | Http2 | None] = {}
         self.running: set[asyncio.Task[None]] = set()
         self.emptied = anyio.Event()  # nothing is open or running
 
-    def accept(self) -> Connection:
-        """The protocol of a new connection."""
-        return Connection(self._opened, self._lost, self.stuck_s, self.batch)
+    def accept(self, is_spare: bool) -> Connection:
+        """The protocol of a new connection. `is_spare`: for health checks, above the limit."""
+        opened = self._opened_spare if is_spare else self._opened
+        return Connection(opened, self._lost, self.stuck_s, self.batch)
+
+    def _opened_spare(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        peer = self._peer_of(writer)
+        if peer is None:
+            connection.transport.abort()
+            return
+
+        def refuse(_: bytes, __: Scope | None) -> None:
+            connection.write(refusal_bytes(503))
+            connection.close()
+
+        self._speak_http1(connection, Http1(self.spare_http1, connection, peer, refuse))
+        connection.loop.call_later(SPARE_IDLE_S, self._close_if_idle, connection)
+
+    def _close_if_idle(self, connection: Connection) -> None:
+        if (protocol := self.open.get(connection)) is not None:
+            protocol.close_if_idle()
 
     def _opened(
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        ssl_object = writer.get_extra_info("ssl_object")
-        sock = writer.get_extra_info("socket")
-        try:
-            client = parse_socket_addr(sock.family, sock.getpeername())
-            server = parse_socket_addr(sock.family, sock.getsockname())
-        except OSError:  # the client has left already
+        peer = self._peer_of(writer)
+        if peer is None:
             connection.transport.abort()
             return
-        peer = Peer("http" if ssl_object is None else "https", client, server, self.root_path)
+        ssl_object = writer.get_extra_info("ssl_object")
         if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
             self._speak_http2(connection, peer).open()
             return
@@ -164,7 +195,20 @@ class _Server:
             if connection.input is not None:
                 connection.input.feed(data)
 
-        http1 = Http1(self.http1, connection, peer, hand_over)
+        self._speak_http1(connection, Http1(self.http1, connection, peer, hand_over))
+
+    def _peer_of(self, writer: asyncio.StreamWriter) -> Peer | None:
+        """The two ends of a connection; None when the client has left already."""
+        sock = writer.get_extra_info("socket")
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+        except OSError:
+            return None
+        scheme = "http" if writer.get_extra_info("ssl_object") is None else "https"
+        return Peer(scheme, client, server, self.root_path)
+
+    def _speak_http1(self, connection: Connection, http1: Http1) -> None:
         connection.input = http1
         connection.on_leave = http1.leave
         connection.waits_for_head = http1.waits_for_head
@@ -179,11 +223,15 @@ class _Server:
         return http2
 
     def _serve_request(self, cycle: RequestCycle | Http2Stream) -> None:
-        self._run(self._answer(cycle))
+        self._run(self._answer(cycle, self.app))
 
-    async def _answer(self, cycle: RequestCycle | Http2Stream) -> None:
+    def _serve_spare(self, cycle: RequestCycle | Http2Stream) -> None:
+        path = cycle.scope["path"].removeprefix(self.root_path)
+        self._run(self._answer(cycle, self.app if path in SPARE_PATHS else refuse_full))
+
+    async def _answer(self, cycle: RequestCycle | Http2Stream, app: ASGIApp) -> None:
         try:
-            await _serve(self.app, cycle.scope, cycle.own_receive, cycle.own_send)
+            await _serve(app, cycle.scope, cycle.own_receive, cycle.own_send)
         except Exception:  # of one request: the others go on
             LOG.exception("a request ended in an error")
         finally:
@@ -226,6 +274,7 @@ class _Server:
         self._check_emptied()
 
     def _lost(self, connection: Connection) -> None:
+        self.limit.release()
         self.open.pop(connection, None)
         self._check_emptied()
 
@@ -249,6 +298,14 @@ class _Server:
             connection.cut()
         for task in self.running:
             task.cancel()
+
+
+async def refuse_full(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers 503: too many connections are open."""
+    error = Unavailable("as many connections are open as this server takes (--max-connections); try again")
+    await respond_early(error_response(error, scope["path"]))(
+        scope, receive, with_request_id(send, request_id(scope["headers"]))
+    )
 
 
 class _Entry:
