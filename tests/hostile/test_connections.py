@@ -41,6 +41,25 @@ async def crowd(address: tuple[str, int], count: int) -> AsyncIterator[list[Raw]
         yield clients
 
 
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[ConnectionLimit]:
+    """The limit of the server that the test starts."""
+    made: list[ConnectionLimit] = []
+
+    def make(count: int) -> ConnectionLimit:
+        made.append(ConnectionLimit(count))
+        return made[-1]
+
+    monkeypatch.setattr(server, "ConnectionLimit", make)
+    return made
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.005)
+
+
 async def test_health_checks_are_answered_above_the_limit() -> None:
     service = FakeService()
     async with serving(service, max_connections=LIMIT) as address, crowd(address, LIMIT):
@@ -66,25 +85,22 @@ async def test_health_checks_are_answered_above_the_limit() -> None:
     assert len(service.requests) == 1
 
 
-async def test_there_is_room_again_when_clients_leave() -> None:
+async def test_there_is_room_again_when_clients_leave(limits: list[ConnectionLimit]) -> None:
     async with serving(FakeService(), max_connections=LIMIT) as address:
         for _ in range(3):
             async with crowd(address, LIMIT), Raw.connected(address) as client:
                 await client.write(get("/v1/models"))
                 assert (await client.to_end()).startswith(b"HTTP/1.1 503 ")
+            await until(lambda: limits[0].num_open == 0)
         async with crowd(address, LIMIT) as clients:
+            await clients[-1].until(b"}")
             await clients[-1].write(get("/v1/models"))
-            assert (await clients[-1].until(b"\r\n")).startswith(b"HTTP/1.1 ")
+            assert (await clients[-1].until(b"\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_clients_above_the_spare_ones_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[ConnectionLimit] = []
-
-    def limit(count: int) -> ConnectionLimit:
-        limits.append(ConnectionLimit(count))
-        return limits[0]
-
-    monkeypatch.setattr(server, "ConnectionLimit", limit)
+async def test_clients_above_the_spare_ones_are_closed_at_once(
+    limits: list[ConnectionLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "SPARE_IDLE_S", 0.3)
     async with serving(FakeService(), max_connections=LIMIT) as address, crowd(address, LIMIT):
         async with AsyncExitStack() as stack:
@@ -100,21 +116,12 @@ async def test_clients_above_the_spare_ones_are_closed_at_once(monkeypatch: pyte
     await until(lambda: limits[0].num_open == 0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.005)
-
-
-async def test_handshakes_that_never_end_count(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_handshakes_that_never_end_count(
+    certificate: Path,  # noqa: F811
+    limits: list[ConnectionLimit],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(acceptor, "HANDSHAKE_S", 0.5)
-    limits: list[ConnectionLimit] = []
-
-    def limit(count: int) -> ConnectionLimit:
-        limits.append(ConnectionLimit(count))
-        return limits[0]
-
-    monkeypatch.setattr(server, "ConnectionLimit", limit)
     tls = tls_context(str(certificate), key_of(certificate), None, None)
     async with serving(FakeService(), tls=tls, max_connections=2) as address, AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(Raw.connected(address)) for _ in range(NUM_SPARE + 10)]
