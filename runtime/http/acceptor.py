@@ -58,7 +58,8 @@ class Acceptor(Struct, frozen=True):
     limit: ConnectionLimit
     tls: ssl.SSLContext | None
     open: Callable[[bool], Connection]  # the protocol of a connection; whether it is a spare one
-    tasks: asyncio.TaskGroup  # of TLS handshakes
+    tasks: asyncio.TaskGroup
+    handshakes: set[asyncio.Task[None]]  # connections whose client has not yet ended its TLS handshake
 
     async def run(self, listener: socket.socket) -> None:
         """Accepts connections until it is cancelled."""
@@ -90,7 +91,9 @@ class Acceptor(Struct, frozen=True):
         elif self.tls is None:
             await self._open(sock, is_spare=admission == "spare")
         else:  # a client may take its time to shake hands
-            self.tasks.create_task(self._open(sock, is_spare=admission == "spare"))
+            task = self.tasks.create_task(self._open(sock, is_spare=admission == "spare"))
+            self.handshakes.add(task)
+            task.add_done_callback(self.handshakes.discard)
 
     async def _open(self, sock: socket.socket, *, is_spare: bool) -> None:
         loop = asyncio.get_running_loop()

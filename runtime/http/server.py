@@ -103,12 +103,12 @@ async def serve(
     Above `max_connections`, only requests for SPARE_PATHS are answered."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
         server = _Server(app, tasks, stuck_s, root_path, has_h2c, max_connections)
-        acceptor = Acceptor(server.limit, tls, server.accept, tasks)
+        acceptor = Acceptor(server.limit, tls, server.accept, tasks, set())
         accepting = [tasks.create_task(acceptor.run(sock)) for sock in sockets]
         try:
             await shutdown.wait()
         finally:
-            for task in accepting:
+            for task in (*accepting, *acceptor.handshakes):
                 task.cancel()
             await asyncio.wait(accepting)
             for sock in sockets:

@@ -137,6 +137,18 @@ async def test_handshakes_that_never_end_count(
         await until(lambda: limits[0].num_open == 0)
 
 
+async def test_a_server_ends_while_clients_shake_hands(
+    certificate: Path,  # noqa: F811
+    limits: list[ConnectionLimit],
+) -> None:
+    tls = tls_context(str(certificate), key_of(certificate), None, None)
+    with anyio.fail_after(acceptor.HANDSHAKE_S - 2):
+        async with AsyncExitStack() as stack, serving(FakeService(), tls=tls, grace_s=0.1) as address:
+            for _ in range(5):
+                await stack.enter_async_context(Raw.connected(address))
+            await until(lambda: limits[0].num_open == 5)
+
+
 @pytest.fixture
 def few_files() -> Iterator[int]:
     """A process that may open few files more. -> their number"""
