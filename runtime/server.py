@@ -28,7 +28,7 @@ from runtime.http.openai.stored_objects import StoredObjects, open_stored_object
 from runtime.http.server import listen, serve, tls_context
 from runtime.http.settings import HttpSettings, http_settings
 from runtime.options.facts import MOST_OPEN_FILES
-from runtime.options.groups.http import files_beside_connections
+from runtime.options.groups.http import other_files
 from runtime.options.plan import Plan
 from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
 
@@ -60,11 +60,11 @@ def _raise_open_files(plan: Plan) -> None:
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    needed = plan.http.max_connections + files_beside_connections(plan.parallel.num_ranks)
+    needed = plan.http.max_connections + other_files(plan.parallel.num_ranks)
     if needed > most:
         log.get("server").warning(
-            f"--max-connections {plan.http.max_connections} needs {needed} open files, and the process may have "
-            f"{most}; raise that (ulimit -Hn), or ranks may lack files to start again"
+            f"--max-connections {plan.http.max_connections} needs {needed} open files, and the process may "
+            f"have {most}; raise that (ulimit -Hn), or ranks may lack files to start again"
         )
 
 

@@ -100,7 +100,8 @@ class Http2:
             return
         self.connection.write(SWITCHING)
         self._open_window()
-        self._serve(1, scope | {"http_version": "2"})
+        scope["http_version"] = "2"
+        self._serve(1, scope)
         self.streams[1].feed_end()
 
     def _open_window(self) -> None:

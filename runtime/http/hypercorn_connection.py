@@ -88,9 +88,11 @@ class HypercornConnection(TCPServer):
         """Counts the unfinished message of a WebSocket in its BodyLease. False: all bodies together are too
         large."""
         stream = getattr(self.protocol.protocol, "stream", None)
-        lease: BodyLease | None = stream.scope.get(LEASE) if isinstance(stream, WSStream) else None
+        if not isinstance(stream, WSStream):
+            return True
+        lease = stream.scope.get(LEASE)
         try:
-            if lease is not None:
+            if isinstance(lease, BodyLease):
                 lease.hold(stream.buffer.length)
         except Unavailable:
             return False

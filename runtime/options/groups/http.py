@@ -256,14 +256,14 @@ def max_total_body_bytes(max_body_bytes: int) -> Derived:
     return Derived(LEAST_TOTAL_BODY_BYTES, f"{LEAST_TOTAL_BODY_BYTES // max_body_bytes} of --max-body-bytes")
 
 
-def files_beside_connections(num_ranks: int) -> int:
+def other_files(num_ranks: int) -> int:
     """Open files that the process needs for everything else: health checks, ranks, storage."""
     return OTHER_FILES + FILES_OF_A_RANK * num_ranks
 
 
 def max_connections(open_files: int, num_ranks: int) -> Derived:
     """The open files that the process may have, less those that it needs for everything else."""
-    others = files_beside_connections(num_ranks)
+    others = other_files(num_ranks)
     if open_files - others >= MOST_CONNECTIONS:
         return Derived(MOST_CONNECTIONS, "each may hold some 200 KiB")
     return Derived(
