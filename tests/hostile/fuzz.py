@@ -92,7 +92,7 @@ VALUES = (
     "*",
 )
 QUERIES = ("limit", "after", "order", "purpose", "stream", "starting_after", "x")
-QUERY_VALUES = ("", "-1", "0", "1", "%00", "%ff", "9" * 400, "..%2f", "true", "%F0%9F%98%80", "1e3")
+QUERY_VALUES = ("", "-1", "0", "1", "%C2%B2", "%00", "%ff", "9" * 400, "..%2f", "true", "%F0%9F%98%80", "1e3")
 NAMES = ("x", "..", "%2e%2e%2fetc", "%00", "%ff", "x" * 3000, "file-0", "%F0%9F%98%80", "%25")
 ENCODINGS = ("gzip", "utf-16", "utf-32", "latin-1", "bom")
 

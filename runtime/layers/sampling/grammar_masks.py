@@ -26,7 +26,7 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
-KEPT = 256  # compiled grammars: of queued requests, too
+KEPT = 128  # compiled grammars: of queued requests, too
 # With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode.
 # So
 # runs are reported from SHORTEST tokens on, and among more than FEW sequences, which take their steps anyway,
