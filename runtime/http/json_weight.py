@@ -5,7 +5,9 @@ megabytes of text take five milliseconds, of empty lists four seconds. So large 
 are decoded, in a worker thread and with numpy, which lets the event loop go on.
 """
 
+import anyio
 import numpy as np
+from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
 
 from runtime.errors import TooLarge
@@ -20,11 +22,19 @@ STRING = 3  # weight of a string; a number weighs 1, as the comma before the nex
 WEIGHTS = np.zeros(256, np.uint8)
 WEIGHTS[[ord(","), ord(":"), ord("["), ord("{")]] = 1, 2, 4, 4
 
+_scales: RunVar[anyio.CapacityLimiter] = RunVar("scales")
+
 
 async def check_weight(body: bytes, max_body_bytes: int) -> None:
     """Raises TooLarge for a body that has more values than may be decoded at once."""
-    if len(body) > UNWEIGHED_BYTES:
-        check_weight_now(await run_sync(weight_of, body), max_body_bytes)
+    if len(body) <= UNWEIGHED_BYTES:
+        return
+    try:
+        scales = _scales.get()
+    except LookupError:
+        scales = anyio.CapacityLimiter(1)  # so large bodies are decoded some time apart, too
+        _scales.set(scales)
+    check_weight_now(await run_sync(weight_of, body, limiter=scales), max_body_bytes)
 
 
 def check_weight_now(weight: int, max_body_bytes: int) -> None:

@@ -9,7 +9,11 @@ from typing import Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from runtime.errors import TooLarge
+from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight_now, weight_of
 from runtime.http.openai.stored.folder import is_regular, writing
+
+MAX_LINE_BYTES = 16 * 2**20  # the default of --max-body-bytes
 
 
 class LineError(Struct, frozen=True, kw_only=True):
@@ -47,8 +51,22 @@ class BrokenInput(Exception):
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
-def line_error(number: int, raw: bytes, endpoint: str, seen: set[str]) -> LineError | None:
-    """What is wrong with a line of the input file; `seen` are the ids of those before it."""
+def line_error(
+    number: int, raw: bytes, endpoint: str, seen: set[str], max_bytes: int = MAX_LINE_BYTES
+) -> LineError | None:
+    """What is wrong with a line of the input file; `seen` are the ids of those before it, `max_bytes` the
+    most that a request may have."""
+    if len(raw) > max_bytes:
+        return LineError(
+            code="line_too_large",
+            message=f"the line has {len(raw)} bytes; this server takes {max_bytes} (--max-body-bytes)",
+            line=number,
+        )
+    try:
+        if len(raw) > UNWEIGHED_BYTES:
+            check_weight_now(weight_of(raw), max_bytes)
+    except TooLarge as error:
+        return LineError(code="line_too_large", message=error.message, line=number)
     try:
         line = _line.decode(raw)
     except NOT_JSON as error:

@@ -28,6 +28,7 @@ from msgspec import Meta, Struct, structs
 
 from runtime.errors import InvalidRequest, NotFound, Overloaded, StorageFull, StorageUnavailable
 from runtime.http.openai.batch_lines import (
+    MAX_LINE_BYTES,
     BrokenInput,
     Line,
     LineError,
@@ -113,9 +114,12 @@ class Batches:
     """The batches of one folder, as records. Methods that block say so; they run in threads, one at a time
     for each change of files. BatchRunner runs the batches."""
 
-    def __init__(self, files: Files, endpoints: Mapping[str, Serve]) -> None:
+    def __init__(
+        self, files: Files, endpoints: Mapping[str, Serve], max_line_bytes: int = MAX_LINE_BYTES
+    ) -> None:
         """Blocking."""
         self.files = files
+        self.max_line_bytes = max_line_bytes
         self.endpoints = endpoints
         self.folder = files.folder / "batches"
         paths = sorted(self.folder.glob("*.json"))
@@ -197,7 +201,8 @@ class Batches:
         with closing(self._input(record)) as lines:
             for number, raw in lines:
                 total += 1
-                if (error := line_error(number, raw, record.batch.endpoint, seen)) is not None:
+                error = line_error(number, raw, record.batch.endpoint, seen, self.max_line_bytes)
+                if error is not None:
                     errors.append(error)
                 if len(errors) == MAX_ERRORS or total > MAX_LINES:
                     break

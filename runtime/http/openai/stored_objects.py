@@ -16,6 +16,7 @@ from runtime.http.body import discard_body, respond_early
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import error_response, path_of
 from runtime.http.fields.query import limit_of
+from runtime.http.openai.batch_lines import MAX_LINE_BYTES
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
@@ -87,15 +88,19 @@ class StoredObjects:
         max_bytes: int = 0,
         metrics: Metrics | None = None,
         tenant_quota: float = 1.0,
+        max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
-        """`metrics` count what fails. `tenant_quota`: as in Tenant.quota. Blocking. Raises StartError when
-        the folder can't be used; what is damaged in it goes to quarantine."""
+        """`metrics` count what fails. `tenant_quota`: as in Tenant.quota; `max_line_bytes`: of a line of a
+        batch. Blocking. Raises StartError when the folder can't be used; what is damaged in it goes to
+        quarantine."""
         metrics = Metrics() if metrics is None else metrics
         self._tasks = StoredTasks(metrics)
         disk = None if folder is None else Disk(Folder(folder, metrics.quarantined_files.add), metrics)
         self._disk = disk
         self.storage = (
-            None if disk is None else Storage(service, disk, Quota(max_bytes, tenant_quota), self._tasks)
+            None
+            if disk is None
+            else Storage(service, disk, Quota(max_bytes, tenant_quota), self._tasks, max_line_bytes)
         )
         self.responses = Responses(service, ResponseStore(disk, tenant_quota=tenant_quota), self._tasks)
 
@@ -126,10 +131,12 @@ class StoredObjects:
 class Storage:
     """Files and batches of one folder."""
 
-    def __init__(self, service: Service, disk: Disk, quota: Quota, tasks: StoredTasks) -> None:
+    def __init__(
+        self, service: Service, disk: Disk, quota: Quota, tasks: StoredTasks, max_line_bytes: int
+    ) -> None:
         """Blocking."""
         self.files = Files(disk, quota)
-        self.batches = Batches(self.files, ENDPOINTS)
+        self.batches = Batches(self.files, ENDPOINTS, max_line_bytes)
         self.files.sweep(self.batches.unfinished_files(), deletes=not self.batches.is_damaged)
         self._runner = BatchRunner(service, self.batches, tasks)
 
@@ -219,6 +226,7 @@ def open_stored_objects(service: Service, plan: Plan, metrics: Metrics) -> Store
         plan.api.file_storage_bytes,
         metrics,
         plan.api.tenant_quota if has_tenants(plan) else 1.0,
+        plan.http.max_body_bytes,
     )
 
 
