@@ -16,7 +16,6 @@ Nothing grows with what a client does or leaves undone:
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable
-from math import inf
 from typing import cast
 from urllib.parse import unquote
 
@@ -31,6 +30,7 @@ from starlette.types import Scope
 
 from runtime.http.http1 import IdleTimer
 from runtime.http.http2_stream import Headers, Http2Stream
+from runtime.http.http2_streams import Http2Streams
 from runtime.http.request_cycle import refusal_bytes
 from runtime.http.request_parser import ASGI, MAX_HEAD_BYTES, Peer
 from runtime.http.streaming.connection import Connection
@@ -38,7 +38,6 @@ from runtime.http.streaming.connection import Connection
 MAX_STREAMS = 100  # of one connection at once
 MAX_RESETS, RESETS_S = 500, 10.0  # most streams that a client may reset in so many seconds
 WINDOW_BYTES = 2**20  # of all bodies of a connection that are not read yet
-LOOKS = 4  # at streams that take nothing, in each `stuck_s`
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
 
 
@@ -63,12 +62,8 @@ class Http2:
         self.shared = shared
         self.connection = connection
         self.peer = peer
-        self.streams: dict[int, Http2Stream] = {}  # whose answers are not complete
-        self.turns: deque[Http2Stream] = deque()  # those with something to send and a window for it
-        self.num_running = 0  # applications, also those whose stream has ended
         self.resets: deque[float] = deque(maxlen=MAX_RESETS)  # when the client has reset streams
         self.is_closed = False
-        self.is_watching = False  # for streams that take nothing
         self.wire = _Wire(config=H2Configuration(client_side=False, header_encoding=None))
         self.wire.local_settings = Settings(
             client=False,
@@ -77,7 +72,8 @@ class Http2:
                 SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_BYTES,
             },
         )
-        self.idle = IdleTimer(connection.loop, lambda: not self.streams, self.close_if_idle)
+        self.streams = Http2Streams(self.wire, connection, shared.run, self._emptied, shared.stuck_s)
+        self.idle = IdleTimer(connection.loop, lambda: not self.streams.by_id, self.close_if_idle)
         connection.on_drain = self._drained
 
     def open(self) -> None:
@@ -101,12 +97,12 @@ class Http2:
         self.connection.write(SWITCHING)
         self._open_window()
         scope["http_version"] = "2"
-        self._serve(1, scope)
-        self.streams[1].feed_end()
+        self.streams.serve(1, scope)
+        self.streams.by_id[1].feed_end()
 
     def _open_window(self) -> None:
         self.wire.increment_flow_control_window(WINDOW_BYTES - self.wire.inbound_flow_control_window)
-        self._flush()
+        self.streams.flush()
 
     def feed(self, data: bytes) -> None:
         """Takes what the client has sent."""
@@ -114,12 +110,13 @@ class Http2:
             return
         try:
             for event in self.wire.receive_data(data):
-                self._handle(event)
+                if not self.is_closed:
+                    self._handle(event)
         except ProtocolError:  # the reason is among what is to be sent
             self.close()
             return
-        self._pump()
-        self._flush()
+        self.streams.pump()
+        self.streams.flush()
         if self.connection.is_full:  # of replies, which nothing else bounds
             self.connection.pause_reading()
 
@@ -136,52 +133,15 @@ class Http2:
             return
         self.is_closed = True
         self.idle.stop()
-        self.turns.clear()
-        for stream in self.streams.values():
-            stream.end()
-        self.streams.clear()
-        self._flush()
+        self.streams.close()
+        self.streams.flush()
         self.connection.close()
 
     def close_if_idle(self) -> None:
         """Takes no request any more, and closes once the last is answered."""
-        if not self.streams and not self.is_closed:
+        if not self.streams.by_id and not self.is_closed:
             self.wire.close_connection()
             self.close()
-
-    def start(self, stream: Http2Stream, headers: Headers) -> None:
-        """Sends the head of an answer."""
-        self.wire.send_headers(stream.id, headers)
-        self._flush()
-
-    def send_waiting(self, stream: Http2Stream) -> None:
-        """Sends what the client has room for of an answer, and its end."""
-        if stream not in self.turns:
-            self.turns.append(stream)
-        stream.progress_s = min(stream.progress_s, self.connection.loop.time())
-        self._pump()
-        self._flush()
-
-    def acknowledge(self, stream: Http2Stream, num_bytes: int) -> None:
-        """Lets the client send so many bytes more."""
-        if not self.is_closed:
-            self.wire.acknowledge_received_data(num_bytes, stream.id)
-            self._flush()
-
-    def give_up(self, stream: Http2Stream) -> None:
-        """An application has ended: 500 if it has not answered; a broken answer is reset. A whole one may
-        still wait for the client."""
-        self.num_running -= 1
-        if stream.is_over or stream.is_complete:
-            return
-        if not stream.is_started:
-            self.wire.send_headers(
-                stream.id, [(b":status", b"500"), (b"content-length", b"0")], end_stream=True
-            )
-            self._end(stream)
-        else:
-            self._reset(stream, ErrorCodes.INTERNAL_ERROR)
-        self._flush()
 
     def _handle(self, event: h2.Event) -> None:
         match event:
@@ -190,51 +150,46 @@ class Http2:
             case h2.DataReceived():
                 self._take_data(event)
             case h2.StreamEnded():
-                if (stream := self.streams.get(cast(int, event.stream_id))) is not None:
+                if (stream := self.streams.by_id.get(cast(int, event.stream_id))) is not None:
                     stream.feed_end()
             case h2.StreamReset():
                 self._take_reset(cast(int, event.stream_id))
             case h2.WindowUpdated():
-                if (stream := self.streams.get(cast(int, event.stream_id))) is not None:
-                    self._take_turn(stream)
+                if (stream := self.streams.by_id.get(cast(int, event.stream_id))) is not None:
+                    self.streams.take_turn(stream)
             case h2.RemoteSettingsChanged():
                 if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-                    for stream in self.streams.values():
-                        self._take_turn(stream)
+                    for stream in self.streams.by_id.values():
+                        self.streams.take_turn(stream)
             case h2.ConnectionTerminated():
                 self.close()
 
     def _take(self, stream_id: int, head: Headers) -> None:
         scope = scope_of(head, self.peer)
-        if not self._is_open(stream_id):
+        if not self.streams.is_open(stream_id):
             self._count_reset()  # by what came with it
-        elif self.shared.is_stopping() or self.num_running >= 2 * MAX_STREAMS:
+        elif self.shared.is_stopping() or self.streams.num_running >= 2 * MAX_STREAMS:
             self.wire.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
         elif scope is None:
             self.wire.reset_stream(stream_id, ErrorCodes.PROTOCOL_ERROR)
         elif scope["method"] == "CONNECT":  # WebSockets are served over HTTP/1.1
             self.wire.reset_stream(stream_id, ErrorCodes.HTTP_1_1_REQUIRED)
         else:
-            self._serve(stream_id, scope)
-
-    def _serve(self, stream_id: int, scope: Scope) -> None:
-        stream = self.streams[stream_id] = Http2Stream(stream_id, scope, self)
-        self.num_running += 1
-        self.shared.run(stream)
+            self.streams.serve(stream_id, scope)
 
     def _take_data(self, event: h2.DataReceived) -> None:
         stream_id, num_bytes = cast(int, event.stream_id), cast(int, event.flow_controlled_length)
-        stream = self.streams.get(stream_id)
+        stream = self.streams.by_id.get(stream_id)
         if stream is not None:
             stream.feed(cast(bytes, event.data), num_bytes)
         elif num_bytes:  # the answer, a refusal, was complete before the body
             self.wire.acknowledge_received_data(num_bytes, stream_id)
 
     def _take_reset(self, stream_id: int) -> None:
-        stream = self.streams.get(stream_id)
+        stream = self.streams.by_id.get(stream_id)
         if stream is None:
             return
-        self._end(stream)
+        self.streams.end(stream)
         self._count_reset()
 
     def _count_reset(self) -> None:
@@ -244,89 +199,20 @@ class Http2:
             self.wire.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self.close()
 
-    def _take_turn(self, stream: Http2Stream) -> None:
-        if (stream.unsent or stream.is_complete) and stream not in self.turns:
-            self.turns.append(stream)
-
-    def _pump(self) -> None:
-        """Sends a frame of each stream in turn, until nothing has room."""
-        turns, wire, connection = self.turns, self.wire, self.connection
-        while turns and not connection.is_full:
-            stream = turns[0]
-            if stream.unsent:
-                room = min(wire.local_flow_control_window(stream.id), wire.max_outbound_frame_size)
-                if room <= 0:
-                    if wire.outbound_flow_control_window <= 0:
-                        break  # no stream has room
-                    turns.popleft()  # until its window grows
-                    continue
-                wire.send_data(stream.id, bytes(stream.unsent[:room]))
-                del stream.unsent[:room]
-                stream.progress_s = connection.loop.time()
-                self._flush()
-            if stream.unsent:
-                turns.rotate(-1)
-            else:
-                turns.popleft()
-                stream.progress_s = inf
-                if stream.is_complete:
-                    wire.end_stream(stream.id)
-                    self._end(stream)
-            stream.sent()
-        self._watch()
+    def _emptied(self) -> None:
+        """The last stream has ended."""
+        self.idle.start()
+        if self.shared.is_stopping():
+            self.streams.flush()
+            self.close_if_idle()
 
     def _drained(self) -> None:
         """The connection has room again."""
         if not self.is_closed:
-            self._pump()
-            self._flush()
+            self.streams.pump()
+            self.streams.flush()
             if not self.connection.is_full:
                 self.connection.resume_reading()
-
-    def _end(self, stream: Http2Stream) -> None:
-        """The stream has ended, from whichever side."""
-        del self.streams[stream.id]
-        if stream in self.turns:
-            self.turns.remove(stream)
-        if num_bytes := stream.end():
-            self.wire.acknowledge_received_data(num_bytes, stream.id)
-        if not stream.has_whole_body and self._is_open(stream.id):
-            self.wire.reset_stream(stream.id, ErrorCodes.NO_ERROR)
-        if not self.streams and not self.is_closed:
-            self.idle.start()
-            if self.shared.is_stopping():
-                self._flush()
-                self.close_if_idle()
-
-    def _is_open(self, stream_id: int) -> bool:
-        stream = self.wire.streams.get(stream_id)
-        return stream is not None and not stream.closed
-
-    def _reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        if self._is_open(stream.id):
-            self.wire.reset_stream(stream.id, code)
-        self._end(stream)
-
-    def _watch(self) -> None:
-        if not self.is_watching and any(stream.progress_s < inf for stream in self.streams.values()):
-            self.is_watching = True
-            self.connection.loop.call_later(self.shared.stuck_s / LOOKS, self._look)
-
-    def _look(self) -> None:
-        """Resets the streams that have taken nothing of what waits for them."""
-        self.is_watching = False
-        if self.is_closed:
-            return
-        least_s = self.connection.loop.time() - self.shared.stuck_s
-        for stream in list(self.streams.values()):
-            if stream.progress_s <= least_s:
-                self._reset(stream, ErrorCodes.CANCEL)
-        self._flush()
-        self._watch()
-
-    def _flush(self) -> None:
-        if data := self.wire.data_to_send():
-            self.connection.write(data)
 
 
 def scope_of(head: Headers, peer: Peer) -> Scope | None:

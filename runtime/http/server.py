@@ -155,7 +155,7 @@ class _Server:
     def _opened_spare(
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        peer = self._peer_of(writer)
+        peer = _peer_of(writer, self.root_path)
         if peer is None:
             connection.transport.abort()
             return
@@ -164,17 +164,14 @@ class _Server:
             connection.write(refusal_bytes(503))
             connection.close()
 
-        self._speak_http1(connection, Http1(self.spare_http1, connection, peer, refuse))
-        connection.loop.call_later(SPARE_IDLE_S, self._close_if_idle, connection)
-
-    def _close_if_idle(self, connection: Connection) -> None:
-        if (protocol := self.open.get(connection)) is not None:
-            protocol.close_if_idle()
+        http1 = Http1(self.spare_http1, connection, peer, refuse)
+        self._speak_http1(connection, http1)
+        connection.loop.call_later(SPARE_IDLE_S, http1.close_if_idle)
 
     def _opened(
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        peer = self._peer_of(writer)
+        peer = _peer_of(writer, self.root_path)
         if peer is None:
             connection.transport.abort()
             return
@@ -196,17 +193,6 @@ class _Server:
                 connection.input.feed(data)
 
         self._speak_http1(connection, Http1(self.http1, connection, peer, hand_over))
-
-    def _peer_of(self, writer: asyncio.StreamWriter) -> Peer | None:
-        """The two ends of a connection; None when the client has left already."""
-        sock = writer.get_extra_info("socket")
-        try:
-            client = parse_socket_addr(sock.family, sock.getpeername())
-            server = parse_socket_addr(sock.family, sock.getsockname())
-        except OSError:
-            return None
-        scheme = "http" if writer.get_extra_info("ssl_object") is None else "https"
-        return Peer(scheme, client, server, self.root_path)
 
     def _speak_http1(self, connection: Connection, http1: Http1) -> None:
         connection.input = http1
@@ -254,15 +240,7 @@ class _Server:
         connection.waits_for_head = server.waits_for_head if is_plain else None
         self.open[connection] = None
         reader.feed_data(data)
-        self._run(self._drive(connection, server))
-
-    async def _drive(self, connection: Connection, server: HypercornConnection) -> None:
-        try:
-            await server.run()
-        except Exception:  # of one connection: the others go on
-            LOG.exception("a connection ended in an error")
-        finally:
-            connection.cut()
+        self._run(_drive(connection, server))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.tasks.create_task(work)
@@ -298,6 +276,27 @@ class _Server:
             connection.cut()
         for task in self.running:
             task.cancel()
+
+
+def _peer_of(writer: asyncio.StreamWriter, root_path: str) -> Peer | None:
+    """The two ends of a connection; None when the client has left already."""
+    sock = writer.get_extra_info("socket")
+    try:
+        client = parse_socket_addr(sock.family, sock.getpeername())
+        server = parse_socket_addr(sock.family, sock.getsockname())
+    except OSError:
+        return None
+    scheme = "http" if writer.get_extra_info("ssl_object") is None else "https"
+    return Peer(scheme, client, server, root_path)
+
+
+async def _drive(connection: Connection, server: HypercornConnection) -> None:
+    try:
+        await server.run()
+    except Exception:  # of one connection: the others go on
+        LOG.exception("a connection ended in an error")
+    finally:
+        connection.cut()
 
 
 async def refuse_full(scope: Scope, receive: Receive, send: Send) -> None:

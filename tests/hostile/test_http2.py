@@ -56,7 +56,7 @@ async def test_streams_without_a_window_hold_little_and_are_reset(connections: l
 
             def all_ended() -> bool:
                 nonlocal most
-                most = max(most, sum(len(stream.unsent) for stream in connections[0].streams.values()))
+                most = max(most, sum(len(stream.unsent) for stream in connections[0].streams.by_id.values()))
                 return not service.running
 
             await until(all_ended)
@@ -95,7 +95,7 @@ async def test_whole_answers_that_nobody_takes_are_reset_too(connections: list[H
     async with serving(FakeService(), has_h2c=True, stuck_s=0.2) as address, talking(address, 10) as client:
         number = await client.ask("/v1/completions", STREAM | {"stream": False})
         await client.read_until(lambda: number in client.resets)
-        assert len(client.bodies[number]) == 10 and not connections[0].streams
+        assert len(client.bodies[number]) == 10 and not connections[0].streams.by_id
 
 
 async def test_a_slow_reader_gets_all_of_its_stream(connections: list[Http2]) -> None:
@@ -108,7 +108,7 @@ async def test_a_slow_reader_gets_all_of_its_stream(connections: list[Http2]) ->
             other = await client.ask("/health", None, method="GET")
             await client.read_until(lambda other=other: other in client.ended)  # type: ignore[misc]
         while slow not in client.ended:
-            assert slow in connections[0].streams
+            assert slow in connections[0].streams.by_id
             client.wire.increment_flow_control_window(7000, slow)
             client.wire.increment_flow_control_window(7000)
             await client.flush()
@@ -171,7 +171,7 @@ async def test_a_client_that_resets_what_it_asks_for_is_disconnected(
             await client.flush()
             with anyio.move_on_after(0.05):
                 await client.read()
-            most = max(most, *(one.num_running for one in connections))
+            most = max(most, *(one.streams.num_running for one in connections))
             if client.terminated is not None:
                 break
     assert client.terminated == 0xB and most <= 2 * http2.MAX_STREAMS  # enhance your calm
