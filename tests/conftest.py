@@ -12,6 +12,7 @@ import pytest
 
 from runtime.actors import child_environment
 from tests.launcher import Launchers
+import runtime.actors.standby
 from tests.sample import sample
 
 # the suite has a process for each core; torch reads this when it is first imported
@@ -33,6 +34,10 @@ PRELOADED = {
 def values(case: pytest.Function) -> dict[str, str]:
     """The parameters of a case as texts, for one and the same value the same."""
     return {name: repr(value) for name, value in case.callspec.params.items()}
+
+
+# no standby ranks in engines of tests that live shorter than this; tests of standby ranks change it
+runtime.actors.standby.DELAY_S = 600.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -108,7 +108,7 @@ class Ranks:
         )
 
     async def stand_by(self, on_ready: Callable[[], None]) -> RankDied | None:
-        """Starts the processes as standby ranks: they import libraries at the lowest priority, and load
+        """Starts the processes as standby ranks: they import libraries at low priority, and load
         nothing. `on_ready` is called when all have done so. Returns when `start` or `stop` was called (None),
         or with the death of a process before that. Raises SpawnError."""
         self._is_standby = True

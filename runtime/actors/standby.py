@@ -3,7 +3,7 @@
 Most of the time from the death of a rank to the next token is Python importing torch. A standby set is the
 processes of one generation (actors/ranks.py) that have done so already: they have loaded no model and taken
 no device memory, and sleep in the kernel. When ranks die, the set gets the setup of the new generation, and
-another set is started in its place. A set that is not complete yet is never used: its import has the lowest
+another set is started in its place. A set that is not complete yet is never used: its import has a low
 priority, and may take long on a busy machine.
 """
 

@@ -3,7 +3,7 @@
     plans    reads    StartRank, then RankCommand ..., then StopRank
     results  writes   LoadProgress ..., RankReady, then answers to commands; RankFailed before an end in error
 
-A standby rank (`--standby DEVICE`) imports what the device needs before it reads StartRank, at the lowest
+A standby rank (`--standby DEVICE`) imports what the device needs before it reads StartRank, at low
 priority, and writes StandingBy when it has done so.
 
 Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
@@ -53,7 +53,7 @@ from runtime.messages.steps import StepPlan
 from runtime.ranks.open_executor import import_device, open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
 
-LOWEST_PRIORITY = 19  # nice value
+LOW_PRIORITY = 10  # nice value: a tenth of a processor that others use as well
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 
@@ -136,9 +136,9 @@ class RankWorker:
             return self._fail(error, doing)
 
     def _stand_by(self) -> None:
-        """Imports what the device needs, in a thread of the lowest priority: other ranks compute meanwhile.
+        """Imports what the device needs, in a thread of low priority: other ranks compute meanwhile.
         Ends the process when that fails: a start would fail as well."""
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), LOW_PRIORITY)
         try:
             import_device(self._standby)
         except Exception:

@@ -66,6 +66,7 @@ def serve(*options: str) -> Iterator[Server]:
         "1",
         "--log-format",
         "json",
+        *(() if "--standby-ranks" in options else ("--standby-ranks", "0")),
         *options,
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

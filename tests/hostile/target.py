@@ -69,7 +69,7 @@ class Target:
         found = []
         for pid in self.pids()[1:]:
             try:
-                if b"runtime.ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if Path(f"/proc/{pid}/comm").read_text().startswith("rank-"):
                     found.append(pid)
             except FileNotFoundError:
                 pass  # it ended meanwhile
