@@ -3,8 +3,8 @@ undisturbed server, and what operators asked for happens, or is refused and can 
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,10 @@ class Killer:
 # ── while they start ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> Iterator[None]:
+@asynccontextmanager
+async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Patches what starts ranks so that one is killed at this moment of its start."""
-    spawn, progress, start = Ranks._spawn, runtime.actors.supervisor._log_progress, Ranks.start
+    spawn, progress = Ranks._spawn, runtime.actors.supervisor._log_progress
     current: list[Ranks] = []
 
     def spawned(self: Ranks, loop: Any) -> None:
@@ -91,27 +91,26 @@ def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> Iterat
         if report.phase == moment:
             killer.strike(current[0])
 
-    async def started(self: Ranks, on_progress: Any, setup: Any = None) -> Any:
-        async with anyio.create_task_group() as tasks:
-            if moment == "importing":
-                tasks.start_soon(when_importing, self)
-            ready = await start(self, on_progress, setup)
-            tasks.cancel_scope.cancel()
-        return ready
-
-    async def when_importing(ranks: Ranks) -> None:
-        while True:
-            for pid in ranks.pids[killer.rank : killer.rank + 1]:
-                maps = Path(f"/proc/{pid}/maps")
-                if maps.exists() and "libtorch" in maps.read_text():
-                    return killer.strike(ranks)
+    async def watch_imports() -> None:
+        while moment == "importing" and not killer.num_kills:
             await anyio.sleep(0.01)
+            if current and imports_torch(current[0].pids[killer.rank]):
+                killer.strike(current[0])
 
     with patch.context() as patched:
         patched.setattr(Ranks, "_spawn", spawned)
-        patched.setattr(Ranks, "start", started)
         patched.setattr(runtime.actors.supervisor, "_log_progress", progressed)
-        yield
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch_imports)
+            yield
+
+
+def imports_torch(pid: int) -> bool:
+    """Whether a process has begun to import torch."""
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 def holds(tp_size: int, rank: int, **_: object) -> bool:
@@ -130,7 +129,7 @@ async def test_a_rank_is_killed_while_it_starts(
     is_first = when == "first start"
     killer = Killer(rank, 1 if is_first else 2)
     options = MODEL | {"model_path": str(model), "tensor_parallel_size": tp_size}
-    with killing_at(moment, killer, monkeypatch):
+    async with killing_at(moment, killer, monkeypatch):
         async with Engine(**options) as engine:
             if is_first:
                 got = (await engine.generate(PROMPT, **GREEDY)).token_ids
