@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import runtime.actors.standby
 from runtime.actors import child_environment
 from tests.launcher import Launchers
-import runtime.actors.standby
 from tests.sample import sample
 
 # the suite has a process for each core; torch reads this when it is first imported

@@ -19,7 +19,7 @@ READERS = {
     "runtime/http/embeddings/scores.py": "created",
     "runtime/http/native/load.py": "timestamp",
     "runtime/http/ollama/serve.py": "created_at",
-    "runtime/http/openai/batch_runner.py": "what is left, as it starts, of a window that clients know as a date",
+    "runtime/http/openai/batch_runner.py": "what is left, at its start, of a window that clients know as a date",
     "runtime/http/openai/batches.py": "dates of batches",
     "runtime/http/openai/envelope.py": "created",
     "runtime/http/openai/files.py": "created_at",
@@ -49,7 +49,7 @@ def reads(path: Path) -> Iterator[str]:
         call = ast.unparse(node.func)
         owner, _, name = call.rpartition(".")
         if call in named or name in WALL.get(owner.rpartition(".")[2], ()):
-            yield f"{path}:{node.lineno}: {call}() is the wall clock; use time.monotonic, or say why in READERS"
+            yield f"{path}:{node.lineno}: {call}() is the wall clock; use monotonic, or say why in READERS"
 
 
 def test_nothing_but_dates_uses_the_wall_clock() -> None:
