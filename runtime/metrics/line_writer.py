@@ -1,7 +1,7 @@
 """Lines that are appended to files by a thread, so that no request waits for a disk.
 
-A disk that is slow delays lines; over MAX_BYTES of waiting lines, and while a file can't be written, lines are
-lost. The log says so once, and again when lines are written.
+A disk that is slow delays lines; over MAX_BYTES of waiting lines, and while a file can't be written, lines
+are lost. The log says so once, and again when lines are written.
 """
 
 import os

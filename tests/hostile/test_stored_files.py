@@ -244,7 +244,7 @@ async def test_quarantine_keeps_what_was_found(tmp_path: Path, capfd: pytest.Cap
 
 
 async def test_stored_files_are_readable_by_their_user_alone(tmp_path: Path) -> None:
-    """Also where an earlier version, or somebody, has opened them to others."""
+    """Also where an earlier version, or a copy, has opened them to others."""
     old = os.umask(0)
     try:
         folder = tmp_path / "a" / "stored"
