@@ -32,8 +32,8 @@ def _leave(number: int, _: object) -> None:
 
 
 def end_by_force(after_s: float) -> None:
-    """Ends the process after this time if it still runs, with exit code FORCED, by a thread that needs nothing
-    of Python. Replaces an earlier time."""
+    """Ends the process after this time if it still runs, with exit code FORCED, by a thread that needs
+    nothing of Python. Replaces an earlier time."""
     faulthandler.dump_traceback_later(after_s, exit=True)
 
 

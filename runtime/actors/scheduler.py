@@ -49,9 +49,10 @@ from runtime.scheduling.upkeep import Upkeep
 
 AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
 
+# status and message
 FAILINGS = {
-    Failing.GRAMMAR: "the constraint could not be followed to its end; simplify it",
-    Failing.PROCESSOR: "the logit processor failed; the server's log has the details under {id}",
+    Failing.GRAMMAR: (400, "the constraint could not be followed to its end; simplify it"),
+    Failing.PROCESSOR: (500, "the logit processor failed; the server's log has the details under {id}"),
 }
 
 
@@ -220,7 +221,8 @@ class SchedulerActor(Generic[S]):
                     await self._send(tokens)
                     while self.scheduler.failed:
                         request, failing = self.scheduler.failed.pop()
-                        await self._fail(request, 500, FAILINGS[failing].format(id=request.request_id))
+                        status, message = FAILINGS[failing]
+                        await self._fail(request, status, message.format(id=request.request_id))
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:

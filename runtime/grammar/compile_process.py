@@ -23,11 +23,11 @@ from time import monotonic
 from typing import NoReturn
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
-from runtime.grammar.backend import Backend, GrammarError, Matcher, open_backend
+from runtime.grammar.backend import Backend, GrammarError, open_backend
 from runtime.grammar.framing import Frames, framed
+from runtime.grammar.trial import try_grammar
 from runtime.messages.constraint import Grammar, GrammarSetup
 
 MEMORY_BYTES = 1 << 30  # memory that a child may take beyond what it has when it is forked
@@ -63,9 +63,9 @@ class _Child(Struct, frozen=True):
 class CompileServer:
     """Starts a child for each request and passes on its result."""
 
-    def __init__(self, backend: Backend, vocab_size: int, connection: socket.socket) -> None:
+    def __init__(self, backend: Backend, setup: GrammarSetup, connection: socket.socket) -> None:
         self._backend = backend
-        self._vocab_size = vocab_size
+        self._setup = setup
         self._socket = connection
         self._frames = Frames()
         self._decoder = msgspec.msgpack.Decoder(CompileRequest)
@@ -86,8 +86,8 @@ class CompileServer:
                 os.kill(child.pid, signal.SIGKILL)
                 self._end(
                     child,
-                    f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it "
-                    "simpler: in JSON "
+                    f"the grammar was not compiled and tried in {child.limit_s:g} s (--grammar-timeout); "
+                    "make it simpler: in JSON "
                     "Schema above all its maxLength, maxItems and patterns",
                 )
 
@@ -101,7 +101,7 @@ class CompileServer:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _compile(self._backend, self._vocab_size, request, writing)
+            _compile(self._backend, self._setup, request, writing)
         os.close(writing)
         self._children[reading] = _Child(
             request.id, pid, reading, monotonic() + request.limit_s, request.limit_s
@@ -129,7 +129,7 @@ class CompileServer:
             os.kill(child.pid, signal.SIGKILL)
 
 
-def _compile(backend: Backend, vocab_size: int, request: CompileRequest, writing: int) -> NoReturn:
+def _compile(backend: Backend, setup: GrammarSetup, request: CompileRequest, writing: int) -> NoReturn:
     """The whole work of a child."""
     faulthandler.disable()  # the parent reports its death
     own_bytes = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
@@ -138,7 +138,7 @@ def _compile(backend: Backend, vocab_size: int, request: CompileRequest, writing
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # in case its parent has died
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        _check_beginning(backend.compile(request.grammar).matcher(), vocab_size)
+        try_grammar(backend.compile(request.grammar).matcher(), setup.vocab_size, setup.eos_ids)
         result = CompileResult(request.id, "")
     except GrammarError as error:
         result = CompileResult(request.id, str(error)[:1000])
@@ -155,17 +155,6 @@ def _compile(backend: Backend, vocab_size: int, request: CompileRequest, writing
     os._exit(0)
 
 
-def _check_beginning(matcher: Matcher, vocab_size: int) -> None:
-    """A grammar that no text matches (`{"$ref": "#"}`) compiles without errors. Raises GrammarError for
-    one."""
-    bits = np.zeros(-(-vocab_size // 32), np.int32)
-    if not matcher.fill(bits) or not bits.any():
-        raise GrammarError(
-            "no text can follow this rule; look for parts that need themselves, and for parts that "
-            "contradict each other"
-        )
-
-
 def main() -> None:
     """Runs the process."""
     parser = argparse.ArgumentParser(
@@ -178,7 +167,7 @@ def main() -> None:
     setup = msgspec.json.decode(arguments.setup, type=GrammarSetup)
     backend = open_backend(setup)
     with socket.socket(fileno=arguments.socket) as connection:
-        CompileServer(backend, setup.vocab_size, connection).run()
+        CompileServer(backend, setup, connection).run()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import xgrammar
 
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_ebnf
+from runtime.grammar.forced_bytes import ForcedBytes
 from runtime.grammar.json_schema import prepare_schema
 from runtime.grammar.structural_tags import triggered_by_tokens
 from runtime.messages.constraint import Grammar
@@ -117,6 +118,7 @@ class JumpForwardEncoder:
     """Encodes determined texts as tokens, with a cache for the shorter ones."""
 
     def __init__(self, terms: GrammarVocabulary) -> None:
+        self.forced = ForcedBytes(terms, lambda matcher, byte: matcher.inner.accept_string(byte))
         self._terms = terms
         self._short = lru_cache(KEPT)(self._write)
 
@@ -181,8 +183,9 @@ class XGrammarMatcher:
 
     def jump_forward(self) -> list[int]:
         """See Matcher.jump_forward."""
+        # not find_jump_forward_string: for `root ::= "a" root` it does not end
         try:
-            text = self.inner.find_jump_forward_string()
+            text = self._writer.forced.find(self).decode()
         except UnicodeDecodeError:  # it begins or ends within a character
             return []
         return self._writer.write(text) if len(text) > 1 else []

@@ -88,10 +88,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         bounds.BINARY[operator](left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Bounds what methods of texts make."""
-        bounds.check_method(__obj, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        bounds.check_method(function, args, kwargs)
+        return super().call(context, function, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Bounds the widths of `format` and `format_map`."""

@@ -338,7 +338,7 @@ async def test_a_request_whose_grammar_cannot_be_followed_fails_alone() -> None:
         (refused,) = [message for message in b.seen if isinstance(message, Refused)]
         assert (refused.request_id, refused.status) == (
             "b",
-            500,
+            400,
         ) and "could not be followed" in refused.message
         assert b.ends() == {0: FinishReason.LENGTH} and len(b.tokens(0)) == 6 and len(b.tokens(1)) < 3
         assert not b.actor.scheduler.failed and not b.actor.scheduler.roster.num_running

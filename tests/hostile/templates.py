@@ -1,5 +1,5 @@
-"""Chat templates that would fill the memory or never end, and what comes of each: `python -m tests.hostile.templates`
-prints it as JSON, in a process whose memory is bounded."""
+"""Chat templates that would fill the memory or never end, and what comes of each:
+`python -m tests.hostile.templates` prints it as JSON, in a process whose memory is bounded."""
 
 import json
 import resource
@@ -8,6 +8,8 @@ from runtime.errors import InvalidRequest, ModelError
 from runtime.messages.requests import Chat
 from runtime.text.chat_template import ChatTemplates
 
+NAMESPACE = "{% set ns = namespace(x='x') %}"
+LOOP, END = "{% for i in range(60) %}", "{% endfor %}"
 MEMORY_BYTES = 512 << 20  # of the process; each template would take gigabytes
 BOMBS = {
     "a format": "{{ '%1000000000d' % 1 }}",
@@ -23,11 +25,15 @@ BOMBS = {
     "list": "{{ [0] * 1000000000 }}",
     "pow": "{{ 10**10**9 }}",
     "square": "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "double": "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "double+": "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "double list": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "double set": "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
-    "macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+    "double": NAMESPACE + LOOP + "{% set ns.x = ns.x ~ ns.x %}" + END,
+    "double+": NAMESPACE + LOOP + "{% set ns.x = ns.x + ns.x %}" + END,
+    "double list": "{% set ns = namespace(x=[1]) %}" + LOOP + "{% set ns.x = ns.x + ns.x %}" + END,
+    "double set": NAMESPACE + LOOP + "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}" + END,
+    "macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}"
+    + NAMESPACE
+    + LOOP
+    + "{% set ns.x = m(ns.x) %}"
+    + END,
     "range": "{% for i in range(10**9) %}{% endfor %}",
     "center": "{{ 'x'|center(1000000000) }}",
     "center2": "{{ 'x'.center(1000000000) }}",

@@ -71,7 +71,8 @@ class Process:
         return next((line for line in lines if f'"event": "{event}"' in line), "")
 
     def ends(self, *signals: int, pause_s: float = 0.3) -> float:
-        """Sends the signals, one after the other. -> seconds from the last one to the end; no child is left"""
+        """Sends the signals, one after the other. -> seconds from the last one to the end. No child is
+        left."""
         left = children(self.process.pid)
         for number in signals:
             self.process.send_signal(number)
@@ -122,8 +123,8 @@ def raw(url: str, stack: ExitStack, data: bytes, receive_buffer: int | None = No
 
 def post(path: str, body: bytes, length: int | None = None) -> bytes:
     length = len(body) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {length}\r\n\r\n".encode() + body
 
 
 ENDLESS = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 100_000, "ignore_eos": True}}
@@ -237,7 +238,7 @@ def test_a_rank_that_hangs_does_not_delay_the_end(tmp_path: Path) -> None:
         assert server.process.returncode == 0, server.log.read_text()[-3000:]
 
 
-# ── while it starts ──────────────────────────────────────────────────────────────────────────────────────────
+# ── while it starts ────────────────────────────────────────────────────────────
 
 
 def model(tmp_path: Path) -> Path:

@@ -17,10 +17,12 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import thread_time
 
 import numpy as np
 
 from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
+from runtime.grammar.trial import SLOW_S, Stopwatch
 from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
@@ -47,6 +49,7 @@ class SlotGrammar:
         self.is_ended = False
         self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
         self.pending: int | None = None  # taken, but the grammar has not been told
+        self.watch = Stopwatch()
         self.length = 0  # of the sequence as the matcher knows it, with a run that is to come
         self.run: list[int] = []  # the last tokens of it, where they are forced
 
@@ -70,6 +73,7 @@ class SlotGrammar:
         if not self.is_masked or self.is_lost or self.run:
             return 0
         assert self.matcher is not None
+        began_s = thread_time()
         for token in self.matcher.jump_forward():
             if token in self.grammar_constraint.stop_ids:
                 break
@@ -78,6 +82,7 @@ class SlotGrammar:
                 return 0
             self.run.append(token)
         self.length += len(self.run)
+        self.is_lost = self.watch.is_over(began_s)
         return len(self.run)
 
     def _tell(self, token: int) -> None:
@@ -87,7 +92,8 @@ class SlotGrammar:
             self.is_ended = True
         elif self.is_on:
             assert self.matcher is not None
-            self.is_lost = not self.matcher.accept(token)
+            began_s = thread_time()
+            self.is_lost = not self.matcher.accept(token) or self.watch.is_over(began_s)
         else:
             self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)) :]
             self.is_on = any(
@@ -241,8 +247,11 @@ class GrammarMasks:
         backend = self._backend.result()
         is_all = len(open_rows) == len(rows)
         filled = bits if is_all else np.empty((len(open_rows), self._width), np.int32)
+        began_s = thread_time()
         for index in backend.fill([rows[row].matcher for row in open_rows], filled):
             rows[open_rows[index]].is_lost = True
+        if thread_time() - began_s > SLOW_S:
+            self._find_slow([rows[row] for row in open_rows])
         if not is_all:
             bits[open_rows] = filled
         if self._lone is None:
@@ -252,6 +261,14 @@ class GrammarMasks:
             np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2
         ).tolist():
             lefts[open_rows[index]] = rows[open_rows[index]].look()
+
+    def _find_slow(self, grammars: list[SlotGrammar]) -> None:
+        """Counts who made a fill slow, by filling once more, each on its own."""
+        bits = np.empty(self._width, np.int32)
+        for grammar in grammars:
+            began_s = thread_time()
+            assert grammar.matcher is not None
+            grammar.is_lost |= not grammar.matcher.fill(bits) or grammar.watch.is_over(began_s)
 
     def _force(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Within a run its token alone may come."""
