@@ -73,9 +73,10 @@ class Watch:
         at_s = time.monotonic() - self.begin_s
         for pid in pids:
             try:
-                self.usages.setdefault((role(pid), pid), []).append(usage(pid, at_s))
+                name, now = role(pid), usage(pid, at_s)
             except (FileNotFoundError, ProcessLookupError):
                 continue
+            self.usages.setdefault((name, pid), []).append(now)
 
     def series(self) -> dict[str, list[tuple[int, float, float]]]:
         """Of each process that lived for a minute: second, MiB of its own and shared, once a minute."""
