@@ -19,7 +19,7 @@ READERS = {
     "runtime/http/embeddings/scores.py": "created",
     "runtime/http/native/load.py": "timestamp",
     "runtime/http/ollama/serve.py": "created_at",
-    "runtime/http/openai/batch_runner.py": "what is left, at its start, of a window that clients know as a date",
+    "runtime/http/openai/batch_runner.py": "what is left of a window that clients know as a date",
     "runtime/http/openai/batches.py": "dates of batches",
     "runtime/http/openai/envelope.py": "created",
     "runtime/http/openai/files.py": "created_at",
