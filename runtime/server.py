@@ -7,7 +7,6 @@ import gc
 import resource
 import signal
 import ssl
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -34,9 +33,6 @@ from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
 
 # Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
 GC_THRESHOLDS = (10_000, 10, 10)
-# that a worker thread which runs Python may keep the event loop waiting; Python's own 5 ms hold for each of
-# the loop's callbacks, of which a round has dozens
-SWITCH_INTERVAL_S = 0.0005
 
 
 def run(plan: Plan) -> int:
@@ -49,7 +45,6 @@ def run(plan: Plan) -> int:
     _raise_open_files(plan)
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(main(plan))
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from runtime.http.app import http_app
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat as serve_chat
 from runtime.http.openai.completions import completions
-from runtime.server import SWITCH_INTERVAL_S
 from tests.hostile.attack import attack
 from tests.hostile.case import chat, dump, text
 from tests.hostile.costly import ANSWERS, BODIES, COSTLY, TEXTS
@@ -63,17 +61,7 @@ class Ticks:
             self.count += 1
 
 
-@pytest.fixture
-def fair_threads() -> Iterator[None]:
-    """Threads take turns as they do in the server."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    yield
-    sys.setswitchinterval(before)
-
-
 @pytest.mark.anyio
-@pytest.mark.usefixtures("fair_threads")
 @pytest.mark.parametrize(
     "serve, body",
     [

@@ -1,10 +1,11 @@
 """Large answers: written in a worker thread, a row at a time, so that the event loop goes on meanwhile.
 
-A thread that runs Python gives the interpreter up every half millisecond (server.py), but not within one call
+A thread that runs Python gives the interpreter up every half millisecond, but not within one call
 of the JSON encoder: what is encoded at once must be small. So the parts of an answer that grow with its
 tokens are `Rows`, which become JSON row by row. One such answer is written at a time.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ from runtime.messages.sampling import Limits
 
 T = TypeVar("T")
 
+# that the thread keeps the event loop waiting; Python's own 5 ms hold for each of the loop's callbacks, of
+# which a round has dozens. Only while it runs: shorter turns cost ordinary tokens throughput
+SWITCH_INTERVAL_S = 0.0005
 LARGE_ENTRIES = 8192  # log probabilities: some 10 ms of the event loop
 MANY_CHOICES = 256  # of an answer in one piece
 GROUP = 64  # rows of one piece
@@ -37,7 +41,13 @@ async def compute(function: Callable[..., T], *args: Any) -> T:
     except LookupError:
         writers = anyio.CapacityLimiter(1)
         _writers.set(writers)
-    return await run_sync(function, *args, limiter=writers)
+    async with writers:
+        before_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            return await run_sync(function, *args)
+        finally:
+            sys.setswitchinterval(before_s)
 
 
 def may_be_large(requests: Sequence[GenerateRequest], limits: Limits) -> bool:
