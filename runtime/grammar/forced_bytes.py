@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.grammar.backend import GrammarVocabulary, Matcher
 
-MAX_BYTES = 512
+MAX_BYTES = 256
 
 
 class ForcedBytes:

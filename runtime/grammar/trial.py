@@ -16,6 +16,7 @@ SLOW_S = 0.05  # of one operation on a rank
 MAX_SLOW = 3  # of them in one sequence
 MAX_STEP_S = 0.25  # of one token in a trial
 NUM_TOKENS = 48  # of each text that is tried
+TRIAL_S = 1.0  # for each of them; more is too slow, unless most of its tokens were forced
 STRIDES = (1, 7919)  # which of the allowed tokens is taken, in each of the texts
 NO_TEXT = (
     "no text can follow this rule; look for parts that need themselves, and for parts that contradict each "
@@ -44,8 +45,9 @@ class Stopwatch:
 
 
 def try_grammar(matcher: Matcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
-    """Generates two texts up to where they may end, or up to NUM_TOKENS. Raises GrammarError for a grammar
-    that no text matches (`{"$ref": "#"}` compiles without errors), and for one that takes too long."""
+    """Generates two texts up to where they may end, up to NUM_TOKENS or for TRIAL_S. Raises GrammarError for
+    a grammar that no text matches (`{"$ref": "#"}` compiles without errors), and for one that takes too
+    long."""
     bits = np.zeros(-(-vocab_size // 32), np.int32)
     if not matcher.fill(bits) or not bits.any():
         raise GrammarError(NO_TEXT)
@@ -54,14 +56,19 @@ def try_grammar(matcher: Matcher, vocab_size: int, eos_ids: Sequence[int]) -> No
 
 
 def _generate(matcher: Matcher, bits: np.ndarray, stride: int, eos_ids: set[int]) -> None:
+    end_s, num_forced = thread_time() + TRIAL_S, 0
     for index in range(NUM_TOKENS):
         began_s = thread_time()
-        goes_on = all([matcher.accept(token) for token in matcher.jump_forward() if token not in eos_ids])
+        run = [token for token in matcher.jump_forward() if token not in eos_ids]
+        num_forced += len(run)
+        goes_on = all([matcher.accept(token) for token in run])
         goes_on = goes_on and matcher.fill(bits)
         ones = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
         allowed = [token for token in ones if token not in eos_ids]
         goes_on = goes_on and bool(allowed) and matcher.accept(allowed[(index * stride) % len(allowed)])
         if thread_time() - began_s > MAX_STEP_S:
             raise GrammarError(TOO_SLOW)
-        if not goes_on:
+        if thread_time() > end_s and num_forced < NUM_TOKENS:
+            raise GrammarError(TOO_SLOW)
+        if not goes_on or thread_time() > end_s:
             return

@@ -20,7 +20,7 @@ from runtime.layers.sampling.grammar_masks import GrammarMasks, SlotGrammar
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
 
-LIMIT_S = 3.0  # --grammar-timeout
+LIMIT_S = 10.0  # --grammar-timeout
 SETUP = GrammarSetup(
     backend="xgrammar",
     tokenizer_path=str(Path(runtime.__file__).parent / "pocket"),
