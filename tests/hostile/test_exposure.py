@@ -74,7 +74,7 @@ def test_ranks_that_compute_together_listen_on_this_machine_alone(tmp_path: Path
 
 
 def test_no_address_in_a_request_is_connected_to(server: Target) -> None:
-    """By images, files, schemas, templates, adapters: a listener that all of them name hears nothing."""
+    """By images, files, schemas, templates, adapters: a listener that all of them name gets no connection."""
 
     async def ask() -> int:
         num_connections = 0
