@@ -286,7 +286,10 @@ def test_ranks_that_crash_again_and_again_end_the_server(checkpoint: Callable[[s
 
 @pytest.mark.parametrize(
     "make, words",
-    [(lambda path: path / "nowhere", "does not exist; give a folder"), (lambda path: path, "has no config.json")],
+    [
+        (lambda path: path / "nowhere", "does not exist; give a folder"),
+        (lambda path: path, "has no config.json"),
+    ],
 )
 def test_a_wrong_folder_is_one_line(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
     done = subprocess.run(

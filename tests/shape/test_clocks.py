@@ -25,6 +25,7 @@ READERS = {
     "runtime/http/openai/files.py": "created_at",
     "runtime/http/openai/responses/serve.py": "created_at",
     "runtime/http/openai/responses/writer.py": "completed_at",
+    "runtime/http/http2_stream.py": "the header Date",
     "runtime/http/request_cycle.py": "the header Date",
     "runtime/metrics/request_log.py": "names of files, and dates in them",
     "runtime/ranks/expert_counts.py": "names of files",
