@@ -72,11 +72,11 @@ class Core:
         inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
         step_tokens = Channel[ToDetokenizer](64)
         closed = Listeners[str]()  # ids of requests that have ended
-        self._open_requests = OpenRequests(closed)
+        self._open_requests = opened = OpenRequests(closed)
         dispatcher = Dispatcher(inboxes, closed)
-        self._router = Router(self._open_requests, requests, dispatcher.send, check_open=self._check_open)
+        self._router = router = Router(opened, requests, dispatcher.send, check_open=self._check_open)
         self.adapters: AdapterRegistry | None = open_adapters(
-            plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload
+            plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
         )
         self.card: ModelCard = model_card(
             plan, self.model, {} if self.adapters is None else self.adapters.cards

@@ -58,6 +58,12 @@ class Router:
             self._to_scheduler(Abort(request_id))  # before `close`, which forgets the request's replica
             self._open_requests.close(request_id)
 
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """Ends a request with `error`. Unknown and finished ids are ignored."""
+        if request_id in self._open_requests:
+            self._to_scheduler(Abort(request_id))  # before `fail`, which forgets the request's replica
+            self._open_requests.fail(request_id, error)
+
     def cancel(
         self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool], tenant: Tenant = EVERYBODY
     ) -> int:

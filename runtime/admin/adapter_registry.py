@@ -21,13 +21,14 @@ import msgspec
 from anyio.to_thread import run_sync
 from msgspec import Struct
 
-from runtime.errors import InvalidRequest, ModelError, OptionsError
+from runtime import log
+from runtime.errors import InvalidRequest, ModelError, OptionsError, RequestError, Unavailable
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
 from runtime.messages.tenants import EVERYBODY, Tenant
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.peft import Adapter, read_adapter
+from runtime.models.config.peft import Adapter, read_adapter, stamp
 from runtime.options.plan import Plan
 from runtime.service import AdapterCard, adapters_for
 
@@ -63,8 +64,9 @@ class LoraLimits(Struct, frozen=True, kw_only=True):
 class Entry:
     """A loaded adapter."""
 
-    def __init__(self, ref: AdapterRef) -> None:
+    def __init__(self, ref: AdapterRef, read_from: object) -> None:
         self.ref = ref
+        self.stamp = read_from  # of its files when it was loaded
         self.num_open = 0  # open requests that use it
         self.is_unloading = False  # its name is gone
         self.is_unused = anyio.Event()  # set when it is unloading and its last request has ended
@@ -82,15 +84,17 @@ class AdapterRegistry:
         *,
         load_on_ranks: Callable[[LoadAdapter], Awaitable[None]],
         forget: Callable[[int], None],
+        fail_request: Callable[[str, RequestError], None],
     ) -> None:
         """Reads the folders of `specs`. `load_on_ranks` loads an adapter on all ranks, and raises
         InvalidRequest or Unavailable; `forget` is called with the id of an adapter that no request has any
-        more. Raises ModelError, OptionsError."""
+        more; `fail_request` ends a request by its id. Raises ModelError, OptionsError."""
         self.cards: dict[str, AdapterCard] = {}
         self.limits = limits
         self._served_name = served_name
         self._load_on_ranks = load_on_ranks
         self._forget_on_ranks = forget
+        self._fail_request = fail_request
         self._entries: dict[str, Entry] = {}  # by name; the one that was requested last stands last
         self._users: dict[str, Entry] = {}  # by request id
         self._ids = count(1)
@@ -135,13 +139,33 @@ class AdapterRegistry:
             raise ModelError(f"--lora-paths {spec.name}: {error}") from None
 
     def setup(self) -> AdapterSetup:
-        """The adapters that ranks must load when they start."""
+        """The adapters that ranks must load when they start. Those whose files are gone or others than when
+        they were loaded are dropped, and their requests fail: other ranks would die of them, or answer with
+        other weights than those before."""
+        for name, entry in list(self._entries.items()):
+            if stamp(self._folders[entry.ref.id]) != entry.stamp:
+                self._drop(name, entry)
         return AdapterSetup(
             num_lora_slots=self.limits.num_lora_slots,
             max_rank=self._max_rank,
             targets=tuple(sorted(self._targets)),
             loaded=[LoadAdapter(id, folder) for id, folder in self._folders.items()],
         )
+
+    def _drop(self, name: str, entry: Entry) -> None:
+        log.get("adapters").error(
+            "the files of an adapter are gone or have changed since it was loaded; it is unloaded",
+            adapter=name,
+            requests=entry.num_open,
+        )
+        del self._entries[name], self.cards[name]
+        entry.is_unloading = True
+        for request_id in [key for key, used in self._users.items() if used is entry]:
+            self._fail_request(
+                request_id,
+                Unavailable(f"the files of the adapter {name} are gone from the server; load it again"),
+            )
+        self._finish_unload(entry)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +190,7 @@ class AdapterRegistry:
             self._finish_unload(entry)
 
     def _finish_unload(self, entry: Entry) -> None:
-        if entry.is_unloading and not entry.num_open:
+        if entry.is_unloading and not entry.num_open and not entry.is_unused.is_set():
             self._forget(entry.ref.id)
             entry.is_unused.set()
 
@@ -254,7 +278,7 @@ class AdapterRegistry:
         self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool, owner: str = ""
     ) -> None:
         ref = AdapterRef(next(self._ids) if id is None else id, adapter.digest, is_pinned)
-        self._entries[name] = Entry(ref)
+        self._entries[name] = Entry(ref, adapter.stamp)
         self._folders[ref.id] = adapter.folder
         self.cards[name] = AdapterCard(name, adapter.folder, adapter.rank, int(time()), is_pinned, owner)
 
@@ -320,6 +344,7 @@ def open_adapters(
     model: ModelConfig,
     load_on_ranks: Callable[[LoadAdapter], Awaitable[None]] = no_ranks,
     forget: Callable[[int], None] = lambda adapter: None,
+    fail_request: Callable[[str, RequestError], None] = lambda request_id, error: None,
 ) -> AdapterRegistry | None:
     """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of
     AdapterRegistry. Raises OptionsError, ModelError."""
@@ -337,4 +362,5 @@ def open_adapters(
         ),
         load_on_ranks=load_on_ranks,
         forget=forget,
+        fail_request=fail_request,
     )

@@ -1,11 +1,13 @@
 """Loaded adapters and their owners, without ranks."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from runtime.admin.adapter_registry import AdapterRegistry, AdapterSpec, LoraLimits, no_ranks
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RequestError
 from runtime.messages.tenants import ADMINISTRATOR, Tenant
 from runtime.models.config.model_config import read_config
 from tests.models.make import make_checkpoint
@@ -33,6 +35,7 @@ def registry(folders: tuple[str, str]) -> Callable[[int | None], AdapterRegistry
             LoraLimits(num_lora_slots=8, max_loaded=max_loaded),
             load_on_ranks=no_ranks,
             forget=lambda adapter: None,
+            fail_request=lambda request_id, error: None,
         )
 
     return make
@@ -76,3 +79,38 @@ async def test_a_tenant_that_loads_many_unloads_its_own(
     with pytest.raises(InvalidRequest, match="none that could go"):
         await adapters.load("c", folders[1], tenant=carol)
     assert list(adapters.cards) == ["shared", "b2", "b3", "a2"]
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_an_adapter_whose_files_are_gone_is_dropped_when_ranks_start(
+    how: str, folders: tuple[str, str], tmp_path: Path
+) -> None:
+    """Its requests fail, and everything else goes on."""
+    folder = Path(shutil.copytree(folders[1], tmp_path / "gone"))
+    failed: list[tuple[str, str]] = []
+    forgotten: list[int] = []
+
+    def fail(request_id: str, error: RequestError) -> None:
+        failed.append((request_id, str(error)))
+        adapters.ended(request_id)
+
+    adapters = AdapterRegistry(
+        read_config(folders[0]),
+        "model",
+        [AdapterSpec("shared", folders[1]), AdapterSpec("gone", str(folder))],
+        LoraLimits(num_lora_slots=8),
+        load_on_ranks=no_ranks,
+        forget=forgotten.append,
+        fail_request=fail,
+    )
+    assert len(adapters.setup().loaded) == 2
+    adapters.opened("mine", "gone")
+    adapters.opened("other", "shared")
+    if how == "removed":
+        shutil.rmtree(folder)
+    else:
+        weights = folder / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes() + b" ")
+    assert [load.folder for load in adapters.setup().loaded] == [folders[1]]
+    assert failed == [("mine", "the files of the adapter gone are gone from the server; load it again")]
+    assert len(forgotten) == 1 and list(adapters.cards) == ["shared"]

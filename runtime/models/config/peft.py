@@ -5,6 +5,7 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. An adapter
 * B A is refused.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from hashlib import sha256
@@ -94,6 +95,7 @@ class Adapter(Struct, frozen=True):
     folder: str
     pairs: dict[str, Pair]  # by module, as `layers.0.self_attn.q_proj`
     digest: str
+    stamp: tuple[tuple[int, int], ...] | None  # of its files, from before they were read
 
     @property
     def rank(self) -> int:
@@ -109,6 +111,7 @@ class Adapter(Struct, frozen=True):
 def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
     """`modules`: (inputs, outputs) of all modules that adapters may change. Raises ModelError, in which no
     path occurs."""
+    read_from = stamp(folder)
     config = _read_config(Path(folder))
     by_module: dict[str, dict[str, tuple[str, Shape]]] = {}
     for name, shape in _read_shapes(Path(folder) / WEIGHTS).items():
@@ -133,7 +136,7 @@ def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
         for module, pair_tensors in by_module.items()
     }
     try:
-        return Adapter(folder, pairs, _digest(Path(folder)))
+        return Adapter(folder, pairs, _digest(Path(folder)), read_from)
     except OSError as error:
         raise ModelError(f"the adapter changed while it was read ({error.strerror}); load it again") from None
 
@@ -228,6 +231,16 @@ def _is_gapless(entries: Iterable[_Entry], num_bytes: int) -> bool:
 
 def _entry(raw: msgspec.Raw) -> _Entry:
     return msgspec.json.decode(raw, type=_Entry)
+
+
+def stamp(folder: str) -> tuple[tuple[int, int], ...] | None:
+    """Sizes and dates of an adapter's files, by which a change of them shows; None: one is missing. Reads
+    nothing of them."""
+    try:
+        found = [os.stat(Path(folder, name)) for name in (CONFIG, WEIGHTS)]
+    except OSError:
+        return None
+    return tuple((file.st_size, file.st_mtime_ns) for file in found)
 
 
 def _digest(folder: Path) -> str:
