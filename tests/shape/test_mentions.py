@@ -62,3 +62,9 @@ def test_links_between_docs_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing, f"{page.name} links to {missing}, which do not exist"
+
+
+def test_no_merge_is_left_half_done() -> None:
+    files = [*PAGES, *(source.ROOT / path for path in CODE)]
+    mark = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
+    assert not [path.name for path in files if mark.search(path.read_text("utf-8"))]
