@@ -7,6 +7,8 @@ own a download costs the server no memory and can be ended at any moment. What w
 next start goes on behind it.
 """
 
+import ctypes
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,7 @@ IGNORED = ("original/*", "onnx/*", "openvino/*", "gguf/*", "consolidated*", "*/.
 OTHER_FORMATS = {".gguf", ".bin", ".pt", ".pth", ".onnx"}
 WORKERS = 4
 REPORT_S = 0.5
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Job(Struct, frozen=True):
@@ -228,6 +231,7 @@ def _print(report: Report) -> None:
 
 def main(argv: list[str]) -> int:
     """Downloads what the argument says; 0 if the last line has a folder."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # no download without its server
     job = msgspec.json.decode(argv[1], type=Job)
     try:
         folder = (

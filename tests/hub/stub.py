@@ -25,6 +25,8 @@ class Hub:
         self.is_gated = False
         self.served: Counter[str] = Counter()  # bytes sent of each file
         self.cuts: dict[str, int] = {}  # name -> a transfer ends after so many bytes, once
+        self.stalls: dict[str, int] = {}  # name -> a transfer sends so many bytes, and no more
+        self.has_stalled, self.ended = threading.Event(), threading.Event()
         self.damaged: dict[str, int] = {}  # name -> how many transfers have a wrong byte
         self.url = ""
 
@@ -111,7 +113,11 @@ class Handler(BaseHTTPRequestHandler):
         cut = self.hub.cuts.pop(name, None) if sends_body else None
         if sends_body:
             self.hub.served[name] += len(body) if cut is None else cut
-        self._send(206 if begin else 200, headers, body, sends_body, cut)
+        stall = self.hub.stalls.get(name) if sends_body else None
+        self._send(206 if begin else 200, headers, body, sends_body, stall if cut is None else cut)
+        if stall is not None:
+            self.hub.has_stalled.set()
+            self.hub.ended.wait()
 
     def _send(
         self, status: int, headers: Mapping[str, str], body: bytes, sends_body: bool, cut: int | None = None
@@ -142,6 +148,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.ended.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -1,8 +1,10 @@
 """Downloads from a stub of the hub: resumed, checked, offline, and errors that say what to do."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from runtime.errors import ModelError
@@ -138,3 +140,23 @@ async def test_modelscope_goes_through_its_library(tmp_path: Path, monkeypatch: 
         "    return '/models/tiny'\n"
     )
     assert fetch_config(model) == Path("/models/tiny")
+
+
+async def test_a_download_ends_with_its_server(hub: Hub, model: HubModel) -> None:
+    """Also with one that was killed: nothing goes on in the background."""
+    hub.stalls[WEIGHTS] = 1_000_000
+    code = (
+        "import anyio\nfrom runtime.hub.download import fetch_weights\n"
+        "from runtime.hub.source import HubModel\n"
+        f"model = HubModel(repo='org/tiny', cache_dir={model.cache_dir!r})\n"
+        "anyio.run(fetch_weights, model, lambda progress: None)"
+    )
+    server = await anyio.open_process([sys.executable, "-c", code])
+    await anyio.to_thread.run_sync(hub.has_stalled.wait)
+    (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    server.kill()
+    await server.wait()
+    with anyio.fail_after(30):
+        while Path(f"/proc/{child}").exists():
+            await anyio.sleep(0.01)
+    await server.aclose()
