@@ -10,6 +10,7 @@ It imports torch where the library does, has one thread, and ends when its paren
 """
 
 import argparse
+import ctypes
 import faulthandler
 import os
 import resource
@@ -31,6 +32,7 @@ from runtime.grammar.trial import try_grammar
 from runtime.messages.constraint import Grammar, GrammarSetup
 
 MEMORY_BYTES = 1 << 30  # memory that a child may take beyond what it has when it is forked
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class CompileRequest(Struct, frozen=True, array_like=True):
@@ -101,6 +103,8 @@ class CompileServer:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
+            self._socket.close()  # else the server would not see the end of a process that is killed
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _compile(self._backend, self._setup, request, writing)
         os.close(writing)
         self._children[reading] = _Child(
@@ -135,7 +139,7 @@ def _compile(backend: Backend, setup: GrammarSetup, request: CompileRequest, wri
     own_bytes = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MEMORY_BYTES, own_bytes + MEMORY_BYTES))
     seconds = int(request.limit_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # in case its parent has died
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         try_grammar(backend.compile(request.grammar).matcher(), setup.vocab_size, setup.eos_ids)

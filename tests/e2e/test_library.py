@@ -89,7 +89,8 @@ async def test_a_session_goes_on_where_it_was(checkpoint: Checkpoint) -> None:
 async def test_log_probabilities_of_chosen_tokens(checkpoint: Checkpoint) -> None:
     """In company, and where neighbours want other widths."""
     picks = [7, 3, 90]
-    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+    options = SMALL | {"max_logprobs": -1}
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **options) as engine:
         all_ids = engine._core.model.vocab_size
         everything = await engine.generate(
             [1, 2, 3, 4], logprobs=True, top_logprobs=all_ids, prompt_logprobs=all_ids, **GREEDY
