@@ -10,6 +10,7 @@ for either tree; compared is what the bench records: every number that both tree
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def run(tree: Path, name: str, arguments: list[str]) -> dict[str, float]:
         subprocess.run(
             [sys.executable, "-m", f"bench.{name}", *arguments],
             cwd=tree,
+            env=os.environ | {"PYTHONPATH": str(tree)},  # also for the processes that the tree starts
             check=True,
             stdout=subprocess.DEVNULL,
         )

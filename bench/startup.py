@@ -13,11 +13,14 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from typing import Any
 
 from bench.load import tree_cpu_s
 from bench.record import percentiles, record
 from bench.serve import free_port, get
+
+STANDBY_S = 20.0  # that a standby rank may take to import torch
 
 
 def until(port: int, path: str, status: int | None) -> None:
@@ -54,12 +57,23 @@ def resident_mib(pid: int) -> float:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
-def idle_cpu(pid: int, seconds: float) -> float:
+def idle_cpu(pid: int, port: int, seconds: float) -> float:
     """Share of a core that the process tree uses while it is idle."""
+    deadline = time.monotonic() + STANDBY_S
+    while time.monotonic() < deadline and not has_standby(port):
+        time.sleep(0.2)  # a standby rank imports torch
     time.sleep(1)  # earlier requests are done
     before = tree_cpu_s(pid)
     time.sleep(seconds)
     return (tree_cpu_s(pid) - before) / seconds
+
+
+def has_standby(port: int) -> bool:
+    """Whether a standby rank waits."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        return any(
+            line.startswith(b"runtime_standby_ranks") and float(line.split()[-1]) > 0 for line in answer
+        )
 
 
 def one() -> dict[str, float]:
@@ -78,7 +92,7 @@ def one() -> dict[str, float]:
             "health_s": health,
             "first_token_s": token,
             "loop_rss_mib": resident_mib(process.pid),
-            "idle_cores": idle_cpu(process.pid, 3),
+            "idle_cores": idle_cpu(process.pid, port, 3),
         }
     finally:
         process.terminate()
@@ -87,6 +101,7 @@ def one() -> dict[str, float]:
 
 PARSE = """
 import time
+import urllib.request
 from runtime.options.parse import from_argv
 from runtime.options.table import rows
 begin = time.perf_counter()

@@ -13,7 +13,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from runtime import log
 from runtime.http.request_cycle import refusal_bytes
 from runtime.http.streaming.connection import Connection
 
+BURST = 64  # connections that are accepted in one turn of the event loop
 NUM_SPARE = 16  # connections beyond the limit, for health checks
 PAUSE_S = 0.2  # after an error
 LOG_S = 10.0  # between two lines in the log about the same
@@ -59,7 +60,7 @@ class Acceptor(Struct, frozen=True):
     tls: ssl.SSLContext | None
     open: Callable[[bool], Connection]  # the protocol of a connection; whether it is a spare one
     tasks: asyncio.TaskGroup
-    handshakes: set[asyncio.Task[None]]  # connections whose client has not yet ended its TLS handshake
+    handshakes: set[asyncio.Task[None]]  # connections that are not open yet, for a TLS handshake above all
 
     async def run(self, listener: socket.socket) -> None:
         """Accepts connections until it is cancelled."""
@@ -77,10 +78,11 @@ class Acceptor(Struct, frozen=True):
                     log.get("http").warning("no connection can be accepted", error=error.strerror)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            await self._take(sock)
+            for accepted in (sock, *_waiting(listener)):
+                self._take(accepted)
             await asyncio.sleep(0)  # others have their turn even if clients connect without end
 
-    async def _take(self, sock: socket.socket) -> None:
+    def _take(self, sock: socket.socket) -> None:
         admission = self.limit.admit()
         if admission == "full":
             if self.limit.num_refused & (self.limit.num_refused - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
@@ -88,8 +90,6 @@ class Acceptor(Struct, frozen=True):
                     "connections are refused; --max-connections are open", refused=self.limit.num_refused
                 )
             _refuse(sock, is_plain=self.tls is None)
-        elif self.tls is None:
-            await self._open(sock, is_spare=admission == "spare")
         else:  # a client may take its time to shake hands
             task = self.tasks.create_task(self._open(sock, is_spare=admission == "spare"))
             self.handshakes.add(task)
@@ -107,6 +107,17 @@ class Acceptor(Struct, frozen=True):
         except OSError:  # the client has left, or speaks no TLS
             self.limit.release()
             sock.close()
+
+
+def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that wait to be accepted, up to BURST; an error is left to the next attempt."""
+    for _ in range(BURST):
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # BlockingIOError among them: none waits
+            return
+        sock.setblocking(False)
+        yield sock
 
 
 def _refuse(sock: socket.socket, *, is_plain: bool) -> None:

@@ -10,7 +10,6 @@ from msgspec import Struct, structs
 
 from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
-from runtime.hub.download import fetch_config
 from runtime.hub.source import HubModel, hub_model
 from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
@@ -213,6 +212,8 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
 
 def find_folders(options: model_options.Model) -> Folders:
     """The folders of model and tokenizer; small files of those on a hub are downloaded. Raises ModelError."""
+    from runtime.hub.download import fetch_config  # here, so that --help and a wrong option answer at once
+
     path = options.model_path
     tokenizer = None
     if options.tokenizer_path != "auto":

@@ -238,7 +238,7 @@ def stamp(folder: str) -> tuple[tuple[int, int], ...] | None:
     nothing of them."""
     try:
         found = [os.stat(Path(folder, name)) for name in (CONFIG, WEIGHTS)]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
     return tuple((file.st_size, file.st_mtime_ns) for file in found)
 
