@@ -27,7 +27,9 @@ from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
+from runtime.ranks.weights_loader import without_progress
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)
@@ -69,8 +71,8 @@ def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
         yield Path(folder)
 
 
-def dry_runner() -> TorchExecutor:
-    """An executor on the cpu with the GPU's kernels, interpreted."""
+def dry_executor(message: StartRank) -> TorchExecutor:
+    """A rank of the cpu with the GPU's kernels, interpreted."""
     from runtime.devices.cpu.device import open_device
     from runtime.devices.cpu.facts import FACTS
     from runtime.devices.cuda.kernels.launch import INTERPRETER
@@ -79,7 +81,7 @@ def dry_runner() -> TorchExecutor:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
 
-    return TorchExecutor(0, opened, FACTS)
+    return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 
 
 @dataclass
@@ -109,34 +111,32 @@ class Model:
         """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
         captured in piecewise graphs."""
         begin = perf_counter()
-        runner = dry_runner() if is_dry else open_executor("cuda", 0)
-        ready = runner.start(
-            StartRank(
-                device="cuda",
-                model_path=str(folder),
-                dtype="float32" if is_dry else "bfloat16",
-                load_format="dummy",
-                tp_size=1,
-                page_size=PAGE,
-                max_slots=slots,
-                max_len=longest,
-                max_step_tokens=step_tokens,
-                memory_fraction=0.95,
-                max_total_tokens=tokens,
-                num_threads=None,
-                rendezvous="",
-                seed=0,
-                graph_sizes=[] if is_dry else [slots],
-                piecewise_sizes=[] if is_dry else list(piecewise_tokens),
-                compiled=compiled or CompileConfig(),
-            ),
-            lambda phase, done: None,
+        message = StartRank(
+            device="cuda",
+            model_path=str(folder),
+            dtype="float32" if is_dry else "bfloat16",
+            load_format="dummy",
+            tp_size=1,
+            page_size=PAGE,
+            max_slots=slots,
+            max_len=longest,
+            max_step_tokens=step_tokens,
+            memory_fraction=0.95,
+            max_total_tokens=tokens,
+            num_threads=None,
+            rendezvous="",
+            seed=0,
+            graph_sizes=[] if is_dry else [slots],
+            piecewise_sizes=[] if is_dry else list(piecewise_tokens),
+            compiled=compiled or CompileConfig(),
         )
+        executor = dry_executor(message) if is_dry else open_executor(0, message, without_progress)
+        ready = executor.ready
         if (ready.num_pages - 1) * PAGE < tokens // PAGE * PAGE:
             raise RuntimeError(
                 f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit"
             )
-        return cls(runner, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
+        return cls(executor, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
 
     @property
     def kv_bytes(self) -> int:

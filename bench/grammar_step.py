@@ -27,7 +27,9 @@ from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.messages.ranks import StartRank
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
+from runtime.ranks.weights_loader import without_progress
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20
@@ -69,29 +71,25 @@ def create_backend(terms: GrammarVocabulary) -> Anything:
 
 def start(rows: int, backend: str) -> TorchExecutor:
     """A rank of the cpu device with pocket and a grammar backend."""
-    runner = TorchExecutor(0, open_device, FACTS)
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
-    runner.start(
-        StartRank(
-            device="cpu",
-            model_path=str(POCKET),
-            dtype="float32",
-            load_format="auto",
-            tp_size=1,
-            page_size=PAGE,
-            max_slots=rows,
-            max_len=512,
-            max_step_tokens=rows * 32,
-            memory_fraction=0.5,
-            max_total_tokens=rows * 512,
-            num_threads=1,
-            rendezvous="",
-            seed=0,
-            grammar=setup,
-        ),
-        lambda phase, fraction: None,
+    message = StartRank(
+        device="cpu",
+        model_path=str(POCKET),
+        dtype="float32",
+        load_format="auto",
+        tp_size=1,
+        page_size=PAGE,
+        max_slots=rows,
+        max_len=512,
+        max_step_tokens=rows * 32,
+        memory_fraction=0.5,
+        max_total_tokens=rows * 512,
+        num_threads=1,
+        rendezvous="",
+        seed=0,
+        grammar=setup,
     )
-    return runner
+    return TorchExecutor(start_torch_rank(0, message, without_progress, open_device, FACTS))
 
 
 def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:

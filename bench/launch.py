@@ -21,10 +21,13 @@ from bench.record import record
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
-from runtime.messages.ranks import Compiled, StartRank
+from runtime.messages.ranks import StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
+from runtime.ranks.graph_setup import GraphSetup
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
+from runtime.ranks.weights_loader import without_progress
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
 "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -71,27 +74,23 @@ def start(folder: Path, rows: int) -> TorchExecutor:
     def opened(message: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return open_device(message, rank, dtype)
 
-    runner = TorchExecutor(0, opened, FACTS)
-    runner.start(
-        StartRank(
-            device="cpu",
-            model_path=str(folder),
-            dtype="float32",
-            load_format="dummy",
-            tp_size=1,
-            page_size=PAGE,
-            max_slots=rows,
-            max_len=1024,
-            max_step_tokens=rows * 32,
-            memory_fraction=0.5,
-            max_total_tokens=rows * 512,
-            num_threads=1,
-            rendezvous="",
-            seed=0,
-        ),
-        lambda phase, fraction: None,
+    message = StartRank(
+        device="cpu",
+        model_path=str(folder),
+        dtype="float32",
+        load_format="dummy",
+        tp_size=1,
+        page_size=PAGE,
+        max_slots=rows,
+        max_len=1024,
+        max_step_tokens=rows * 32,
+        memory_fraction=0.5,
+        max_total_tokens=rows * 512,
+        num_threads=1,
+        rendezvous="",
+        seed=0,
     )
-    return runner
+    return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 
 
 def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPlan:
@@ -120,8 +119,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     runner.launch(plan(0, rows, 0, is_first=True)).result()
     plans = [plan(step, rows, step) for step in range(1, STEPS)]
     launched = sorted(seconds(runner, step) for step in plans)
-    loaded = runner.loaded
-    assert loaded is not None
+    loaded = runner.runner
     loaded.device = type(loaded.device)(
         FACTS,
         loaded.device.torch_device,
@@ -131,7 +129,8 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
         loaded.device.collectives,
         Nothing(),
     )  # type: ignore[arg-type]
-    loaded.open_graphs([rows], [], Compiled(), pads=True)
+    loaded.graph_setup = GraphSetup([rows])
+    loaded.graphs, _ = loaded.open_graphs()
     assert loaded.graphs is not None
     loaded.graphs.recorded[rows], loaded.graphs.ready = (
         Recorded(None, None, None, None, torch.zeros(0), {}),

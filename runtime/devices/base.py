@@ -75,7 +75,6 @@ class ForwardBatch:
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
-    is_compiled: bool = False  # compiled functions of the model compute it (ranks/compile.py)
 
 
 @dataclass(frozen=True, slots=True)

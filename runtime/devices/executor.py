@@ -9,7 +9,7 @@ from typing import Protocol
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import StepPlan, StepResult
 
 Progress = Callable[[str, float], None]  # phase name, fraction done
@@ -30,12 +30,10 @@ class Pending(Protocol):
 
 
 class Executor(Protocol):
-    """One rank's share of the model on one device."""
+    """One rank's share of the model on one device. ranks/open_executor.py makes it, with its weights loaded
+    and its memory allocated."""
 
-    def start(self, start: StartRank, progress: Progress) -> RankReady:
-        """Loads weights and allocates memory. Called once, before everything else. Raises StartError with a
-        one-line remedy."""
-        ...
+    ready: RankReady  # what was loaded and allocated
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launches one step; the device computes steps in the order of their launches."""

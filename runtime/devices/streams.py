@@ -40,22 +40,27 @@ class Stream(Protocol):
         ...
 
 
+# names of these classes inside Streams, whose methods have the same names
+_Stream = Stream
+_Event = Event
+
+
 class Streams(Protocol):
     """The part of torch's module of a device (torch.cuda, torch.npu) that deals with streams."""
 
-    def Stream(self) -> Stream:
+    def Stream(self) -> _Stream:
         """A new stream."""
         ...
 
-    def Event(self) -> Event:
+    def Event(self) -> _Event:
         """A new event."""
         ...
 
-    def stream(self, stream: Stream) -> AbstractContextManager[None]:
+    def stream(self, stream: _Stream) -> AbstractContextManager[None]:
         """Makes the stream the current one in a with block."""
         ...
 
-    def current_stream(self) -> Stream:
+    def current_stream(self) -> _Stream:
         """The stream that is given work now."""
         ...
 

@@ -116,9 +116,13 @@ class GenerativeModel(Model, Protocol):
     """A model that predicts the next token. Its hidden states are those before the last norm."""
 
     layers: Sequence[DecoderLayer]  # type: ignore[assignment]
-    compiled: CompiledLayer | None  # used in place of `after_attention` for batches with `is_compiled`
 
-    def piecewise(self, batch: ForwardBatch) -> Pieces:
+    def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
+        """The tokens' hidden states, [T, hidden]. `compiled`: computes what follows each attention, in place
+        of the layers' `after_attention`."""
+        ...
+
+    def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """`forward` with the attentions left to the caller: what lies between them can be captured in graphs
         of its own."""
         ...
@@ -136,3 +140,9 @@ class GenerativeModel(Model, Protocol):
 def is_generative(model: Model) -> TypeGuard[GenerativeModel]:
     """Whether a model predicts tokens, and can be run in pieces."""
     return hasattr(model, "piecewise")
+
+
+def generative(model: Model) -> GenerativeModel:
+    """The model, which predicts tokens."""
+    assert is_generative(model), "tokens of a model that makes none"
+    return model

@@ -194,16 +194,15 @@ class Llama(Layer):
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
         self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.torch_device)
-        self.compiled: CompiledLayer | None = None  # set by ranks/compile.py
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
         """The attentions that need a key/value cache, in order."""
         return [layer.self_attn.attention for layer in self.layers]
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
+    def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states [T, hidden] before the last norm."""
-        pieces = self.piecewise(batch)
+        pieces = self.piecewise(batch, compiled)
         attention, queries = next(pieces)
         try:
             while True:
@@ -212,7 +211,7 @@ class Llama(Layer):
             hidden: Tensor = end.value
             return hidden
 
-    def piecewise(self, batch: ForwardBatch) -> Pieces:
+    def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
         cos, sin = self.rotary.tables(batch.positions)
         x = self.embed(batch.token_ids)
@@ -220,7 +219,6 @@ class Llama(Layer):
             x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
         x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
         residual = torch.zeros_like(x)
-        compiled = self.compiled if batch.is_compiled else None
         for layer in self.layers:
             queries, residual = layer.before_attention(x, residual, cos, sin, batch)
             attended = yield layer.self_attn, queries

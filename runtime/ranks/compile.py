@@ -7,27 +7,37 @@ captured steps run it: each call of a compiled function checks its guards, which
 kernels save, and a replay does not call it.
 """
 
-from typing import Any
+from typing import TypedDict
 
 import torch
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import StartError
-from runtime.models.base import GenerativeModel
+from runtime.models.base import CompiledLayer, GenerativeModel
+
+
+class CompileOptions(TypedDict, total=False):
+    """Arguments of torch.compile."""
+
+    backend: str
+    mode: str
+
 
 # measures Triton's products beside cuBLAS's
-HOW: dict[str, Any] = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}
+HOW: CompileOptions = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}
 
 
-def compile_model(model: GenerativeModel, device: Device, dtype: torch.dtype, *, explains: bool) -> None:
-    """`explains`: what is compiled anew, and where a compiled function is cut, goes to stderr. Raises
-    StartError."""
+def compile_layers(
+    model: GenerativeModel, device: Device, dtype: torch.dtype, *, explains: bool
+) -> CompiledLayer:
+    """DecoderLayer.after_attention of the model's layers, compiled. `explains`: what is compiled anew, and
+    where a compiled function is cut, goes to stderr. Raises StartError."""
     # not before it is wanted: it takes seconds, and imports triton
     from torch._dynamo.exc import TorchDynamoException
 
     if explains:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
-    compiled = torch.compile(type(model.layers[0]).after_attention, **HOW)
+    compiled: CompiledLayer = torch.compile(type(model.layers[0]).after_attention, **HOW)
     nothing = torch.empty(0, dtype=torch.int64, device=device.torch_device)
     batch = ForwardBatch(nothing, nothing, (), [], None)
     try:
@@ -45,4 +55,4 @@ def compile_model(model: GenerativeModel, device: Device, dtype: torch.dtype, *,
             "--enable-torch-compile and "
             "--piecewise-cuda-graph-compiler inductor out"
         ) from error
-    model.compiled = compiled
+    return compiled

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -37,14 +37,14 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import Device, ForwardBatch, Graphs
+from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.sampler import clean
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
-from runtime.models.base import GenerativeModel
+from runtime.models.base import CompiledLayer, GenerativeModel
 from runtime.ranks.slots import Slots
 from runtime.ranks.transfers import Transfers
 
@@ -57,14 +57,14 @@ FEW = 8  # a step of fewer rows may be padded up to so many
 class Recorded:
     """The graphs captured for one number of rows."""
 
-    forward: Any
-    adapted: Any  # the same for rows with adapters; None: there are none
-    greedy: Any
-    penalised: Any  # samples with penalties; None: this device applies penalties outside of graphs
+    forward: Graph
+    adapted: Graph | None  # the same for rows with adapters; None: there are none
+    greedy: Graph
+    penalised: Graph | None  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
     # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits samplers
     # outside
-    samplers: dict[tuple[int, bool], Any]
+    samplers: dict[tuple[int, bool], Graph]
 
 
 def attempt(device: Device, request: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
@@ -107,9 +107,14 @@ class DecodeGraphs:
         sizes: Sequence[int],
         *,
         pads: bool,
+        masks: bool = False,
+        adapters: LoraAdapters | None = None,
+        compiled: CompiledLayer | None = None,
+        compiled_rows: int = 0,
     ) -> None:
-        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of
-        sequences."""
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences.
+        `masks`: layers must know which rows are padding; `adapters`: None without LoRA adapters; `compiled`:
+        computes captures of up to `compiled_rows` sequences."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -119,9 +124,10 @@ class DecodeGraphs:
         self.windows = windows
         self.transfers = transfers
         self.pads = pads
-        self.adapters: LoraAdapters | None = None
-        self.masks = False  # layers must know which rows are padding
-        self.compiles = 0  # steps of up to so many sequences run what the model has compiled
+        self.adapters = adapters
+        self.masks = masks
+        self.compiled = compiled
+        self.compiled_rows = compiled_rows
         # elsewhere all rows would pay for penalties in several launches
         self.penalises = device.fused is not None
         if self.penalises:
@@ -171,7 +177,9 @@ class DecodeGraphs:
         if self.graphs.reads_lengths:
             lengths = np.ones(size, np.int32)
             lengths[:count] += self.slots.lengths.starts(plan.slots).astype(np.int32)
-        self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, lengths)
+        graph = recorded.adapted if is_adapted else recorded.forward
+        assert graph is not None, "a step with adapters where there are none"
+        self.graphs.replay(graph, lengths)
         return self.hidden[:count]
 
     def sample(self, size: int, plan: StepPlan) -> Tensor | None:
@@ -180,7 +188,7 @@ class DecodeGraphs:
         slots, recorded = self.slots, self.recorded[size]
         if not slots.is_plain[plan.slots].all():
             return None
-        graph = recorded.greedy
+        graph: Graph | None = recorded.greedy
         if slots.is_penalised[plan.slots].any():
             # more are penalised than it knows
             graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None
@@ -201,7 +209,7 @@ class DecodeGraphs:
         """Graphs of one more size. One that cannot be captured leaves everything as it was; a sampler that
         cannot be is left outside from now on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        bodies = [
+        bodies: list[Callable[[int], None]] = [
             self.forward_body,
             partial(self.sample_body, None),
             *([] if self.adapters is None else [partial(self.forward_body, is_adapted=True)]),
@@ -248,7 +256,7 @@ class DecodeGraphs:
         self.ready = sorted(self.recorded)
         return captured
 
-    def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Any]:
+    def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Graph]:
         """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its
         first call has done so.
 
@@ -291,8 +299,8 @@ class DecodeGraphs:
                 attention,
                 is_decode=True,
                 is_real=slots != self.slots.padding if self.masks else None,
-                is_compiled=size <= self.compiles,
-            )
+            ),
+            self.compiled if size <= self.compiled_rows else None,
         )
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)

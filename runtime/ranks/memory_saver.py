@@ -177,6 +177,7 @@ class MemorySaver:
             else:
                 loaded = self.loader.load()
                 self.runner.model, self.weights_bytes = loaded.model, loaded.num_bytes
+                self.runner.compiled = loaded.compiled
             if self.runner.adapters is not None:
                 self.runner.adapters.attach(self.runner.model)
             if self.runner.load is not None:
@@ -204,11 +205,8 @@ class MemorySaver:
             self.open_graphs()
 
     def open_graphs(self) -> None:
-        """Makes the runner ready for captures."""
-        start = self.loader.start
-        self.runner.open_graphs(
-            start.graph_sizes, start.piecewise_sizes, start.compiled, pads=start.graph_pads
-        )
+        """Makes the runner ready for captures, of which it has none."""
+        self.runner.graphs, self.runner.piecewise = self.runner.open_graphs()
 
     def empty_cache(self) -> None:
         """Returns unused memory to the device. Layers and their adapters are in reference cycles, which the

@@ -4,9 +4,7 @@ Every rank of a model computes the same batch on its share of the weights; rank 
 All ranks then accept the same drafts, and keep the lengths of their slots.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Lock
 from time import perf_counter
 
 import numpy as np
@@ -20,18 +18,19 @@ from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.sampler import Logprobs
 from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
-from runtime.messages.ranks import CompileConfig
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
-from runtime.models.base import Model, is_generative
+from runtime.models.base import CompiledLayer, Model, generative, is_generative
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
+from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
+from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_inputs import StepInputs
-from runtime.ranks.transfers import Direct, Fetched, Streamed, Transfers
+from runtime.ranks.transfers import Direct, Streamed, Transfers
 
 NO_TOKENS = np.empty(0, np.int32)
 NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
@@ -48,39 +47,6 @@ class Sampled:
     # chains
     num_accepted: Tensor | None = None
     path: Tensor | None = None
-
-
-class Launched:
-    """A step of which the device has all it needs. Its result is made when the tensors have come, once."""
-
-    def __init__(self, fetched: Fetched, finish: Callable[[list[np.ndarray]], StepResult]) -> None:
-        self._fetched = fetched
-        self._finish = finish
-        self._lock = Lock()
-        self._result: StepResult | None = None
-
-    def is_done(self) -> bool:
-        """Whether `result` returns at once."""
-        return self._result is not None or self._fetched.is_done()
-
-    def result(self) -> StepResult:
-        """Waits for the step, in any thread."""
-        with self._lock:
-            if self._result is None:
-                self._result = self._finish(self._fetched.arrays())
-            return self._result
-
-
-class Unreported:
-    """A step on a rank that does not report."""
-
-    def is_done(self) -> bool:
-        """Whether `result` returns at once: always."""
-        return True
-
-    def result(self) -> None:
-        """Nothing: rank 0 reports."""
-        return None
 
 
 class ModelRunner:
@@ -103,12 +69,14 @@ class ModelRunner:
         pooling: Pooling | None,
         adapters: LoraAdapters | None = None,
         load: ExpertLoad | None = None,
+        graph_setup: GraphSetup = NO_GRAPHS,
+        compiled: CompiledLayer | None = None,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
-        generate."""
+        generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers."""
         self.device = device
-        self.model = model
+        self._model: Model | None = model
         self.slots = slots
         self.kv = kv
         self.page_size = page_size
@@ -119,13 +87,24 @@ class ModelRunner:
         self.load = load
         self.inputs = StepInputs(device, slots, kv, page_size, windows)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
-        self.graphs: DecodeGraphs | None = None
-        self.piecewise: PiecewiseGraphs | None = None
-        self.unsettled: Launched | None = (
-            None  # the latest step whose tokens a grammar or processor must know
-        )
+        self.graph_setup = graph_setup
+        self.compiled = compiled
+        # the latest step whose tokens a grammar or processor must know
+        self.unsettled: Launched | None = None
         self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
         self.ended_s = 0.0  # when the latest result had come
+        self.graphs, self.piecewise = self.open_graphs()
+
+    @property
+    def model(self) -> Model:
+        """The model. There is none while its weights are released, and no step is launched then."""
+        assert self._model is not None, "a step while the weights are released"
+        return self._model
+
+    @model.setter
+    def model(self, model: Model | None) -> None:
+        """Replaces the model, or with None drops it."""
+        self._model = model
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hands one step to the device, behind those launched before."""
@@ -156,7 +135,7 @@ class ModelRunner:
         if self.pooling is not None:
             self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
-        prompt = list(prompt_rows(plan, hidden, self.model, self.slots))
+        prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots))
         shown = self.shown(plan, hidden)
         return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
 
@@ -187,7 +166,7 @@ class ModelRunner:
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
         if len(rows.places) < len(hidden):
             hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
-        logits = self.model.logits(hidden)
+        logits = generative(self.model).logits(hidden)
         found = None
         if self.device.collectives.rank == 0:
             if self.slots.follows:
@@ -234,7 +213,7 @@ class ModelRunner:
             []
             if plan.shown is None
             else [
-                self.model.hidden_states(
+                generative(self.model).hidden_states(
                     hidden.index_select(0, upload_int64(plan.shown, self.device.torch_device))
                 )
             ]
@@ -268,12 +247,15 @@ class ModelRunner:
                 token_ids = token_ids[places]
                 values = values if found is None else [value[places] for value in values]
             failed = self.took(plan, token_ids, places, counts) if follows else {}
+            chosen, top_ids, top = (value.ravel() for value in values)
             ends = places if counts is None else places[counts.cumsum() - 1]
             return StepResult(
                 plan.step,
                 token_ids,
                 width,
-                *(value.ravel() for value in values),
+                chosen,
+                top_ids,
+                top,
                 rows,
                 self.seconds(begin),
                 failed,
@@ -307,41 +289,45 @@ class ModelRunner:
         failed = dict.fromkeys(masks.unconstrained(slots), Failing.GRAMMAR)
         return failed | dict.fromkeys(processors.took(slots, rows), Failing.PROCESSOR)
 
-    def open_graphs(
-        self, sizes: list[int], piecewise_sizes: list[int], compiled: CompileConfig, *, pads: bool
-    ) -> None:
-        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the
-        model decodes; and what lies between the attentions of steps of so many tokens."""
-        if self.device.graphs is None or not self.kv:
-            return
-        if sizes and self.pooling is None:
-            self.graphs = DecodeGraphs(
-                self.device,
-                self.device.graphs,
+    def open_graphs(self) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
+        """Graphs of decode steps, and of what lies between the attentions of other steps, none of them
+        captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
+        """
+        device, setup = self.device, self.graph_setup
+        if device.graphs is None or not self.kv or not is_generative(self.model):
+            return None, None
+        decode_graphs = piecewise_graphs = None
+        if setup.sizes and self.pooling is None:
+            decode_graphs = DecodeGraphs(
+                device,
+                device.graphs,
                 self.model,
                 self.slots,
                 self.kv,
                 self.page_size,
                 self.windows,
                 self.transfers,
-                sizes,
-                pads=pads,
+                setup.sizes,
+                pads=setup.pads,
+                masks=self.load is not None,
+                adapters=self.adapters,
+                compiled=self.compiled,
+                compiled_rows=setup.compiled_rows,
             )
-            self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
-            self.graphs.adapters = self.adapters
-        if piecewise_sizes and is_generative(self.model):
-            self.piecewise = PiecewiseGraphs(
-                self.device,
-                self.device.graphs,
+        if setup.piecewise_sizes:
+            piecewise_graphs = PiecewiseGraphs(
+                device,
+                device.graphs,
                 self.model,
                 self.slots,
                 self.kv,
                 self.page_size,
                 self.windows,
-                piecewise_sizes,
+                setup.piecewise_sizes,
                 masks=self.load is not None,
+                compiled=self.compiled if setup.compiles_piecewise else None,
             )
-            self.piecewise.compiles = compiled.is_piecewise
+        return decode_graphs, piecewise_graphs
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where a grammar or processor must know them."""

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from runtime.devices.executor import Executor
+from runtime.devices.executor import Executor, Progress
 from runtime.devices.facts import DeviceFacts
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
@@ -44,20 +44,22 @@ class TorchDevice(Protocol):
 class OwnExecutor(Protocol):
     """The module of a device that does not compute with torch."""
 
-    def open_executor(self, rank: int) -> Executor:
-        """The executor of one rank."""
+    def open_executor(self, rank: int, start: StartRank, progress: Progress) -> Executor:
+        """Starts one rank. Raises StartError with a one-line remedy."""
         ...
 
 
-def open_executor(name: str, rank: int) -> Executor:
-    """The executor of a rank on the device `name`. Raises StartError if there is no such device."""
-    module = _import_device(name)
+def open_executor(rank: int, start: StartRank, progress: Progress) -> Executor:
+    """Starts a rank on the device that `start` names: loads weights and allocates memory. Raises StartError
+    with a one-line remedy, also if there is no such device."""
+    module = _import_device(start.device)
     if hasattr(module, "open_executor"):
-        return cast(OwnExecutor, module).open_executor(rank)
+        return cast(OwnExecutor, module).open_executor(rank, start, progress)
+    from runtime.ranks.start import start_torch_rank
     from runtime.ranks.torch_executor import TorchExecutor
 
     device = cast(TorchDevice, module)
-    return TorchExecutor(rank, device.open_device, device.FACTS)
+    return TorchExecutor(start_torch_rank(rank, start, progress, device.open_device, device.FACTS))
 
 
 def import_device(name: str) -> None:

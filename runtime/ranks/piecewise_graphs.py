@@ -18,19 +18,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
-from runtime.devices.base import Device, ForwardBatch, Graphs
+from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
 from runtime.messages.ranks import Capture, Captured
-from runtime.models.base import AttentionLayer, GenerativeModel
+from runtime.models.base import AttentionLayer, CompiledLayer, GenerativeModel, Pieces
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.slots import Slots
 
+T = TypeVar("T")
 FEW = 128  # a step of fewer tokens takes the time of one token: it is bound by reading weights
 
 
@@ -44,10 +45,10 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """The graphs of one size, and what is between them: one cut less than graphs."""
+class Pass(Generic[T]):
+    """What was made of each piece of one size, and what is between them: one cut less than pieces."""
 
-    graphs: list[Any]
+    pieces: list[T]
     cuts: list[Cut]
     hidden: Tensor  # [size, hidden], behind the last one
 
@@ -58,7 +59,7 @@ class Crossings:
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
-        self.tensors: dict[tuple[Any, ...], Tensor] = {}
+        self.tensors: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
 
     def like(self, index: str, x: Tensor, size: int) -> Tensor:
         """[size, ...]: for what has the rows, the type and the device of `x`. Zeros at first: padding must be
@@ -72,12 +73,10 @@ class Crossings:
 class Walk:
     """One way through a model. Each `advance` computes a piece, up to the next attention or the end."""
 
-    def __init__(
-        self, model: GenerativeModel, batch: ForwardBatch, one: ForwardBatch, crossings: Crossings
-    ) -> None:
-        """`batch`: rows of padding; `one`: one of them with an attention plan."""
-        self.pieces = model.piecewise(batch)
-        self.size = len(batch.positions)
+    def __init__(self, pieces: Pieces, size: int, one: ForwardBatch, crossings: Crossings) -> None:
+        """`pieces`: of a step of `size` rows of padding; `one`: one of them with an attention plan."""
+        self.pieces = pieces
+        self.size = size
         self.one = one
         self.crossings = crossings
         self.asked: tuple[AttentionLayer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
@@ -127,9 +126,10 @@ class PiecewiseGraphs:
         sizes: Sequence[int],
         *,
         masks: bool,
+        compiled: CompiledLayer | None = None,
     ) -> None:
         """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are
-        padding."""
+        padding; `compiled`: computes what follows each attention, None: the layers do."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -137,13 +137,13 @@ class PiecewiseGraphs:
         self.kv = kv
         self.page_size = page_size
         self.windows = windows
-        self.recorded: dict[int, Recorded] = {}
+        self.recorded: dict[int, Pass[Graph]] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
         self.inputs = torch.zeros(
             2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.torch_device
         )
-        self.compiles = False  # graphs run what the model has compiled
+        self.compiled = compiled
         self.is_real = (
             torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
         )
@@ -168,10 +168,10 @@ class PiecewiseGraphs:
             self.is_real[:count] = True
             self.is_real[count:size] = False
         recorded = self.recorded[size]
-        for graph, cut in zip(recorded.graphs, recorded.cuts, strict=False):
+        for graph, cut in zip(recorded.pieces, recorded.cuts, strict=False):
             self.graphs.replay(graph, ())
             cut.attended[:count].copy_(cut.layer.attend(tuple(query[:count] for query in cut.queries), batch))
-        self.graphs.replay(recorded.graphs[-1], ())
+        self.graphs.replay(recorded.pieces[-1], ())
         return recorded.hidden[:count]
 
     # ── captures ──────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ class PiecewiseGraphs:
             self.ready = sorted(self.recorded)
         return captured
 
-    def record(self, size: int) -> Recorded:
+    def record(self, size: int) -> Pass[Graph]:
         """Every piece runs once before any is captured: what allocates or compiles at its first call has done
         so."""
         self.inputs.zero_()
@@ -196,7 +196,7 @@ class PiecewiseGraphs:
         except torch.OutOfMemoryError:  # the device has given back what lay about
             return self.walk(size, self.graphs.capture)
 
-    def walk(self, size: int, take: Callable[[Callable[[], None]], Any]) -> Recorded:
+    def walk(self, size: int, take: Callable[[Callable[[], None]], T]) -> Pass[T]:
         """Hands each piece of a step of padding to `take`."""
         rows = self.inputs[:, :size]
         one = np.ones(1, np.int32)
@@ -209,18 +209,10 @@ class PiecewiseGraphs:
             self.device.ops.plan_attention(padding, self.slots.page_tables, self.page_size, self.windows),
         )
         is_real = None if self.is_real is None else self.is_real[:size]
-        batch = ForwardBatch(
-            rows[0],
-            rows[1],
-            tuple(rows[2:].unbind()),
-            self.kv,
-            None,
-            is_real=is_real,
-            is_compiled=self.compiles,
-        )
-        way = Walk(self.model, batch, single, self.crossings)
-        graphs, cuts = [take(way.advance)], []
+        batch = ForwardBatch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real)
+        way = Walk(self.model.piecewise(batch, self.compiled), size, single, self.crossings)
+        pieces, cuts = [take(way.advance)], []
         while way.hidden is None:
             cuts.append(way.attend())
-            graphs.append(take(way.advance))
-        return Recorded(graphs, cuts, way.hidden)
+            pieces.append(take(way.advance))
+        return Pass(pieces, cuts, way.hidden)

@@ -8,11 +8,13 @@ device is done with them.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from runtime.devices.streams import Event, Streams
 
 
 class Fetched(Protocol):
@@ -56,7 +58,7 @@ class Here:
 
 
 class Direct:
-    """Of a device whose calls are done when they return."""
+    """Copies of a device whose calls are done when they return."""
 
     def upload(self, array: np.ndarray, to: Tensor) -> None:
         """Copies into a tensor."""
@@ -70,7 +72,7 @@ class Direct:
 class OnTheWay:
     """Pinned copies, and the event behind them."""
 
-    def __init__(self, copies: list[Tensor], event: Any, take_device: Callable[[], None]) -> None:
+    def __init__(self, copies: list[Tensor], event: Event, take_device: Callable[[], None]) -> None:
         """`take_device`: a thread that waits for an event must have its device."""
         self._copies = copies
         self._event = event
@@ -88,10 +90,9 @@ class OnTheWay:
 
 
 class Streamed:
-    """Of a device with streams; `streams` is torch's module of it, with Stream, Event, stream and
-    current_stream."""
+    """Copies of a device with streams."""
 
-    def __init__(self, streams: Any) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._down = streams.Stream()
         self._take_device = partial(streams.set_device, streams.current_device())

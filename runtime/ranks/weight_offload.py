@@ -26,6 +26,7 @@ from torch import Tensor
 from runtime.devices.base import Device
 from runtime.devices.streams import Event
 from runtime.layers.weight import Layer, Weight
+from runtime.models.base import Model
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +36,7 @@ ALIGNED = 256  # bytes, as devices' allocators align
 HALVES = ("before_attention", "after_attention")
 
 
-def tensors(layer: Layer) -> Iterator[Tensor]:
+def tensors(layer: Layer | Model) -> Iterator[Tensor]:
     """All non-empty tensors that a layer and its sublayers compute with, packed or not, once each."""
     seen: set[int] = set()
     stack: list[object] = [layer]
@@ -96,7 +97,7 @@ class OffloadedModel:
     """A model's weights in host memory. Making it copies them from the device and frees their device
     memory."""
 
-    def __init__(self, model: Layer) -> None:
+    def __init__(self, model: Layer | Model) -> None:
         self._buffer = OffloadBuffer.of(list(tensors(model)))
         self._buffer.point_into(self._buffer.host)
 
@@ -111,6 +112,7 @@ class LayerOffload:
     """The offloaded layers of one rank, in order. Their weights were made in host memory."""
 
     def __init__(self, device: Device, layers: list[Layer], ahead: int) -> None:
+        assert device.streams is not None, "options allow no offload on a device without streams"
         self._streams = device.streams
         self._side = device.streams.Stream()
         self._layers = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]

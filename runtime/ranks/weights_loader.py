@@ -13,11 +13,11 @@ from runtime.devices.executor import Progress
 from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
-from runtime.models.base import Model
+from runtime.models.base import CompiledLayer, Model, is_generative
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
 from runtime.models.loader import check_weights, layer_sizes, load
-from runtime.ranks.compile import compile_model
+from runtime.ranks.compile import compile_layers
 from runtime.ranks.weight_offload import LayerOffload
 
 # fields of the config that may differ between checkpoints of one model
@@ -46,6 +46,7 @@ class LoadedModel:
 
     model: Model
     num_bytes: int
+    compiled: CompiledLayer | None  # None: nothing is compiled
 
 
 class WeightsLoader:
@@ -85,10 +86,13 @@ class WeightsLoader:
                 bytes=offload.host_bytes,
                 buffer_bytes=offload.buffer_bytes,
             )
+        compiled = None
         if self.start.compiled.is_enabled:
             progress("compile", 0.0)
-            compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
-        return LoadedModel(model, num_bytes)
+            assert is_generative(model), "options allow no compilation of an encoder"
+            explains = self.start.compiled.explains
+            compiled = compile_layers(model, self.device, self.dtype, explains=explains)
+        return LoadedModel(model, num_bytes, compiled)
 
     def of_checkpoint(self, model_path: str, load_format: str) -> "WeightsLoader":
         """The loader for another checkpoint of the same model. Raises ModelError if it is of another model,

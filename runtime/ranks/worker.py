@@ -118,8 +118,8 @@ class RankWorker:
             if self._standby:
                 set_process_name(f"rank-{self._rank}")
             bind_to_node(start.numa_nodes, self._rank)
-            executor = open_executor(start.device, self._rank)
-            self._send(executor.start(start, self._progress))
+            executor = open_executor(self._rank, start, self._progress)
+            self._send(executor.ready)
             doing = "running a step"
             while not isinstance(command := self._receive(), StopRank | StartRank):
                 self._execute(executor, command)

@@ -159,7 +159,7 @@ def calls(model: Path, options: argparse.Namespace) -> str:
 
 def mark(executor: Any, config: ModelConfig, trace: list[str]) -> None:
     """Marks in the trace where layers begin and end."""
-    layers = executor.loaded.model.layers
+    layers = executor.runner.model.layers
     for index, layer in enumerate(layers):
 
         def before(*inputs: Any, run: Any = layer.before_attention, index: int = index) -> Any:

@@ -31,7 +31,7 @@ def test_forward_and_choice(
     ]
     planner.run([], [(row, len(row.tokens)) for row in rows])
     concrete: Any = executor
-    runner = concrete.loaded
+    runner = concrete.runner
     plan = planner.plan(rows, [])
     with torch.inference_mode():
         runner.slots.update(plan)

@@ -48,7 +48,7 @@ class Replays:
 
     def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lengths: list[list[int]] = []
-        graphs = executor.loaded.device.graphs
+        graphs = executor.runner.device.graphs
         replay = graphs.replay
 
         def counted(graph: Any, lengths: Any) -> None:
@@ -114,7 +114,7 @@ def test_one_that_cannot_be_captured_leaves_the_others(
 ) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
     planner, executor = opened(folder, captured, graph_sizes=[2, 4, 8])
-    model, forward = executor.loaded.model, executor.loaded.model.forward
+    model, forward = executor.runner.model, executor.runner.model.forward
 
     def reads(batch: Any) -> Any:
         hidden = forward(batch)
@@ -129,7 +129,7 @@ def test_one_that_cannot_be_captured_leaves_the_others(
         assert size in captured or executor.capture(size).error == ""
     row: Row = planner.row(0, SHORT, sampling())
     assert planner.generate(row, COUNT) == Reference(folder).greedy(SHORT, COUNT)
-    assert executor.loaded.graphs.ready == [2, 8]
+    assert executor.runner.graphs.ready == [2, 8]
 
 
 @pytest.mark.parametrize("case", ["qwen3", "deepseek 3"])
@@ -141,7 +141,7 @@ def test_prompts_in_pieces_are_those_of_transformers(
     folder = make_checkpoint(family, tmp_path, **overrides)
     planner, executor = opened(folder, sizes=[], piecewise_sizes=[64, 128])
     assert [executor.capture(size, "tokens").error for size in (64, 128)] == ["", ""]
-    graphs, replays = executor.loaded.device.graphs, []
+    graphs, replays = executor.runner.device.graphs, []
     replay = graphs.replay
     monkeypatch.setattr(
         graphs, "replay", lambda graph, lengths: (replays.append(graph), replay(graph, lengths))
@@ -151,7 +151,7 @@ def test_prompts_in_pieces_are_those_of_transformers(
     for count in (100, 37, 63):
         planner.run([short], [(long, count)])
     planner.run([short, long], [])
-    assert len(replays) == 5 * (len(executor.loaded.model.attentions) + 1)
+    assert len(replays) == 5 * (len(executor.runner.model.attentions) + 1)
     reference = Reference(folder)
     for row in (short, long):
         assert row.tokens[row.prompt_len :] == reference.greedy(

@@ -160,7 +160,7 @@ def test_an_npu_without_the_other_operator_goes_in_steps(
     assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(
         SHORT, COUNT
     )
-    assert executor.loaded.device.mla_prologs.refusals == ["no such kernel"]
+    assert executor.runner.device.mla_prologs.refusals == ["no such kernel"]
     with pytest.raises(ModelError, match="to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"):
         open_rank(folder, device_options={"mla_prolog": True})
 
@@ -176,13 +176,13 @@ def test_captured_steps(launches: None, tmp_path: Path) -> None:
         piecewise_sizes=[64],
         device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True},
     )
-    assert executor.capture(64, "tokens").error == "" and executor.loaded.piecewise.ready == [64]
+    assert executor.capture(64, "tokens").error == "" and executor.runner.piecewise.ready == [64]
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:252], sampling())
     planner.run([], [(short, len(SHORT))])
     planner.run([short], [(long, 252)])
     for _ in range(COUNT):
         planner.run([short, long], [])
-    assert executor.loaded.graphs.ready == [2, 4]
+    assert executor.runner.graphs.ready == [2, 4]
     reference = Reference(folder)
     for row, prompt in ((short, SHORT), (long, LONG[:252])):
         assert row.tokens[len(prompt) :] == reference.greedy(prompt, len(row.tokens) - len(prompt))

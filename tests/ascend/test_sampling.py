@@ -46,7 +46,7 @@ def tokens(
     for size in sizes:
         assert executor.capture(size).error == ""
     rank: Any = executor
-    graphs, replayed = rank.loaded.device.graphs, []
+    graphs, replayed = rank.runner.device.graphs, []
     if graphs is not None:
         replay = graphs.replay
         graphs.replay = lambda graph, lengths: [replayed.append(graph), replay(graph, lengths)].clear()
@@ -55,7 +55,7 @@ def tokens(
     planner.run([], [(row, len(SHORT)) for row in rows])
     for _ in range(COUNT):
         planner.run(rows, [])
-    return [row.tokens[len(SHORT) :] for row in rows], replayed, rank.loaded.graphs
+    return [row.tokens[len(SHORT) :] for row in rows], replayed, rank.runner.graphs
 
 
 @pytest.mark.parametrize("backend", ["ascend", "pytorch"])

@@ -22,6 +22,7 @@ from runtime.messages.steps import (
     WindowPages,
 )
 from runtime.ranks.open_executor import open_executor
+from runtime.ranks.weights_loader import without_progress
 from runtime.scheduling.drafts import Draft
 from runtime.scheduling.step_builder import draft_parents
 
@@ -69,8 +70,8 @@ def start_rank(folder: Path | str, **options: Any) -> StartRank:
 
 def start(folder: Path | str, rank: int = 0, **options: Any) -> tuple[Executor, RankReady]:
     message = start_rank(folder, **options)
-    executor = open_executor(message.device, rank)
-    return executor, executor.start(message, lambda phase, fraction: None)
+    executor = open_executor(rank, message, without_progress)
+    return executor, executor.ready
 
 
 @dataclass

@@ -18,8 +18,9 @@ from torch import Tensor
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from tests.devices.taped import TapedRunner, open_executor
+from tests.devices.taped import TapedDevice
 
 
 class Stream:
@@ -102,19 +103,17 @@ class Streams:
 
 
 class StreamedRunner(TorchExecutor):
-    """A rank on it; with `runner` of a kind that has graphs as well."""
+    """A rank on it; with `inner` it has graphs as well."""
 
-    def __init__(self, streams: Streams, kind: Callable[[], TorchExecutor] | None) -> None:
-        inner = None if kind is None else kind()
+    def __init__(self, streams: Streams, inner: TapedDevice | None, start: StartRank) -> None:
         self.inner = inner
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Any:
-            device = (
-                open_device(start, rank, dtype) if inner is None else inner.open_device(start, rank, dtype)
-            )
+            device = open_device(start, rank, dtype) if inner is None else inner.open(start, rank, dtype)
             return replace(device, streams=streams)
 
-        super().__init__(0, opened, FACTS if inner is None else inner.facts)
+        facts = FACTS if inner is None else inner.facts
+        super().__init__(start_torch_rank(0, start, lambda phase, fraction: None, opened, facts))
 
 
 def install(patch: pytest.MonkeyPatch, streams: Streams) -> None:
@@ -137,7 +136,3 @@ def install(patch: pytest.MonkeyPatch, streams: Streams) -> None:
     patch.setattr(Tensor, "pin_memory", lambda self: self)
     patch.setattr(Tensor, "record_stream", lambda self, stream: None)
     patch.setattr(Tensor, "copy_", copied)
-
-
-def taped() -> TapedRunner:
-    return open_executor(0)

@@ -22,11 +22,13 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.executor import Progress
 from runtime.devices.facts import ANY_K
 from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
 from runtime.layers.attention.sdpa import _locations as locations
 from runtime.messages.ranks import StartRank
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
@@ -226,39 +228,41 @@ class TapedExperts(CpuExperts):
         return out.to(x.dtype)
 
 
-class TapedRunner(TorchExecutor):
-    """Captures what it is told to as soon as it has started."""
+class TapedDevice:
+    """The cpu with graphs that are tapes."""
 
-    def __init__(self, rank: int, *, draws: tuple[tuple[int, bool], ...]) -> None:
+    def __init__(self, draws: tuple[tuple[int, bool], ...] = ((ANY_K, True),)) -> None:
         self.tapes = Tapes()
-        facts = structs.replace(
+        self.facts = structs.replace(
             FACTS, name="taped", dtypes=("float32",), graph_max_running=64, captured_samplers=draws
         )
 
-        def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-            device, ops = open_device(start, rank, dtype), TapedOps(dtype)
-            ranks = TapedRanks(device.collectives, self.tapes)
-            experts = TapedExperts(ops)
-            return replace(
-                device,
-                facts=facts,
-                ops=ops,
-                experts=experts,
-                graphs=self.tapes,
-                collectives=ranks,
-                all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
-            )
+    def open(self, start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+        device, ops = open_device(start, rank, dtype), TapedOps(dtype)
+        ranks = TapedRanks(device.collectives, self.tapes)
+        experts = TapedExperts(ops)
+        return replace(
+            device,
+            facts=self.facts,
+            ops=ops,
+            experts=experts,
+            graphs=self.tapes,
+            collectives=ranks,
+            all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        )
 
-        super().__init__(rank, opened, facts)
 
-    def start(self, start: StartRank, progress: Any) -> Any:
-        ready = super().start(start, progress)
+class TapedRunner(TorchExecutor):
+    """Captures what it is told to as soon as it has started."""
+
+    def __init__(self, rank: int, start: StartRank, progress: Progress, device: TapedDevice) -> None:
+        super().__init__(start_torch_rank(rank, start, progress, device.open, device.facts))
+        self.tapes = device.tapes
         for size in start.graph_sizes:
             assert self.capture(size).error == ""
         for size in start.piecewise_sizes:
             assert self.capture(size, "tokens").error == ""
-        return ready
 
 
-def open_executor(rank: int) -> TapedRunner:
-    return TapedRunner(rank, draws=((ANY_K, True),))
+def open_executor(rank: int, start: StartRank, progress: Progress) -> TapedRunner:
+    return TapedRunner(rank, start, progress, TapedDevice())

@@ -18,7 +18,7 @@ def test_a_wide_head_computes_in_float32(is_tied: bool, tmp_path: Path) -> None:
     for is_wide in (False, True):
         executor: Any
         executor, ready = start(folder, dtype="bfloat16", has_wide_head=is_wide)
-        model = executor.loaded.model
+        model = executor.runner.model
         with torch.inference_mode():
             found.append(
                 (

@@ -140,7 +140,7 @@ def test_progress_and_sizes(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 1
     seen: list[tuple[str, float]] = []
     message = start_rank(folder)
-    ready = open_executor("cpu", 0).start(message, lambda phase, fraction: seen.append((phase, fraction)))
+    ready = open_executor(0, message, lambda phase, fraction: seen.append((phase, fraction))).ready
     weights = [fraction for phase, fraction in seen if phase == "weights"]
     assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == 1
     on_disk = sum(

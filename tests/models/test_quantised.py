@@ -252,7 +252,7 @@ def test_scales_of_an_fp8_cache(below: str, tmp_path: Path) -> None:
         row = planner.row(0, PROMPT, sampling(prompt_logprobs=0))
         planner.prefill(row, chunk=17)
         answers.append(torch.from_numpy(np.concatenate([part.logprobs for part in row.prompt])[:-1]))
-        layer = executor.loaded.kv[1]  # type: ignore[attr-defined]
+        layer = executor.runner.kv[1]  # type: ignore[attr-defined]
         caches.append([cache.float()[row.pages[0] * 4] for cache in layer])
     smallest = 2**-9  # of float8: below, powers of two make a difference
     torch.testing.assert_close(answers[1], answers[0], atol=2e-2, rtol=0)

@@ -52,11 +52,9 @@ def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
 
     folder = make_pooled(family, top, tmp_path)
     plan, found = planned(folder, max_total_tokens=4096)
-    rank = open_executor("cpu", 0)
-    try:
-        ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
-    finally:
-        rank.close()
+    rank = open_executor(0, start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    rank.close()
+    ready = rank.ready
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
         found.weights_bytes,
         found.pages_bytes,
@@ -83,11 +81,9 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
 
     folder = make_checkpoint(family, tmp_path)
     plan, found = planned(folder, dtype=dtype, max_total_tokens=4096, page_size=8)
-    rank = open_executor("cpu", 0)
-    try:
-        ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
-    finally:
-        rank.close()
+    rank = open_executor(0, start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    rank.close()
+    ready = rank.ready
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
         found.weights_bytes,
         found.pages_bytes,
@@ -110,7 +106,7 @@ def test_windows_have_their_own_pages(
     family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path
 ) -> None:
     """A rank that finds as much memory takes as many pages of each kind."""
-    from runtime.ranks.torch_executor import count_pages
+    from runtime.ranks.start import count_pages
     from runtime.settings import start_rank
 
     own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
@@ -187,11 +183,9 @@ def test_lora_slots(family: str, tmp_path: Path) -> None:
     adapters = open_adapters(plan, config)
     assert adapters is not None
     found = footprint(plan, config, MACHINE, stored_weights(folder), adapters.setup())
-    rank = open_executor("cpu", 0)
-    try:
-        ready = rank.start(start_rank(plan, config, adapters.setup()), lambda phase, fraction: None)
-    finally:
-        rank.close()
+    rank = open_executor(0, start_rank(plan, config, adapters.setup()), lambda phase, fraction: None)
+    rank.close()
+    ready = rank.ready
     assert (
         found.weights_bytes + found.adapters_bytes == ready.weights_bytes
         and found.total_bytes > plain.total_bytes
@@ -208,9 +202,7 @@ def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     offloaded, buffers = offloaded_bytes(spec, config, (1, 1, 1), 4)
     assert offloaded_layers(spec, [1] * 6) == (1, 3, 5) and offloaded == 3 * buffers > 0
     install(monkeypatch, streams := Streams(is_late=False))
-    ready = StreamedRunner(streams, None).start(
-        start_of(folder, offload_setup=WeightOffload(spec)), lambda phase, fraction: None
-    )
+    ready = StreamedRunner(streams, None, start_of(folder, offload_setup=WeightOffload(spec))).ready
     assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - offloaded + buffers, rel=0.01)
 
 

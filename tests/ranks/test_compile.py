@@ -3,7 +3,7 @@ layers and sizes."""
 
 import subprocess
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,10 +39,9 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(compiling, "HOW", {"backend": counter})
     folder = make_checkpoint(family, tmp_path, num_hidden_layers=3)
     executor, ready = start(folder, max_len=64, compiled=CompileConfig(max_rows=4))
-    loaded: Any = executor.loaded  # type: ignore[attr-defined]
+    loaded: Any = executor.runner  # type: ignore[attr-defined]
     assert counter.frame_count == 2, "for one row and for any number"
-    batch = loaded.inputs.batch
-    monkeypatch.setattr(loaded.inputs, "batch", lambda *args: replace(batch(*args), is_compiled=True))
+    monkeypatch.setattr(loaded.model, "forward", partial(loaded.model.forward, compiled=loaded.compiled))
     planner = Planner(executor, ready, 4)
     rows = [
         planner.row(slot, [(slot + 3) * i % 250 for i in range(5 + slot)], sampling()) for slot in range(3)
@@ -82,14 +81,11 @@ def test_which_captures_are_compiled(
         graph_sizes=[2, 4],
         piecewise_sizes=[8],
     )
-    loaded: Any = executor.loaded  # type: ignore[attr-defined]
+    loaded: Any = executor.runner  # type: ignore[attr-defined]
     kind = "graphs"
-    inner = loaded.model.compiled
-    monkeypatch.setattr(
-        loaded.model,
-        "compiled",
-        lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1],
-    )
+    inner = loaded.compiled
+    loaded.compiled = lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1]
+    loaded.graphs, loaded.piecewise = loaded.open_graphs()
     for kind, size, unit in (("graphs", 2, "sequences"), ("graphs", 4, "sequences"), ("pieces", 8, "tokens")):
         seen[kind, size] = False
         assert executor.capture(size, unit).error == ""

@@ -12,9 +12,8 @@ import torch
 
 from runtime.devices.facts import ANY_K
 from runtime.ranks.open_executor import DEVICES as MODULES
-from runtime.ranks.open_executor import open_executor
 from tests.devices import taped
-from tests.devices.drive import Planner, Row, page_copies, sampling, start, start_rank
+from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
@@ -122,7 +121,8 @@ def test_requested_sizes(
     """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without
     graphs."""
     folder, _, _ = checkpoints("qwen3")
-    monkeypatch.setattr(taped, "open_executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
+    device = taped.TapedDevice(DRAWS[draws][0])
+    monkeypatch.setattr(taped, "open_executor", lambda *args: taped.TapedRunner(*args, device))
 
     def run(**options: Any) -> tuple[list[list[int]], Any]:
         executor, ready = start(folder, max_slots=16, max_len=128, **options)
@@ -194,7 +194,7 @@ def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
 def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any) -> None:
     folder, _, expected = checkpoints("llama")
     planner, tapes = opened(folder)
-    graphs = planner.executor.loaded.graphs  # type: ignore[attr-defined]
+    graphs = planner.executor.runner.graphs  # type: ignore[attr-defined]
     graphs.recorded.pop(4)
     graphs.ready.remove(4)
     row = planner.row(0, prompts()[1], sampling())
@@ -211,7 +211,7 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any)
 def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
     """The size counts all the same, and no size that is captured later tries that draw."""
     planner, tapes = opened(checkpoints("llama")[0], graph_sizes=[2, 4, 8])
-    graphs = planner.executor.loaded.graphs  # type: ignore[attr-defined]
+    graphs = planner.executor.runner.graphs  # type: ignore[attr-defined]
     row = planner.row(0, prompts()[1], sampling(temperature=1.0))
     planner.prefill(row)
     planner.run([row], [])
@@ -258,8 +258,7 @@ def test_the_double_replays_tensors_and_not_python() -> None:
 
 
 def test_a_device_without_graphs_says_so(checkpoints: Any) -> None:
-    executor = open_executor("cpu", 0)
-    executor.start(start_rank(checkpoints("llama")[0], graph_sizes=[1]), lambda phase, fraction: None)
+    executor, _ = start(checkpoints("llama")[0], graph_sizes=[1])
     assert executor.capture(1).error == "cpu captures no steps of this model"
 
 
@@ -275,7 +274,7 @@ def test_saves_go_with_a_graph_and_loads_without(checkpoints: Any) -> None:
     planner.page_copies = page_copies(loads={3: page})
     planner.run([row], [])
     assert tapes.replays == 2
-    kv = planner.executor.loaded.kv  # type: ignore[attr-defined]
+    kv = planner.executor.runner.kv  # type: ignore[attr-defined]
     for kept in (x.view(-1, 4, *x.shape[1:]) for pair in kv for x in pair):
         assert kept[page].any() and torch.equal(kept[page], kept[row.pages[0]])
     planner.executor.close()

@@ -102,7 +102,7 @@ def test_a_step_that_is_launched_again_counts_once(folder: Path) -> None:
     found = []
     for fails in ((), ("forward",), ("logits",)):
         executor, ready = start(folder, expert_steps=0)
-        planner, model = Planner(executor, ready, 4), executor.loaded.model  # type: ignore[attr-defined]
+        planner, model = Planner(executor, ready, 4), executor.runner.model  # type: ignore[attr-defined]
         for name in fails:
             target, name = (model.layers[2].mlp, name) if name == "forward" else (model, name)
             plain = getattr(target, name)
@@ -119,8 +119,8 @@ def test_a_step_that_is_launched_again_counts_once(folder: Path) -> None:
 
 def test_without_the_option_nothing_is_counted(folder: Path) -> None:
     executor, _ = start(folder)
-    assert executor.loaded.load is None  # type: ignore[attr-defined]
-    layers = executor.loaded.model.layers  # type: ignore[attr-defined]
+    assert executor.runner.load is None  # type: ignore[attr-defined]
+    layers = executor.runner.model.layers  # type: ignore[attr-defined]
     assert all(getattr(layer.mlp, "counts", None) is None for layer in layers)
 
 

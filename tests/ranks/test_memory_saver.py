@@ -56,7 +56,7 @@ def tokens(executor: Any, ready: Any, count: int = 8) -> list[int]:
 def test_everything_goes_and_comes_back(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     executor, ready = opened(folders["one"] if family == "qwen3" else make_checkpoint(family, tmp_path))
     expected = tokens(executor, ready)
-    for k, v in executor.loaded.kv:  # all of it is resident
+    for k, v in executor.runner.kv:  # all of it is resident
         k.fill_(1)
         v.fill_(1)
     whole = say(executor)
@@ -83,7 +83,7 @@ def test_graphs_go_with_what_they_point_into(
         forgotten = executor.tapes.forgotten
         say(executor, part)
         say(executor)
-        assert executor.tapes.forgotten == forgotten + 1 and executor.loaded.graphs.ready == []
+        assert executor.tapes.forgotten == forgotten + 1 and executor.runner.graphs.ready == []
         assert tokens(executor, ready) == expected and executor.tapes.replays == replays, (
             "nothing is replayed that was captured before"
         )
@@ -160,16 +160,16 @@ def test_adapters_stay_in_their_slots(folders: dict[str, Path], tmp_path: Path) 
         num_lora_slots=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))]
     )
     executor, _ = opened(folders["one"], adapters=setup)
-    for lora_slots in executor.loaded.adapters.lora_slots.values():
+    for lora_slots in executor.runner.adapters.lora_slots.values():
         lora_slots.weights.a.fill_(0.5)
-    before = executor.loaded.adapters
+    before = executor.runner.adapters
     size = say(executor, "weights").weights_bytes
     assert size == before.num_bytes > 0, "seats are on the device still"
     say(executor)
-    adapted = executor.loaded.model.layers[0].self_attn.qkv_proj.add_lora
+    adapted = executor.runner.model.layers[0].self_attn.qkv_proj.add_lora
     assert adapted is not None and adapted.__self__ is before.lora_slots["layers.0.self_attn.qkv_proj"]
     assert all(
-        (lora_slots.weights.a == 0.5).all() for lora_slots in executor.loaded.adapters.lora_slots.values()
+        (lora_slots.weights.a == 0.5).all() for lora_slots in executor.runner.adapters.lora_slots.values()
     )
 
 

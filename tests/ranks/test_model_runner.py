@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(folder: Path) -> tuple[Planner, Slow]:
     executor, ready = start(folder, processors=[f"{__name__}:Noted"])
-    slow = executor.loaded.transfers = Slow()  # type: ignore[attr-defined]
+    slow = executor.runner.transfers = Slow()  # type: ignore[attr-defined]
     return Planner(executor, ready, 4), slow
 
 
@@ -104,5 +104,5 @@ def test_a_slot_changes_hands_when_its_last_token_has_been_reported(folder: Path
     assert slow.waited == [1]
     results: list[StepResult] = [first.result(), second.result()]
     assert [result.token_ids.tolist() for result in results] == [[8], [52]]
-    loaded = planner.executor.loaded  # type: ignore[attr-defined]
+    loaded = planner.executor.runner  # type: ignore[attr-defined]
     assert loaded.slots.processors.slots[0].tokens == [50, 51, 52]

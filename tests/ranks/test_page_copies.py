@@ -176,7 +176,7 @@ def test_storage_and_the_next_rank_read_what_was_saved(
     assert run.generate(first, 8) == expected
     run.save(first.pages[:5], [1, 2, 3, 4, 5])
     connector = HostPages(memory, ready.num_host_pages, ready.host_part_bytes, layout)
-    keys = executor.loaded.kv[0][0].view(ready.num_pages, -1).cpu().numpy()  # type: ignore[attr-defined]
+    keys = executor.runner.kv[0][0].view(ready.num_pages, -1).cpu().numpy()  # type: ignore[attr-defined]
     assert b"".join(connector.views(2))[: connector.part_bytes[0]] == keys[first.pages[1]].tobytes()
     for page in range(1, 6):
         for old, new in zip(connector.views(page), connector.views(page + 20), strict=True):
@@ -201,7 +201,7 @@ def test_what_goes_wrong_in_a_copy_surfaces_in_the_step(folder: Path, memory: in
         run.page_copies = wrong
         with pytest.raises(IndexError):
             run.run([], [])
-    cache, _ = executor.loaded.copies._layers[1][0]  # type: ignore[attr-defined]
+    cache, _ = executor.runner.copies._layers[1][0]  # type: ignore[attr-defined]
     cache.flags.writeable = False  # so the copy itself fails, in the thread that makes it
     row = run.row(0, PROMPT, sampling())
     for rows in ([], [(row, len(PROMPT))]):
@@ -217,7 +217,7 @@ def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> N
     belongs and no other is touched."""
     executor, ready = open_rank(folder, memory, device=device, host_layout=layout)
     run = Run(executor, ready, 4)
-    kv = executor.loaded.kv  # type: ignore[attr-defined]
+    kv = executor.runner.kv  # type: ignore[attr-defined]
     caches = [cache.view(ready.num_pages, -1) for pair in kv for cache in pair]
     for i, cache in enumerate(caches):
         cache[:] = torch.arange(len(cache), dtype=cache.dtype)[:, None] + 100 * i

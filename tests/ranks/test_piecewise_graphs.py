@@ -51,7 +51,7 @@ def opened(folder: Path, **options: Any) -> tuple[Planner, Any]:
 
 def pieces_of(executor: Any) -> int:
     """Replays of a step in pieces, of which each is counted."""
-    return len(executor.loaded.model.attentions) + 1
+    return len(executor.runner.model.attentions) + 1
 
 
 def is_exact(row: Row, reference: Reference) -> bool:
@@ -115,11 +115,11 @@ def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Re
     """Padding overwrites no free pages, nor those of the last step, whose indices the inputs still hold."""
     planner, executor = opened(llama[0])
     planner.prefill(planner.row(0, PROMPTS[2][:8], sampling()))
-    kept = [x.clone() for pair in executor.loaded.kv for x in pair]
+    kept = [x.clone() for pair in executor.runner.kv for x in pair]
     row = planner.row(1, [5, 6, 7], sampling())
     planner.prefill(row)
     used = [row.pages[0] * 4 + i for i in range(3)]
-    for before, after in zip(kept, (x for pair in executor.loaded.kv for x in pair), strict=True):
+    for before, after in zip(kept, (x for pair in executor.runner.kv for x in pair), strict=True):
         changed = (before != after).flatten(1).any(1).nonzero().flatten().tolist()
         assert [index for index in changed if index >= 4] == used, "page 0 is the padding page"
         assert after.isfinite().all()
@@ -170,7 +170,7 @@ def test_the_size_of_a_step(
 ) -> None:
     """As padding is free up to 128 tokens, and may be a quarter beyond."""
     _, executor = opened(llama[0], piecewise_sizes=[8])
-    pieces = executor.loaded.piecewise
+    pieces = executor.runner.piecewise
     pieces.ready = ready
     tokens = torch.zeros(count, dtype=torch.int64)
     assert pieces.size_for(ForwardBatch(tokens, tokens, (tokens,), [], None)) == size
@@ -182,7 +182,7 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, llama: tuple[Path
     """No memory for a piece twice: at first all pieces are tried again."""
     folder, reference = llama
     planner, executor = opened(folder)
-    pieces, capture = executor.loaded.piecewise, executor.tapes.capture
+    pieces, capture = executor.runner.piecewise, executor.tapes.capture
 
     def again() -> Captured:
         pieces.recorded.pop(16, None)
@@ -208,13 +208,13 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, llama: tuple[Path
 def test_a_body_that_failed_is_not_run_on() -> None:
     """A device may try a body twice; a forward that ended in an error has no other half."""
 
-    def broken(batch: Any) -> Any:
+    def broken() -> Any:
         raise torch.OutOfMemoryError("full")
         yield
 
     tokens = torch.zeros(2, dtype=torch.int64)
     batch = ForwardBatch(tokens, tokens, (tokens,), [], None)
-    way = Walk(type("Broken", (), {"piecewise": staticmethod(broken)}), batch, batch, Crossings(2))
+    way = Walk(broken(), 2, batch, Crossings(2))
     for words in ("full", "no memory for a piece of a step"):
         with pytest.raises(torch.OutOfMemoryError, match=words):
             way.advance()

@@ -12,9 +12,12 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
+from runtime.messages.ranks import StartRank
 from runtime.ranks.profile_run import largest_step
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from tests.devices.drive import Planner, sampling, start_rank
+from runtime.ranks.weights_loader import without_progress
+from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 
 MIB = 1 << 20
@@ -52,7 +55,7 @@ class Measured:
         return self.taken
 
 
-def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
+def started(free: int, peak: int, message: StartRank) -> tuple[TorchExecutor, list[Measured]]:
     opened: list[Measured] = []
 
     def open_measured(start: Any, rank: int, dtype: torch.dtype) -> Any:
@@ -60,7 +63,7 @@ def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
         opened.append(Measured(device.memory, free, peak))
         return replace(device, memory=opened[0])
 
-    return TorchExecutor(0, open_measured, FACTS), opened
+    return TorchExecutor(start_torch_rank(0, message, without_progress, open_measured, FACTS)), opened
 
 
 @pytest.mark.parametrize(
@@ -69,11 +72,9 @@ def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
 )
 def test_pages_leave_room_for_the_largest_step(fraction: float, peak: int, part: float, folder: Path) -> None:
     """Of 4 MiB; `part`: MiB for weights that take nothing of them here, and pages."""
-    executor, opened = runner(4 * MIB, peak)
-    ready = executor.start(
-        start_rank(folder, memory_fraction=fraction, max_slots=64, max_step_tokens=80),
-        lambda phase, done: None,
-    )
+    message = start_rank(folder, memory_fraction=fraction, max_slots=64, max_step_tokens=80)
+    executor, opened = started(4 * MIB, peak, message)
+    ready = executor.ready
     assert opened[0].ran == 1
     other_bytes = 0 if fraction == 1.0 or peak == 3 * MIB else ready.weights_bytes
     page_bytes = ready.pages_bytes // ready.num_pages
@@ -90,7 +91,7 @@ def test_a_step_that_cannot_fit_is_reported_at_start(folder: Path, monkeypatch: 
     with pytest.raises(
         StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"
     ):
-        runner(4 * MIB, 0)[0].start(start_rank(folder), lambda phase, done: None)
+        started(4 * MIB, 0, start_rank(folder))
 
 
 @pytest.mark.parametrize("index", ["act_and_mul", "sample"])
@@ -107,8 +108,8 @@ def test_a_step_is_launched_again_when_memory_is_short(
     }
 
     def run(step: int) -> list[Any]:
-        executor = TorchExecutor(0, open_device, FACTS)
-        planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
+        executor, ready = start(folder)
+        planner = Planner(executor, ready, 4)
         row = planner.row(0, [5, 6, 7, 5, 6], sampling(**params))
         own, calls = getattr(CpuOps, index), iter(range(100))
 
@@ -129,15 +130,15 @@ def test_a_step_is_launched_again_when_memory_is_short(
 
 
 def test_tokens_that_are_reported_are_not_chosen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = TorchExecutor(0, open_device, FACTS)
-    planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
+    executor, ready = start(folder)
+    planner = Planner(executor, ready, 4)
     row = planner.row(0, [5, 6, 7], sampling())
     planner.prefill(row)
-    assert executor.loaded is not None
+    assert isinstance(executor, TorchExecutor)
 
     def fail(tensors: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(executor.loaded.transfers, "fetch", fail)
+    monkeypatch.setattr(executor.runner.transfers, "fetch", fail)
     with pytest.raises(torch.OutOfMemoryError):
         planner.run([row], [])

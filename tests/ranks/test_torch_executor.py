@@ -12,7 +12,8 @@ from runtime.devices.executor import Executor
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
 from runtime.ranks.open_executor import open_executor
-from runtime.ranks.torch_executor import count_pages
+from runtime.ranks.start import count_pages
+from runtime.ranks.weights_loader import without_progress
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 
@@ -113,7 +114,7 @@ def test_non_finite_values_harm_no_other_request(rank: tuple[Executor, RankReady
     executor, ready = rank
     planner = Planner(executor, ready, 4)
     expected = planner.generate(planner.row(0, PROMPT, sampling()), 10)
-    for k, v in executor.loaded.kv:  # type: ignore[attr-defined]
+    for k, v in executor.runner.kv:  # type: ignore[attr-defined]
         k[4:].fill_(torch.nan)
         v[4:].fill_(torch.nan)
     rows = [planner.row(slot, PROMPT[: 6 - slot], sampling()) for slot in range(3)]
@@ -162,7 +163,7 @@ def test_count_pages_refuses() -> None:
 def test_ready_says_what_was_taken(rank: tuple[Executor, RankReady]) -> None:
     executor, ready = rank
     assert ready.num_pages == 16 * 256 // 4 + 1
-    kv = executor.loaded.kv  # type: ignore[attr-defined]
+    kv = executor.runner.kv  # type: ignore[attr-defined]
     assert ready.pages_bytes == sum(keys.nbytes + values.nbytes for keys, values in kv)
     assert set(ready.phases_s) == {"device", "weights", "pages"} and ready.device_name == "cpu"
     executor.close()
@@ -171,4 +172,4 @@ def test_ready_says_what_was_taken(rank: tuple[Executor, RankReady]) -> None:
 
 def test_unknown_device() -> None:
     with pytest.raises(StartError, match="cpu"):
-        open_executor("tpu", 0)
+        open_executor(0, start_rank("", device="tpu"), without_progress)

@@ -210,7 +210,7 @@ def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
     planner = opened(folder, device="taped", max_slots=5, max_len=64, graph_sizes=[1])
     row = planner.row(0, PROMPTS[1], sampling())
     planner.prefill(row)
-    loaded = planner.executor.loaded  # type: ignore[attr-defined]
+    loaded = planner.executor.runner  # type: ignore[attr-defined]
     loaded.transfers, loaded.device.graphs.reads_lengths = Late(), False
     truth = expected[1]
     row.pages += [planner.free.pop() for _ in range(4)]

@@ -1,7 +1,6 @@
 """Weights in host memory: which layers, in what order they come, and the tokens of a run that has all of them
 on the device."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 
 from runtime.errors import StartError
 from runtime.messages.memory import ChangeMemory, OffloadSpec, WeightOffload, offloaded_layers
-from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.weight_offload import span, tensors
 from tests.devices.drive import Planner, sampling, start, start_rank
-from tests.devices.streams import StreamedRunner, Streams, install, taped
+from tests.devices.streams import StreamedRunner, Streams, install
+from tests.devices.taped import TapedDevice
 from tests.models.make import make_checkpoint
 
 PROMPT = [5, 9, 100, 7, 7, 31]
@@ -46,16 +45,13 @@ def opened(
     patch: pytest.MonkeyPatch,
     *,
     is_late: bool,
-    kind: Callable[[], TorchExecutor] | None = None,
+    inner: TapedDevice | None = None,
     **options: Any,
 ) -> tuple[StreamedRunner, Any, Streams]:
     streams = Streams(is_late=is_late)
     install(patch, streams)
-    executor = StreamedRunner(streams, kind)
-    ready = executor.start(
-        start_rank(folder, **({"max_total_tokens": 512} | options)), lambda phase, fraction: None
-    )
-    return executor, ready, streams
+    executor = StreamedRunner(streams, inner, start_rank(folder, **({"max_total_tokens": 512} | options)))
+    return executor, executor.ready, streams
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
@@ -84,9 +80,9 @@ def test_tokens_are_the_same(
     expected = tokens(plain, plain_ready)
     executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(spec))
     assert tokens(executor, ready) == expected
-    assert executor.memory_saver is not None and ready.weights_bytes < plain_ready.weights_bytes
+    assert ready.weights_bytes < plain_ready.weights_bytes
     kept = executor.memory_saver.loader.device.layer_devices
-    layers = executor.loaded.model.layers  # type: ignore[union-attr]
+    layers = executor.runner.model.layers  # type: ignore[attr-defined]
     held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(layers[i])}
     assert len(held) == spec.ahead + 1, "layers share the buffers"
 
@@ -101,7 +97,7 @@ def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     streams.calls.clear()
     planner.step += 1
     with torch.inference_mode():
-        start, loaded = np.array([row.computed]), executor.loaded
+        start, loaded = np.array([row.computed]), executor.runner
         batch = loaded.inputs.batch(planner.plan([row], []), start, None)  # type: ignore[union-attr]
         loaded.model.forward(batch)  # type: ignore[union-attr]
     number = next(int(call.split()[1]) for call in streams.calls if call.startswith("event"))
@@ -126,7 +122,7 @@ def test_a_step_that_broke_off_harms_no_other(
     expected = tokens(*start(folder, max_total_tokens=512))
     executor, ready, _ = opened(folder, monkeypatch, is_late=is_late, offload_setup=WeightOffload(EVERY))
     planner = Planner(executor, ready, 4)
-    layer = executor.loaded.model.layers[3]  # type: ignore[union-attr]
+    layer = executor.runner.model.layers[3]  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(layer.mlp, "forward", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -137,7 +133,12 @@ def test_a_step_that_broke_off_harms_no_other(
 def test_captured_steps_bring_their_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens(*start(folder, max_total_tokens=512))
     executor, ready, _ = opened(
-        folder, monkeypatch, is_late=False, kind=taped, offload_setup=WeightOffload(EVERY), graph_sizes=[1, 2]
+        folder,
+        monkeypatch,
+        is_late=False,
+        inner=TapedDevice(),
+        offload_setup=WeightOffload(EVERY),
+        graph_sizes=[1, 2],
     )
     for size in (1, 2):
         assert executor.capture(size).error == ""
@@ -169,13 +170,13 @@ def test_a_backup_needs_no_checkpoint(family: str, tmp_path: Path, monkeypatch: 
         assert answer.weights_bytes == 0 and answer.error == ""
         assert executor.change_memory(ChangeMemory(2, ())).weights_bytes == ready.weights_bytes
         assert tokens(executor, ready) == expected
-    if executor.loaded is not None and executor.loaded.load is not None:
-        assert int(executor.loaded.load.total.sum()) > 0, "experts are counted as before"
+    if executor.runner is not None and executor.runner.load is not None:
+        assert int(executor.runner.load.total.sum()) > 0, "experts are counted as before"
 
 
 def test_an_offloaded_model_has_nothing_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, _, _ = opened(folder, monkeypatch, is_late=False, offload_setup=WeightOffload(has_backup=True))
-    model = executor.loaded.model  # type: ignore[union-attr]
+    model = executor.runner.model  # type: ignore[attr-defined]
     before = {t.untyped_storage().data_ptr() for t in tensors(model)}
     executor.change_memory(ChangeMemory(1, ("weights",)))
     after = {t.untyped_storage().data_ptr() for t in tensors(model)}

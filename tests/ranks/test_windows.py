@@ -43,7 +43,7 @@ def open_planner(folder: Path, num_window_pages: int) -> Planner:
 
 def poison(planner: Planner) -> None:
     """What is free now is never read: it would make everything NaN."""
-    loaded = planner.executor.loaded  # type: ignore[attr-defined]
+    loaded = planner.executor.runner  # type: ignore[attr-defined]
     for keys, values in (loaded.kv[layer.index] for layer in loaded.model.attentions if layer.window):
         for page in planner.free_window:
             keys[page * PAGE_SIZE : (page + 1) * PAGE_SIZE] = values[

@@ -16,7 +16,6 @@ arguments of its launch.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -181,7 +180,7 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
 
 
 def _attend_decodes(
-    q: Tensor, caches: tuple[Tensor, Tensor], rows: DecodeRows, common: dict[str, Any]
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: DecodeRows, common: dict[str, object]
 ) -> Tensor:
     out, _ = torch_npu.npu_fused_infer_attention_score(
         q.unsqueeze(1),
@@ -201,7 +200,7 @@ def _attend_extends(
     rows: ExtendRows,
     mask: Tensor,
     window: int,
-    common: dict[str, Any],
+    common: dict[str, object],
 ) -> Tensor:
     sparse = (
         {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}

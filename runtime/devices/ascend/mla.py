@@ -15,7 +15,6 @@ The operator is documented for latents of 512, rotary parts of 64, heads of 128,
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -230,7 +229,7 @@ def _attend(
 ) -> Tensor:
     latents, ropes = caches
     rope = q_rope.contiguous()
-    common: dict[str, Any] = {
+    common: dict[str, object] = {
         "key_rope": ropes,
         "block_table": rows.table,
         LENGTHS: rows.lengths,

@@ -3,7 +3,6 @@ mla_prolog.py for when each is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch_npu
@@ -148,7 +147,7 @@ class FusedMatrices:
         )
 
     @property
-    def scales(self) -> dict[str, Any]:
+    def scales(self) -> dict[str, Tensor | int]:
         """The operator's arguments for int8 projections, which are none, that of queries, or all three."""
         named = {
             "dequant_scale_w_dq": self.down,

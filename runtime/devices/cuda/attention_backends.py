@@ -116,13 +116,15 @@ class PhasePlan(Generic[Metadata]):
     metadata: Metadata
 
 
+# Backends with plans of different types meet here, and each is handed its own plans only.
+AnyBackend = AttentionBackend[Any]
 PhasePlans = tuple[PhasePlan[Any], ...]  # of the phases that a step has rows of
 
 
 class HybridAttentionBackend:
     """A backend for prefill and one for decode, which may be the same."""
 
-    def __init__(self, prefill: AttentionBackend[Any], decode: AttentionBackend[Any]) -> None:
+    def __init__(self, prefill: AnyBackend, decode: AnyBackend) -> None:
         self.prefill = prefill
         self.decode = decode
 
@@ -181,9 +183,7 @@ BACKEND_CLASSES = {
 }
 
 
-def open_backend(
-    name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
-) -> AttentionBackend[Any]:
+def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]) -> AnyBackend:
     """The backend of this name. Raises StartError where the GPU or the installed packages lack it."""
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
@@ -198,7 +198,7 @@ def open_backend(
             "or choose triton"
         )
     module, _, kind = BACKEND_CLASSES[name].partition(":")
-    make: Callable[[torch.dtype, Gpu], AttentionBackend[Any]] = getattr(import_module(module), kind)
+    make: Callable[[torch.dtype, Gpu], AnyBackend] = getattr(import_module(module), kind)
     try:
         return make(dtype, gpu)
     except ImportError as error:

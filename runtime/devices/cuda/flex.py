@@ -8,12 +8,17 @@ keys, so that blocks of keys that no query sees cost nothing.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
@@ -36,7 +41,7 @@ class FlexAttentionBackend:
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         self.compiles = gpu != INTERPRETER
-        self.attention: Callable[..., Any] = (
+        self.attention: Callable[..., Tensor | tuple[Tensor, AuxOutput]] = (
             torch.compile(flex_attention, dynamic=True) if self.compiles else flex_attention
         )
 

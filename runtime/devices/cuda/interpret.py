@@ -5,7 +5,16 @@ It must be chosen before anything imports triton.
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Scope(Protocol):
+    """The attributes that triton's interpreter has replaced while a kernel runs."""
+
+    def set_attr(self, owner: object, name: str, value: object) -> None:
+        """Replaces an attribute until the kernel has run."""
+        ...
 
 
 def use_interpreter() -> None:
@@ -16,11 +25,11 @@ def use_interpreter() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 
-    patch: Any = interpreter._patch_lang_tensor
+    patch: Callable[[object, Scope], None] = interpreter._patch_lang_tensor
     if patch.__module__ == __name__:
         return
 
-    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+    def patch_lang_tensor(tensor: object, scope: Scope) -> None:
         """Gives scalars __index__: numpy 2.4 does not convert arrays of one element, which bounds of loops
         are."""
         patch(tensor, scope)

@@ -61,15 +61,13 @@ class Timed:
 class NullExecutor:
     """One rank of the null device. It keeps for each slot what the formula needs."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, start: StartRank, progress: Progress) -> None:
+        """Raises StartError when `device_options` cannot be used."""
+        begin_s = time.perf_counter()
         self._rank = rank
         self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
         self._free_s = 0.0  # when the steps launched so far are done
-
-    def start(self, start: StartRank, progress: Progress) -> RankReady:
-        """Raises StartError when `device_options` cannot be used."""
-        begin_s = time.perf_counter()
         self._options = _read_options(start)
         options = self._options
         self._script = np.array(options.script, np.int32)
@@ -83,7 +81,7 @@ class NullExecutor:
         num_pages = tokens // start.page_size
         # its memory is never touched
         host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)
-        return RankReady(
+        self.ready = RankReady(
             rank=self._rank,
             num_pages=1 + num_pages,
             weights_bytes=0,
@@ -284,6 +282,6 @@ def _read_options(start: StartRank) -> NullOptions:
     return msgspec.structs.replace(options, first_token=0, num_tokens=min(options.num_tokens, vocab))
 
 
-def open_executor(rank: int) -> NullExecutor:
-    """The executor of one rank."""
-    return NullExecutor(rank)
+def open_executor(rank: int, start: StartRank, progress: Progress) -> NullExecutor:
+    """Starts one rank. Raises StartError when the device's options cannot be used."""
+    return NullExecutor(rank, start, progress)

@@ -12,8 +12,9 @@ sequence; after a preemption or a rank's death a new one is made, so what it kno
 arguments. Code never comes with a request.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from runtime import log
 from runtime.errors import StartError
 from runtime.layers.sampling.sampler import clean
 from runtime.messages.steps import Admit
+from runtime.models.config.json_types import JsonObject
 
 
 class Processor(Protocol):
@@ -60,7 +62,7 @@ class Processors:
 
     def __init__(self, class_paths: list[str]) -> None:
         """`class_paths`: package.module:Class. Raises StartError."""
-        self.classes: dict[str, Any] = {}
+        self.classes: dict[str, Callable[[JsonObject], Processor]] = {}
         self.slots: dict[int, Active] = {}
         for path in class_paths:
             module, _, name = path.partition(":")

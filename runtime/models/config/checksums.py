@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from runtime.errors import StartError
+from runtime.models.config.json_types import JsonObject
 
 THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
@@ -85,7 +85,7 @@ def _of_lines(text: str) -> dict[str, str]:
 
 
 def _of_json(text: str) -> dict[str, str]:
-    checksums: Any = msgspec.json.decode(text)
+    checksums: JsonObject = msgspec.json.decode(text)
     entries = checksums.get("files", checksums)
     return {
         name: entry["sha256"] if isinstance(entry, dict) and "sha256" in entry else entry

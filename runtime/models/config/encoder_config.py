@@ -1,13 +1,14 @@
 """config.json of the BERT line of encoders. Torch-free; model_config.py calls it."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.models.config import sizes
+from runtime.models.config.json_types import JsonObject
 from runtime.models.config.tasks import family_of
 
 ACTIVATIONS = {
@@ -61,7 +62,7 @@ class HfEncoder(Struct, frozen=True, kw_only=True):
 def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
     """Raises ModelError for an encoder that is not supported."""
     try:
-        fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+        fields = msgspec.json.decode(raw, type=JsonObject)
         if family_of(architecture) == "DistilBert":
             fields = {DISTIL.get(name, name): value for name, value in fields.items()}
         hf = msgspec.convert(fields, HfEncoder)

@@ -7,7 +7,7 @@ Llama.
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -15,13 +15,14 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.models.config import sizes
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
+from runtime.models.config.json_types import JsonObject, JsonValue
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.quantization_config import Quantization, read_quantization
 from runtime.models.config.registry import Family, check_architecture, check_pools, decoder_family
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
-from runtime.models.config.tasks import family_of, longest_text, read_pooling
+from runtime.models.config.tasks import PoolingOptions, family_of, longest_text, read_pooling
 from runtime.regular_file import read_regular
 
 MAX_BYTES = 1 << 24  # of config.json
@@ -65,7 +66,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     bos_id: int | None
     eos_ids: tuple[int, ...]  # those of generation_config.json, then those of config.json
     # from generation_config.json: those of SAMPLING_KEYS that it has
-    sampling_defaults: dict[str, Any]
+    sampling_defaults: dict[str, float]
     pooling: Pooling | None = None  # None: the model generates
     encoder: Encoder | None = None  # None: the model is a decoder
     has_wide_head: bool = False  # the head computes in float32 whatever the dtype (--enable-fp32-lm-head)
@@ -113,8 +114,8 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     bos_token_id: Ids = None
     eos_token_id: Ids = None
-    quantization_config: dict[str, Any] | None = None
-    compression_config: dict[str, Any] | None = None  # older name that compressed-tensors wrote
+    quantization_config: JsonObject | None = None
+    compression_config: JsonObject | None = None  # older name that compressed-tensors wrote
 
 
 class HfGeneration(Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ def read_config(
     is_embedding: bool = False,
     pooling: str = "auto",
     quantization: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, JsonValue] | None = None,
 ) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy. Reads no weights and
     imports no torch.
@@ -166,7 +167,7 @@ def _read(
     is_embedding: bool,
     pooling: str,
     quantization: str | None,
-    overrides: Mapping[str, Any] | None,
+    overrides: Mapping[str, JsonValue] | None,
 ) -> ModelConfig:
     if not folder.is_dir():
         raise ModelError(
@@ -183,14 +184,14 @@ def _read(
             f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
         ) from None
     if overrides:
-        raw = msgspec.json.encode(_decode(raw, dict[str, Any], "config.json") | dict(overrides))
+        raw = msgspec.json.encode(_decode(raw, JsonObject, "config.json") | dict(overrides))
     architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
     if not architecture:
         raise ModelError(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_architecture(architecture)
-    pooling_options: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
+    pooling_options = PoolingOptions(is_embedding=is_embedding, mode=pooling)
     if family_of(architecture) in ENCODERS:
         if quantization is not None or b'"quantization_config"' in raw:
             raise ModelError(
@@ -211,7 +212,7 @@ def _read(
         quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
     )
     if (
-        pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **pooling_options)
+        pooled := read_pooling(folder, architecture, config.hidden_size, pooling_options, is_causal=True)
     ) is None:
         return config
     check_pools(architecture)
@@ -281,7 +282,7 @@ def _resolve(
 
 
 def _resolve_encoder(
-    architecture: str, raw: bytes, folder: Path, pooling_options: dict[str, Any]
+    architecture: str, raw: bytes, folder: Path, pooling_options: PoolingOptions
 ) -> ModelConfig:
     hf, encoder = read_encoder(architecture, raw)
     return ModelConfig(
@@ -309,7 +310,7 @@ def _resolve_encoder(
         bos_id=None,
         eos_ids=(),
         sampling_defaults={},
-        pooling=read_pooling(folder, architecture, hf.hidden_size, is_causal=False, **pooling_options),
+        pooling=read_pooling(folder, architecture, hf.hidden_size, pooling_options, is_causal=False),
         encoder=encoder,
     )
 

@@ -13,12 +13,13 @@ from math import prod, sqrt
 from os import SEEK_END
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.json_types import JsonValue
 from runtime.regular_file import open_regular, read_regular
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -33,6 +34,7 @@ _TENSOR = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])\.(
 # initializations that change the base model's weights
 _ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 Rank = A[int, Meta(ge=1, le=1 << 16)]
 Alpha = A[float, Meta(ge=-1e6, le=1e6)]
@@ -48,15 +50,15 @@ class PeftConfig(Struct, frozen=True, kw_only=True):
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, Alpha] | None = None
     bias: str = "none"
-    init_lora_weights: Any = True
+    init_lora_weights: JsonValue = True
     use_dora: bool = False  # this field and those below: refused where they are set (REFUSED)
     use_qalora: bool = False
     lora_bias: bool = False
     modules_to_save: list[str] | None = None
-    layer_replication: Any = None
-    alora_invocation_tokens: Any = None
-    trainable_token_indices: Any = None
-    target_parameters: Any = None
+    layer_replication: JsonValue = None
+    alora_invocation_tokens: JsonValue = None
+    trainable_token_indices: JsonValue = None
+    target_parameters: JsonValue = None
 
 
 REFUSED = {
@@ -159,7 +161,7 @@ def _pair(
     return Pair(a, b, rank, alpha / (sqrt(rank) if config.use_rslora else rank))
 
 
-def _by_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
+def _by_pattern(pattern: dict[str, T] | None, module: str, default: T) -> T:
     """The value of the first key that the module's full name ends with; keys are regular expressions, as in
     PEFT."""
     for key, value in (pattern or {}).items():

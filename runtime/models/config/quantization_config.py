@@ -8,16 +8,16 @@ plain weight in the files, is plain: lists of exceptions are written in many way
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.json_types import JsonObject, JsonValue
 from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
 from runtime.regular_file import read_regular
 
-Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"
 # schemes that a plain checkpoint can be quantized to while it is loaded, by --quantization
 ONLINE: dict[str, Scheme] = {"fp8": Fp8(), "w8a8_fp8": Fp8(), "w8a8_int8": Int8()}
@@ -79,7 +79,7 @@ def _matches(pattern: str, module: str) -> bool:
     )
 
 
-def read_quantization(folder: Path, hf: Json | None, requested: str | None) -> Quantization | None:
+def read_quantization(folder: Path, hf: JsonObject | None, requested: str | None) -> Quantization | None:
     """`hf`: config.json's quantization_config; `requested`: --quantization. -> None: weights are not
     quantized. Raises ModelError for a quantization that is not supported, or another one than requested."""
     result = _read(folder, hf)
@@ -108,7 +108,7 @@ def read_quantization(folder: Path, hf: Json | None, requested: str | None) -> Q
     return result
 
 
-def _read(folder: Path, hf: Json | None) -> Quantization | None:
+def _read(folder: Path, hf: JsonObject | None) -> Quantization | None:
     descriptions = sorted(folder.glob(DESCRIPTION))
     if descriptions and (hf is None or hf.get("quant_method") in (None, "modelslim", "ascend")):
         return _modelslim(descriptions[0])
@@ -143,7 +143,7 @@ def _need(condition: bool, method: str, what: str) -> None:
         )
 
 
-def _fp8(hf: Json) -> tuple[Rule, ...]:
+def _fp8(hf: JsonObject) -> tuple[Rule, ...]:
     size, scheme = hf.get("weight_block_size"), hf.get("activation_scheme", "dynamic")
     _need(hf.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"), "fp8", f"fmt {hf.get('fmt')}")
     _need(scheme in ("dynamic", "static"), "fp8", f"activation_scheme {scheme}")
@@ -160,21 +160,21 @@ def _fp8(hf: Json) -> tuple[Rule, ...]:
     return _rules(WeightFormat(Fp8(group_size=size[1]), "fp8", block_rows=size[0]), ignored)
 
 
-def _awq(hf: Json) -> tuple[Rule, ...]:
+def _awq(hf: JsonObject) -> tuple[Rule, ...]:
     bits, version = hf.get("bits", hf.get("w_bit", 4)), str(hf.get("version", "gemm")).lower()
     _need(
         bits == 4 and version == "gemm" and hf.get("zero_point", True),
         "awq",
         f"{bits} bits, version {version}, or no zero points",
     )
-    group = hf.get("group_size", hf.get("q_group_size", 128))
+    group: JsonValue = hf.get("group_size", hf.get("q_group_size", 128))
     return _rules(
         WeightFormat(PackedInt(4, max(group, 0), has_zero_points=True), "awq"),
         hf.get("modules_to_not_convert") or [],
     )
 
 
-def _gptq(hf: Json) -> tuple[Rule, ...]:
+def _gptq(hf: JsonObject) -> tuple[Rule, ...]:
     bits, group, version = (
         hf["bits"],
         hf["group_size"],
@@ -194,7 +194,7 @@ def _gptq(hf: Json) -> tuple[Rule, ...]:
     return _rules(format, ["re:" + name[2:] for name in special])
 
 
-def _compressed(hf: Json) -> tuple[Rule, ...]:
+def _compressed(hf: JsonObject) -> tuple[Rule, ...]:
     rules = [Rule(pattern, None) for pattern in hf.get("ignore") or []]
     groups = hf["config_groups"].values()
     # groups that name modules come before groups that mean all of them
@@ -205,8 +205,9 @@ def _compressed(hf: Json) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _compressed_group(group: Json, form: str) -> WeightFormat:
-    method, weights, inputs = "compressed-tensors", group["weights"], group.get("input_activations")
+def _compressed_group(group: JsonObject, form: str) -> WeightFormat:
+    method, weights = "compressed-tensors", group["weights"]
+    inputs: JsonValue = group.get("input_activations")
     bits, kind, strategy = (
         weights["num_bits"],
         weights.get("type", "int"),
@@ -249,7 +250,7 @@ def _compressed_group(group: Json, form: str) -> WeightFormat:
     )
 
 
-def _activations(inputs: Json, kind: str) -> Any:
+def _activations(inputs: JsonObject, kind: str) -> Literal["token", "tensor"]:
     dynamic, strategy = (
         inputs.get("dynamic", False),
         inputs.get("strategy") or ("token" if inputs.get("dynamic") else "tensor"),
@@ -269,7 +270,7 @@ def _activations(inputs: Json, kind: str) -> Any:
 
 def _modelslim(path: Path) -> Quantization:
     try:
-        description = msgspec.json.decode(read_regular(path), type=dict[str, Any])
+        description = msgspec.json.decode(read_regular(path), type=JsonObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(
             f"{path.name} cannot be read: {error}; restore the file from the model's source"
@@ -287,7 +288,7 @@ def _modelslim(path: Path) -> Quantization:
     return Quantization(method="modelslim", modules=modules)
 
 
-READERS: dict[str, Callable[[Json], tuple[Rule, ...]]] = {
+READERS: dict[str, Callable[[JsonObject], tuple[Rule, ...]]] = {
     "fp8": _fp8,
     "awq": _awq,
     "gptq": _gptq,

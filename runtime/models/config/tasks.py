@@ -2,16 +2,23 @@
 to classify. Torch-free."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from runtime.errors import ModelError
-from runtime.models.config.pooling import Activation, Pooling
+from runtime.models.config.json_types import JsonObject
+from runtime.models.config.pooling import Activation, Pooling, PoolingMode
 from runtime.regular_file import read_regular
 
+T = TypeVar("T")
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
-MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}  # names of sentence-transformers
+MODES: dict[str, PoolingMode] = {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+}  # names of sentence-transformers
+OWN_MODES: dict[str, PoolingMode] = {"last": "last", "mean": "mean", "cls": "cls"}  # by values of --pooling
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -43,17 +50,29 @@ def family_of(architecture: str) -> str:
     )
 
 
+class PoolingOptions(NamedTuple):
+    """What the operator says about pooling."""
+
+    is_embedding: bool  # use a generating model for embeddings
+    mode: str  # the value of --pooling
+
+
 def read_pooling(
-    folder: Path, architecture: str, hidden_size: int, *, is_embedding: bool, mode: str, is_causal: bool
+    folder: Path, architecture: str, hidden_size: int, options: PoolingOptions, *, is_causal: bool
 ) -> Pooling | None:
-    """None: the model generates. `mode`: the value of --pooling. Raises ModelError for pooling that is not
-    supported."""
+    """None: the model generates. Raises ModelError for pooling that is not supported."""
     if architecture.endswith(CLASSIFIES):
-        return _classifier(folder, mode, is_causal)
-    if not (is_embedding or architecture.endswith(EMBEDS)):
+        return _classifier(folder, options.mode, is_causal)
+    if not (options.is_embedding or architecture.endswith(EMBEDS)):
         return None
-    selected, is_normalised = _modules(folder, mode, "last" if is_causal else "mean")
-    return _pooling("embed", selected, is_causal, size=hidden_size, is_normalised=is_normalised)
+    mode, is_normalised = _modules(folder, options.mode, "last" if is_causal else "mean")
+    return Pooling(
+        task="embed",
+        mode=mode,
+        is_whole=is_whole(mode, is_causal=is_causal),
+        size=hidden_size,
+        is_normalised=is_normalised,
+    )
 
 
 def longest_text(folder: Path, longest: int) -> int:
@@ -62,16 +81,15 @@ def longest_text(folder: Path, longest: int) -> int:
     return min(longest, value) if isinstance(value, int) and value > 0 else longest
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """A JSON object; {} where there is no file. Raises ModelError for a file that cannot be read."""
-    return _read(path, dict[str, Any]) if path.is_file() else {}
+    return _read(path, JsonObject) if path.is_file() else {}
 
 
-def _pooling(task: str, mode: str, is_causal: bool, **rest: Any) -> Pooling:
-    """A causal model's last token has seen the whole text, so with mode "last" a text may be computed in
-    chunks."""
-    is_whole = not is_causal or mode != "last"
-    return Pooling(task=task, mode=mode, is_whole=is_whole, **rest)  # type: ignore[arg-type]
+def is_whole(mode: PoolingMode, *, is_causal: bool) -> bool:
+    """Whether a text must be computed in one step. A causal model's last token has seen the whole text, so
+    with mode "last" a text may be computed in chunks."""
+    return not is_causal or mode != "last"
 
 
 def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
@@ -79,22 +97,22 @@ def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
     names = raw.get("id2label")
     count = len(names) if isinstance(names, dict) and names else int(raw.get("num_labels", 2))
     labels = tuple(str((names or {}).get(str(i), f"LABEL_{i}")) for i in range(count))
-    own = "last" if is_causal else "cls"
+    own: PoolingMode = "last" if is_causal else "cls"
     if mode not in ("auto", own):
         raise ModelError(
             f"--pooling {mode} is not possible: the model's head takes the {own} token; leave it out"
         )
-    return _pooling(
-        "classify",
-        own,
-        is_causal,
+    return Pooling(
+        task="classify",
+        mode=own,
+        is_whole=is_whole(own, is_causal=is_causal),
         size=count,
         labels=labels,
         activation=_activation(folder, raw, count, is_causal),
     )
 
 
-def _activation(folder: Path, raw: dict[str, Any], count: int, is_causal: bool) -> Activation:
+def _activation(folder: Path, raw: JsonObject, count: int, is_causal: bool) -> Activation:
     """The activation that the folder names. Otherwise a single score is a logit in a cross-encoder, and
     elsewhere a reward, which has no bounds."""
     nested = raw.get("sentence_transformers")
@@ -110,40 +128,40 @@ def _activation(folder: Path, raw: dict[str, Any], count: int, is_causal: bool) 
     return "softmax" if count > 1 else "none" if is_causal else "sigmoid"
 
 
-def _modules(folder: Path, requested: str, default: str) -> tuple[str, bool]:
+def _modules(folder: Path, requested: str, default: PoolingMode) -> tuple[PoolingMode, bool]:
     """Pooling mode (`requested`, unless that is auto) and whether vectors are normalized, by modules.json.
     Without that file: `default`, and vectors are normalized. Raises ModelError for modules that are not
     supported."""
-    path = folder / "modules.json"
+    path, chosen = folder / "modules.json", OWN_MODES.get(requested)
     if not path.is_file():
-        return default if requested == "auto" else requested, True
+        return chosen or default, True
     modules = {
         str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
-        for entry in _read(path, list[dict[str, Any]])
+        for entry in _read(path, list[JsonObject])
     }
     if unknown := modules.keys() - NO_MODULES:
         raise ModelError(
             f"modules.json asks for {', '.join(sorted(unknown))}, which is not supported; "
             f"supported are {', '.join(sorted(NO_MODULES))}"
         )
-    if requested != "auto":
-        return requested, "Normalize" in modules
+    if chosen is not None:
+        return chosen, "Normalize" in modules
     raw = read_object(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     value = raw.get("pooling_mode") or [
         name for name, value in raw.items() if name in OLD_MODES and value is True
     ]
     names = [OLD_MODES.get(str(name), str(name)) for name in ([value] if isinstance(value, str) else value)]
-    selected = [MODES.get(name, name) for name in names] or [default]
-    if len(selected) != 1 or selected[0] not in MODES.values():
+    known = [(MODES | OWN_MODES).get(name) for name in names] or [default]
+    if len(known) != 1 or known[0] is None:
+        asked = " and ".join(MODES.get(name, name) for name in names)
         raise ModelError(
-            f"1_Pooling/config.json asks for {' and '.join(selected)}; supported is one of "
-            f"{', '.join(MODES.values())}: "
+            f"1_Pooling/config.json asks for {asked}; supported is one of {', '.join(MODES.values())}: "
             "choose with --pooling"
         )
-    return selected[0], "Normalize" in modules
+    return known[0], "Normalize" in modules
 
 
-def _read(path: Path, kind: Any) -> Any:
+def _read(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(read_regular(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices import rendezvous as rendezvous
-from runtime.messages.ranks import CompileConfig
 from runtime.ranks import open_executor
+from runtime.ranks.graph_setup import GraphSetup
 from tests.devices.drive import start
 
 
@@ -23,8 +23,9 @@ def main() -> None:
     open_executor.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
-    executor.loaded.open_graphs([1, 2, 3, 4], [], CompileConfig(), pads=True)
-    mlp = executor.loaded.model.layers[0].mlp
+    executor.runner.graph_setup = GraphSetup([1, 2, 3, 4])
+    executor.runner.graphs, _ = executor.runner.open_graphs()
+    mlp = executor.runner.model.layers[0].mlp
     forward = mlp.forward
     rendezvous.FAILED_TIMEOUT_S = 60.0
 
@@ -33,7 +34,7 @@ def main() -> None:
 
     def capture(size: int) -> None:
         found = executor.capture(size)
-        print(json.dumps([found.error, found.is_fatal, executor.loaded.graphs.ready]), flush=True)
+        print(json.dumps([found.error, found.is_fatal, executor.runner.graphs.ready]), flush=True)
 
     mlp.forward = full
     capture(1)

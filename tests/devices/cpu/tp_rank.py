@@ -67,7 +67,7 @@ def answer(
         for _ in range(8):
             planner.run(batch, [])
     if device == "taped":
-        loaded: Any = executor.loaded  # type: ignore[attr-defined]
+        loaded: Any = executor.runner  # type: ignore[attr-defined]
         in_pieces = (
             0 if loaded.piecewise is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
         )
@@ -75,10 +75,10 @@ def answer(
         pieces = in_pieces * (len(loaded.model.attentions) + 1)
         replays: int = executor.tapes.replays  # type: ignore[attr-defined]
         assert replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"
-    last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
+    last = executor.runner.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
     probabilities = [round(result[1], 3) for result in rows[1].results]
     counts: list[int] = []
-    if executor.loaded.load is not None:  # type: ignore[attr-defined]
+    if executor.runner.load is not None:  # type: ignore[attr-defined]
         report = executor.count_experts(CountExperts(1, "read")).result()
         assert (report is None) == (rank > 0)
         counts = [] if report is None else report.counts.tolist()  # type: ignore[union-attr]

@@ -25,9 +25,11 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.executor import Progress
 from runtime.devices.facts import ANY_K
 from runtime.messages.ranks import StartRank
 from runtime.ranks.open_executor import DEVICES as MODULES
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_GPU
@@ -68,7 +70,7 @@ class KernelTapes(taped.Tapes):
 class Captured(TorchExecutor):
     """The cpu with the kernels of the GPU, interpreted."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, start: StartRank, progress: Progress) -> None:
         self.tapes = KernelTapes()
         facts = structs.replace(
             FACTS,
@@ -95,11 +97,11 @@ class Captured(TorchExecutor):
                 graphs=self.tapes,
             )
 
-        super().__init__(rank, opened, facts)
+        super().__init__(start_torch_rank(rank, start, progress, opened, facts))
 
 
-def open_executor(rank: int) -> Captured:
-    return Captured(rank)
+def open_executor(rank: int, start: StartRank, progress: Progress) -> Captured:
+    return Captured(rank, start, progress)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="kernels are interpreted without a GPU")
@@ -198,10 +200,10 @@ def test_random_tokens_are_those_of_steps_without_graphs(
         for batch in (rows, rows[:3], rows[2:], rows):
             planner.run(batch, [])
         assert runner.tapes.replays == (8 if captures else 0)
-        assert runner.loaded is not None
+        assert runner.runner is not None
         found.append(
             [row.tokens for row in rows]
-            + [runner.loaded.slots.penalties.counts.generated[1:].sum(0).tolist()]
+            + [runner.runner.slots.penalties.counts.generated[1:].sum(0).tolist()]
         )
     assert found[0] == found[1]
 

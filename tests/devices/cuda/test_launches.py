@@ -17,8 +17,10 @@ from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
+from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.transfers import Here
+from runtime.ranks.weights_loader import without_progress
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, sampling, start_rank
@@ -81,11 +83,10 @@ def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFusedOps())
 
-    runner = Watched(0, opened, FACTS)
-    ready = runner.start(start_rank(folder, max_len=64, max_total_tokens=256), lambda phase, done: None)
-    assert runner.loaded is not None
-    runner.loaded.transfers = Aside()  # type: ignore[assignment]
-    return Planner(runner, ready, 4)
+    message = start_rank(folder, max_len=64, max_total_tokens=256)
+    rank = Watched(start_torch_rank(0, message, without_progress, opened, FACTS))
+    rank.runner.transfers = Aside()
+    return Planner(rank, rank.ready, 4)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="watches the cpu")

@@ -13,14 +13,13 @@ from runtime.devices.null.device import DEFAULT_POOL_TOKENS
 from runtime.errors import StartError
 from runtime.messages.steps import Admit, Samples, StepPlan, StepResult
 from runtime.ranks.open_executor import open_executor
+from runtime.ranks.weights_loader import without_progress
 from tests.devices.drive import sampling, start_rank
 from tests.devices.plans import decodes, ints, start_null
 
 
 def opened(rank: int = 0, **device_options: Any) -> Executor:
-    executor = open_executor("null", rank)
-    executor.start(start_null(**device_options), lambda phase, fraction: None)
-    return executor
+    return open_executor(rank, start_null(**device_options), without_progress)
 
 
 def admit(slot: int, prompt_len: int, **params: Any) -> Admit:
@@ -148,7 +147,7 @@ def test_pages_hold_the_tokens_asked_for_and_one_is_padding(
     max_total_tokens: int | None, num_pages: int
 ) -> None:
     start = start_rank("", device="null", max_total_tokens=max_total_tokens)
-    assert open_executor("null", 0).start(start, lambda phase, fraction: None).num_pages == num_pages
+    assert open_executor(0, start, without_progress).ready.num_pages == num_pages
 
 
 def test_time_is_a_model_of_steps_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

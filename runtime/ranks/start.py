@@ -1,0 +1,251 @@
+"""Starts a rank of a torch device: loads the model, measures memory, allocates pages, and makes what the
+executor is constructed with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
+from runtime.devices.base import Device
+from runtime.devices.executor import Progress
+from runtime.devices.facts import DeviceFacts
+from runtime.devices.host_memory import HostPages, open_host
+from runtime.errors import StartError
+from runtime.layers.fused_ops import fused_ops_of
+from runtime.layers.lora import LoraAdapters
+from runtime.layers.sampling.grammar_masks import GrammarMasks
+from runtime.layers.sampling.processors import Processors
+from runtime.messages.lora import AdapterSetup
+from runtime.messages.ranks import RankReady, StartRank
+from runtime.models.base import Model
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.quantization_schemes import require_supported
+from runtime.models.loader import resolve_dtype
+from runtime.ranks.expert_counts import open_load
+from runtime.ranks.graph_setup import GraphSetup
+from runtime.ranks.memory_saver import MemorySaver, allocate_kv
+from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.profile_run import run_largest_step
+from runtime.ranks.slots import Slots
+from runtime.ranks.weights_loader import WeightsLoader, read_model
+
+OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
+KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRank:
+    """A rank that has its model and its memory."""
+
+    runner: ModelRunner
+    memory_saver: MemorySaver
+    ready: RankReady
+    trace_folder: str  # where traces of captures are written; empty: none are
+
+
+def start_torch_rank(
+    rank: int, start: StartRank, progress: Progress, open_device: OpenDevice, facts: DeviceFacts
+) -> StartedRank:
+    """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
+    times = [perf_counter()]
+    config = read_model(start)
+    dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
+    if config.quantization is not None:
+        require_supported(config.quantization.schemes, facts.schemes, facts.name)
+    device = open_device(start, rank, dtype)
+    budget = int(device.memory.free_bytes() * start.memory_fraction)
+    times.append(perf_counter())
+    progress("weights", 0.0)
+    loader = WeightsLoader(device, start, config, dtype)
+    loaded = loader.load(progress)
+    model = loaded.model
+    adapters = open_adapters(device, model, start, config)
+    weights_bytes = loaded.num_bytes + (adapters.num_bytes if adapters is not None else 0)
+    mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
+    experts = open_load(device, mlps, start.expert_steps)
+    device.memory.empty_cache()
+    times.append(perf_counter())
+    progress("pages", 0.0)
+    kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
+    budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, kv_dtype))
+    sizes, kv = allocate_pages(device, model, start, config, kv_dtype, num_bytes)
+    slots = open_slots(rank, device, start, config, len(sizes))
+    host = open_host_tier(rank, start, device, kv, sizes)
+    copies = None if host is None else device.memory.open_page_copier(kv, host, start.page_size)
+    if experts is not None:
+        experts.step.zero_()  # counts of the profile run
+    if adapters is not None and start.adapters is not None:
+        load_adapters(adapters, start.adapters)
+    runner = ModelRunner(
+        device,
+        model,
+        slots,
+        kv,
+        start.page_size,
+        tuple(sorted(set(config.windows))),
+        copies,
+        config.pooling,
+        adapters,
+        experts,
+        GraphSetup.of(start),
+        loaded.compiled,
+    )
+    memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, kv_dtype, sizes, host)
+    times.append(perf_counter())
+    progress("pages", 1.0)
+    phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
+    ready = RankReady(
+        rank=rank,
+        num_pages=sizes[0],
+        num_window_pages=sizes[1] if len(sizes) > 1 else 0,
+        weights_bytes=weights_bytes,
+        pages_bytes=num_cache_bytes(kv),
+        device_name=facts.name,
+        phases_s=phases,
+        used_bytes=device.memory.used_bytes(),
+    )
+    return StartedRank(runner, memory_saver, with_host_pages(ready, host), start.trace_folder)
+
+
+def with_host_pages(ready: RankReady, host: HostPages | None) -> RankReady:
+    """The report of a start with the sizes of the host tier, if there is one."""
+    if host is None:
+        return ready
+    return structs.replace(
+        ready, num_host_pages=host.num_pages, host_page_bytes=host.page_bytes, host_part_bytes=host.part_bytes
+    )
+
+
+def num_cache_bytes(kv: list[tuple[Tensor, Tensor]]) -> int:
+    """Bytes of the caches of all layers."""
+    return sum(cache.nbytes for pair in kv for cache in pair)
+
+
+def allocate_pages(
+    device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype, budget: int
+) -> tuple[list[int], list[tuple[Tensor, Tensor]]]:
+    """Pages of each pool, padding pages included, and the cache of each layer, in `budget` bytes."""
+    pools = count_pages(start, config.windows, budget, token_bytes(model, kv_dtype))
+    sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
+    return sizes, [
+        allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype)
+        for layer in model.attentions
+    ]
+
+
+def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
+    """State of the slots. Rank 0 alone samples, so it alone has grammars and logits processors."""
+    return Slots(
+        start.max_slots,
+        -(-start.max_len // start.page_size),
+        config.vocab_size,
+        device.torch_device,
+        num_pools,
+        GrammarMasks(start.grammar if rank == 0 else None, config.vocab_size),
+        Processors(start.processors if rank == 0 else []),
+        fused_ops_of(device).penalise,
+    )
+
+
+def memory_for_pages(
+    device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
+) -> int:
+    """Bytes that pages may take so that there is memory for the largest step as well, if the device can
+    measure what that takes."""
+    if not model.attentions or config.pooling is not None:
+        return device.memory.free_bytes()
+
+    def run() -> None:
+        # some operators read pages, so layers of one shape share a cache of the step's size
+        num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size
+        forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
+        caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}
+        kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
+        slots = Slots(
+            start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
+        )
+        windows = tuple(sorted(set(config.windows)))
+        run_largest_step(ModelRunner(device, model, slots, kv, start.page_size, windows, None, None), start)
+
+    return device.memory.free_bytes() - device.memory.measure_peak(run)
+
+
+def open_host_tier(
+    rank: int, start: StartRank, device: Device, kv: list[tuple[Tensor, Tensor]], sizes: list[int]
+) -> HostPages | None:
+    """This rank's host memory; None without a host tier. Raises StartError."""
+    if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
+        raise StartError(
+            "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers "
+            "have pages of their "
+            "own; add --disable-hybrid-swa-memory"
+        )
+    parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
+    free_bytes = device.memory.free_host_bytes(num_cache_bytes(kv))
+    return open_host(start, rank, sizes[0] - 1, parts, free_bytes)
+
+
+def load_adapters(adapters: LoraAdapters, setup: AdapterSetup) -> None:
+    """Reads the adapters that ranks start with to host memory. Raises ModelError."""
+    with torch.inference_mode():
+        for command in setup.loaded:
+            adapters.load(command.id, command.folder)
+
+
+def open_adapters(device: Device, model: Model, start: StartRank, config: ModelConfig) -> LoraAdapters | None:
+    """LoRA slots and the layers that use them; None: no adapters on these ranks."""
+    if start.adapters is None:
+        return None
+    return LoraAdapters(device, model, model.packed_modules, config, start.adapters, start.max_slots)
+
+
+def token_bytes(model: Model, kv_dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a token's keys and values in all full layers, and in all layers with a window."""
+    sizes = [0, 0]
+    for layer in model.attentions:
+        sizes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+    return sizes[0], sizes[1]
+
+
+def count_pages(
+    start: StartRank, windows: tuple[int, ...], budget: int, bytes_of_token: tuple[int, int]
+) -> Pools:
+    """Pages that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a token in
+    full layers, and in those with a window. Raises StartError if not even one sequence of one page fits.
+    """
+    page_size, longest = start.page_size, -(-start.max_len // start.page_size)
+    most = start.max_slots * longest
+    if start.max_total_tokens is not None:
+        most = min(most, start.max_total_tokens // page_size)
+    ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
+    full_bytes, window_bytes = bytes_of_token
+    pools = divide_memory(
+        MemoryBudget(
+            num_bytes=budget,
+            full_page_bytes=full_bytes * page_size,
+            window_page_bytes=window_bytes * page_size,
+            most=most,
+            longest=longest,
+            ratio=ratio,
+            least=least_pages(max(windows), page_size, start.max_step_tokens),
+        )
+    )
+    if most < 1:
+        raise StartError(
+            f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least "
+            f"--page-size {page_size}"
+        )
+    if pools.full < 1 or (ratio and pools.window < min(pools.full, least_pages(max(windows), page_size, 1))):
+        raise StartError(
+            f"no memory is left for keys and values after the weights ({budget} bytes, with "
+            "--mem-fraction-static "
+            f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller "
+            "model or dtype"
+        )
+    return pools
