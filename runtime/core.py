@@ -12,7 +12,6 @@ A scheduler and its ranks are a replica (actors/replica.py); everything else exi
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 from msgspec import structs
@@ -33,6 +32,7 @@ from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.status import Status
 from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
 from runtime.hub.download import ProgressLine
+from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.messages.tenants import EVERYBODY
@@ -228,7 +228,7 @@ class Core:
         """How busy all replicas are now."""
         return self._status.load()
 
-    def server_info(self) -> dict[str, Any]:
+    def server_info(self) -> Fields:
         """Options in force, version and ranks; JSON-serialisable."""
         return {
             "version": __version__,
@@ -269,6 +269,6 @@ async def check_model(plan: Plan, download: ProgressLine) -> None:
         log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
 
 
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, cast, overload
 from uuid import uuid4
 
 import anyio
@@ -35,10 +35,11 @@ from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
-from runtime.http.embeddings.library import Ranked, Texts
+from runtime.http.embeddings.library import Classes, Ranked, Texts
 from runtime.http.errors import invalid
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.settings import http_settings
+from runtime.json_value import JsonDict
 from runtime.messages.requests import (
     Chat,
     Delta,
@@ -57,7 +58,9 @@ from runtime.options.resolve import plan_for
 from runtime.service import Load
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
-PromptLike = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Embeds
+PromptLike = str | Sequence[int] | Sequence[JsonDict] | np.ndarray | Embeds
+# of SamplingParams, or one that `stream` names; checked when the request is made
+SamplingParam: TypeAlias = Any
 
 
 class Answer(Struct):
@@ -66,7 +69,7 @@ class Answer(Struct):
     text: str = ""
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
     finish: Finish | None = None
     hidden_parts: list[np.ndarray] = []
 
@@ -126,7 +129,7 @@ class Engine(EngineControls):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot
     start."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self._core = Core(plan_for(from_values(options)))
         super().__init__(self._core)
         self._tasks: TaskGroup | None = None
@@ -169,7 +172,7 @@ class Engine(EngineControls):
         rid: str | None = None,
         lora_path: str = "",
         session: SessionParams | None = None,
-        **sampling: Any,
+        **sampling: SamplingParam,
     ) -> AsyncIterator[Delta]:
         """Yields deltas of all `n` sequences as they come. `sampling` are fields of SamplingParams. Cached
         prefixes are shared with requests of the same `cache_salt` only. `rid` is the request's id, for
@@ -197,11 +200,11 @@ class Engine(EngineControls):
             if not sink.is_over:
                 self._core.abort(request.id)
 
-    async def generate(self, prompt: PromptLike, **sampling: Any) -> Answer:
+    async def generate(self, prompt: PromptLike, **sampling: SamplingParam) -> Answer:
         """The first answer, when it is complete. Raises what `stream` raises."""
         return (await self.generate_n(prompt, **sampling))[0]
 
-    async def generate_n(self, prompt: PromptLike, **sampling: Any) -> list[Answer]:
+    async def generate_n(self, prompt: PromptLike, **sampling: SamplingParam) -> list[Answer]:
         """All `n` answers, when they are complete. Raises what `stream` raises."""
         answers = [Answer() for _ in range(int(sampling.get("n", 1)))]
         async for delta in self.stream(prompt, **sampling):
@@ -225,46 +228,76 @@ class Engine(EngineControls):
 class LLM(BlockingEngineControls):
     """Engine for blocking code: its event loop runs in a thread of its own."""
 
-    def __init__(self, **options: Any) -> None:
+    _engine: Engine
+
+    def __init__(self, **options: object) -> None:
         self._engine = Engine(**options)
         super().__init__(self._engine)
 
-    def generate(self, prompts: PromptLike | list[str], **sampling: Any) -> Any:
+    @overload
+    def generate(self, prompts: list[str], **sampling: SamplingParam) -> list[Answer]: ...
+
+    @overload
+    def generate(self, prompts: PromptLike, **sampling: SamplingParam) -> Answer: ...
+
+    def generate(self, prompts: PromptLike | list[str], **sampling: SamplingParam) -> Answer | list[Answer]:
         """An Answer for one prompt (text, token ids or chat messages), a list of Answers for a list of
         texts."""
         if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
             return self._call(self._generate_all, prompts, sampling)
-        return self._call(self._generate_one, prompts, sampling)
+        return self._call(self._generate_one, cast(PromptLike, prompts), sampling)
 
-    def embed(self, texts: Texts, **params: Any) -> np.ndarray:
+    def embed(
+        self,
+        texts: Texts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: int | None = None,
+    ) -> np.ndarray:
         """Embeddings of texts; see Vectors.embed (http/embeddings/library.py)."""
-        return self._call(partial(self._engine.embed, texts, **params))
+        return self._call(
+            partial(self._engine.embed, texts, dimensions=dimensions, normalize=normalize, truncate=truncate)
+        )
 
-    def encode(self, texts: Texts, **params: Any) -> Any:
+    def encode(self, texts: Texts, **params: object) -> JsonDict | list[JsonDict]:
         """Pooled vectors of texts; see Vectors.encode."""
         return self._call(partial(self._engine.encode, texts, **params))
 
-    def classify(self, texts: Texts, **params: Any) -> Any:
+    def classify(
+        self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None
+    ) -> Classes | list[Classes]:
         """Class probabilities of texts; see Vectors.classify."""
-        return self._call(partial(self._engine.classify, texts, **params))
+        return self._call(
+            partial(self._engine.classify, texts, use_activation=use_activation, truncate=truncate)
+        )
 
     def score(
         self,
         text_1: str | Sequence[str] | None = None,
         text_2: str | Sequence[str] | None = None,
-        **params: Any,
-    ) -> Any:
+        *,
+        use_activation: bool | None = None,
+        truncate: int | None = None,
+        **labels: object,
+    ) -> float | list[float] | list[list[float]]:
         """Scores of pairs of texts; see Vectors.score."""
-        return self._call(partial(self._engine.score, text_1, text_2, **params))
+        return self._call(
+            partial(
+                self._engine.score, text_1, text_2, use_activation=use_activation, truncate=truncate, **labels
+            )
+        )
 
-    def rerank(self, query: str, documents: Sequence[str], **params: Any) -> list[Ranked]:
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: int | None = None
+    ) -> list[Ranked]:
         """Documents by their relevance for a query; see Vectors.rerank."""
-        return self._call(partial(self._engine.rerank, query, documents, **params))
+        return self._call(partial(self._engine.rerank, query, documents, top_n=top_n, truncate=truncate))
 
-    async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
+    async def _generate_one(self, prompt: PromptLike, sampling: dict[str, SamplingParam]) -> Answer:
         return await self._engine.generate(prompt, **sampling)
 
-    async def _generate_all(self, prompts: list[str], sampling: dict[str, Any]) -> list[Answer]:
+    async def _generate_all(self, prompts: list[str], sampling: dict[str, SamplingParam]) -> list[Answer]:
         answers: list[Answer] = [Answer()] * len(prompts)
 
         async def one(index: int) -> None:
@@ -282,7 +315,7 @@ class LLM(BlockingEngineControls):
 class EngineApp:
     """An ASGI app that owns an engine: it lives from lifespan start-up to shut-down."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self._options = options
         self._app: ASGIApp | None = None
 
@@ -323,12 +356,12 @@ class EngineApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def asgi(**options: Any) -> EngineApp:
+def asgi(**options: object) -> EngineApp:
     """An ASGI app with an engine of its own; see the top of this file."""
     return EngineApp(**options)
 
 
-def _params(sampling: dict[str, Any]) -> SamplingParams:
+def _params(sampling: dict[str, SamplingParam]) -> SamplingParams:
     lone = {name: (sampling[name],) for name in ("stop", "stop_regex") if isinstance(sampling.get(name), str)}
     try:
         return msgspec.convert(sampling | lone, SamplingParams)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -74,7 +74,7 @@ def silence() -> None:
     _output.stream = None
 
 
-def get(name: str) -> Any:
+def get(name: str) -> structlog.BoundLogger:
     """A structlog logger whose lines carry `part=name`."""
     return structlog.wrap_logger(
         _output,
@@ -85,7 +85,7 @@ def get(name: str) -> Any:
 
 
 @contextmanager
-def phase(name: str, **facts: Any) -> Iterator[None]:
+def phase(name: str, **facts: object) -> Iterator[None]:
     """Logs one line with the seconds that the phase took; nothing when it fails, as the error is logged."""
     begin = time.monotonic()
     yield
@@ -126,9 +126,9 @@ def _drop_below(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
     return event
 
 
-def _render(logger: WrappedLogger, method: str, event: EventDict) -> Any:
+def _render(logger: WrappedLogger, method: str, event: EventDict) -> object:
     """The chain that `setup` chose last, so that loggers made before it follow."""
-    out: Any = event
+    out = event
     for renderer in _output.renderers:
         out = renderer(logger, method, out)
     return out

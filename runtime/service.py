@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
+from runtime.json_value import Fields
 from runtime.messages.memory import Part
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
@@ -60,9 +61,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     limits: Limits
     # defaults of SamplingParams for OpenAI requests, `preferred` among them
-    sampling_defaults: dict[str, Any] = {}
+    sampling_defaults: Fields = {}
     formats: AnswerFormats = AnswerFormats()  # how tool calls and reasoning are written in answers
-    preferred: dict[str, Any] = {}  # defaults of SamplingParams for all requests: --preferred-sampling-params
+    preferred: Fields = {}  # defaults of SamplingParams for all requests: --preferred-sampling-params
     has_tags: bool = False  # structural tags can constrain parts of a text (--grammar-backend xgrammar)
     pooling: Pooling | None = (
         None  # how an embedding model or classifier pools; None: the model generates text
@@ -282,7 +283,7 @@ class Service(Protocol):
         """How busy the runtime is now."""
         ...
 
-    def server_info(self) -> dict[str, Any]:
+    def server_info(self) -> Fields:
         """Version, model, state, options in force (secrets hidden), and memory of each rank;
         JSON-serialisable."""
         ...

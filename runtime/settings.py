@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
+from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
@@ -257,7 +257,11 @@ def scheduler_config(
             preemption_threshold=plan.schedule.priority_scheduling_preemption_threshold,
             patience=plan.schedule.max_overtakes,
             fair=plan.schedule.fair_share != "off",
-            weights=plan.schedule.fair_share_weights,
+            weights={
+                tenant: weight
+                for tenant, weight in plan.schedule.fair_share_weights.items()
+                if isinstance(weight, int | float)  # as the rules require
+            },
         ),
         admission=Admission(
             max_step_tokens=plan.schedule.max_step_tokens,
@@ -274,7 +278,7 @@ def scheduler_config(
     )
 
 
-def preferred_sampling(plan: Plan) -> dict[str, Any]:
+def preferred_sampling(plan: Plan) -> Fields:
     """Fields of SamplingParams from --preferred-sampling-params. Raises OptionsError."""
     preferred = plan.api.preferred_sampling_params or {}
     try:

@@ -12,7 +12,7 @@ number missing, and asks for a replay or, if the batch is gone, forgets what it 
 import time
 from collections import deque
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -24,6 +24,9 @@ from runtime.cache.journal import CacheEvent, CacheEvents
 from runtime.errors import OptionsError, install_line
 from runtime.metrics import Metrics
 from runtime.options.groups.observe import DEFAULT_ENDPOINT, KVEvents
+
+if TYPE_CHECKING:
+    import zmq
 
 END = b"\xff" * 8  # minus one
 YIELD_EVERY = 64  # batches of a replay after which other tasks get their turn
@@ -90,7 +93,7 @@ class EventsActor:
         self._context.destroy(linger=0)
         self._inbox.discard()
 
-    def _open(self, kind: int, endpoint: str, hwm: int, *, binds: bool) -> tuple[str, Any]:
+    def _open(self, kind: int, endpoint: str, hwm: int, *, binds: bool) -> "tuple[str, zmq.Socket[bytes]]":
         """-> the endpoint with the port that was taken, and the socket"""
         endpoint = _of_replica(endpoint, self._replica)
         socket = self._context.socket(kind)
@@ -114,9 +117,11 @@ class EventsActor:
         )
         self._metrics.kv_event_batches.add(1)
 
-    async def _serve_replays(self, replays: Any) -> None:
+    async def _serve_replays(self, replays: "zmq.Socket[bytes]") -> None:
+        descriptor = replays.getsockopt(self._zmq.FD)
+        assert isinstance(descriptor, int)
         while True:
-            await anyio.wait_readable(replays.getsockopt(self._zmq.FD))
+            await anyio.wait_readable(descriptor)
             while True:  # the descriptor signals changes only: all waiting messages must be read
                 try:
                     frames = replays.recv_multipart(self._zmq.NOBLOCK)
@@ -124,7 +129,7 @@ class EventsActor:
                     break
                 await self._replay(replays, frames)
 
-    async def _replay(self, replays: Any, frames: list[bytes]) -> None:
+    async def _replay(self, replays: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
         match frames:
             case [reader, b"", first] if len(first) == 8:
                 start = int.from_bytes(first, "big")

@@ -9,7 +9,6 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -323,7 +322,7 @@ def num_chars(prompt: Prompt, enough: int) -> int:
             return _chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)
 
 
-def _chars_within(value: Any, enough: int) -> int:
+def _chars_within(value: object, enough: int) -> int:
     """Characters of all strings inside; each container and number counts as one character, so that many small
     values count as much."""
     count = 0

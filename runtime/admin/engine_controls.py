@@ -82,7 +82,7 @@ class BlockingEngineControls(Blocking):
 
     def flush_cache(self) -> int:
         """Empties the prefix cache. -> pages freed"""
-        return int(self._call(self._engine.flush_cache))
+        return self._call(self._engine.flush_cache)
 
     def pause_generation(self, mode: PauseMode = "abort") -> None:
         """Plans no more steps; see EngineControls.pause_generation for `mode`."""

@@ -1,7 +1,7 @@
 """Commands to the schedulers of all replicas, and their answers."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 
@@ -30,13 +30,21 @@ class Answer(Generic[T]):
         return self._value  # type: ignore[return-value]  # it is given
 
 
+class OpenAnswer(Protocol):
+    """An answer of any type, of which only an error is set."""
+
+    def give(self, value: RequestError) -> None:
+        """Sets the answer."""
+        ...
+
+
 class SchedulerCommands:
     """Sends commands to the scheduler of each replica. Raises Unavailable while a replica loads, and after
     `close`."""
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
         self._replicas = tuple(replicas)
-        self._answers: set[Answer[Any]] = set()
+        self._answers: set[OpenAnswer] = set()
         self._end: RequestError | None = None
 
     def send(self, command: ToScheduler) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 from msgspec import structs
 
@@ -48,7 +47,7 @@ class Status:
             return structs.replace(self._replicas[0].load(), waiting=self._num_open())
         return combined([replica.load() for replica in self._replicas])
 
-    def ranks(self) -> list[dict[str, Any]]:
+    def ranks(self) -> list[dict[str, object]]:
         """Facts about each rank of each replica; JSON-serialisable."""
         return [
             {
@@ -96,7 +95,8 @@ class Status:
             _named("rank", [pid for supervisor in supervisors for pid in supervisor.ranks.pids]),
             _named("standby", [pid for supervisor in supervisors for pid in supervisor.standby.pids]),
         )
-        return metrics.render(dict(pids), self._plan.observe.extra_metric_labels)
+        labels = {name: str(value) for name, value in (self._plan.observe.extra_metric_labels or {}).items()}
+        return metrics.render(dict(pids), labels)
 
     def _count(self, schedulers: list[Scheduler]) -> None:
         """Sets the counters that schedulers keep themselves."""
@@ -137,7 +137,7 @@ def combined(loads: Sequence[Load]) -> Load:
     return Load(**sums | {"page_size": loads[0].page_size})
 
 
-def _sums(counts: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _sums(counts: Sequence[dict[str, int]] | Sequence[dict[str, float]]) -> dict[str, float]:
     return {
         name: sum([each.get(name, 0) for each in counts]) for name in dict(chain(*map(dict.items, counts)))
     }

@@ -2,8 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ class Piece(Struct, frozen=True):
 class Chat:
     """A conversation with one server: the messages so far, and sending the next one."""
 
-    def __init__(self, url: str, api_key: str | None = None, **parameters: Any) -> None:
+    def __init__(self, url: str, api_key: str | None = None, **parameters: object) -> None:
         """`parameters`: fields of each request; those that are None stay out. Raises StartError for a `url`
         that is no address."""
         self.url = _split(url)
@@ -108,7 +107,7 @@ class Chat:
             connection.close()
 
 
-def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+def _pieces(event: Mapping[str, object]) -> Iterator[Piece]:
     """The texts of one chunk. Raises StartError for an error event."""
     if "error" in event:
         raise StartError(f"the server ended the answer: {event['error'].get('message', event['error'])}")

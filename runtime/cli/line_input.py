@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 PROMPT = "> "
 
@@ -37,7 +37,7 @@ class EditedInput:
 
     is_person = True
 
-    def __init__(self, history: Path | None, commands: Iterable[str], **terminal: Any) -> None:
+    def __init__(self, history: Path | None, commands: Iterable[str], **terminal: object) -> None:
         """`history`: the file of earlier lines; None keeps none. `terminal`: input and output of
         prompt_toolkit, for tests."""
         from prompt_toolkit import PromptSession  # slow to import, and of use to people alone

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from msgspec import Struct
@@ -58,7 +58,7 @@ class Matcher(Protocol):
         False: the backend gave up."""
         ...
 
-    def fork(self) -> "Matcher":
+    def fork(self) -> Self:
         """A copy of the matcher; neither advances the other."""
         ...
 
@@ -86,7 +86,7 @@ class Backend(Protocol):
         """Raises GrammarError."""
         ...
 
-    def fill(self, matchers: list[Any], bits: np.ndarray) -> list[int]:
+    def fill(self, matchers: list[object], bits: np.ndarray) -> list[int]:
         """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> indices of those that
         gave up"""
         ...

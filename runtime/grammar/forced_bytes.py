@@ -2,19 +2,20 @@
 the other, up to a bound. Libraries have functions for it that do not end where no text does."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from runtime.grammar.backend import GrammarVocabulary, Matcher
 
+M = TypeVar("M", bound=Matcher)
 MAX_BYTES = 256
 
 
-class ForcedBytes:
+class ForcedBytes(Generic[M]):
     """Finds the forced bytes of matchers over one vocabulary."""
 
-    def __init__(self, terms: GrammarVocabulary, allows: Callable[[Any, bytes], bool]) -> None:
+    def __init__(self, terms: GrammarVocabulary, allows: Callable[[M, bytes], bool]) -> None:
         """`allows(matcher, byte)`: whether the byte may come next, for bytes that are no tokens; it may
         change the matcher."""
         self._allows = allows
@@ -28,7 +29,7 @@ class ForcedBytes:
         self._bits = np.empty(-(-len(terms.tokens) // 32), np.int32)
         self._tokens = terms.tokens
 
-    def find(self, matcher: Matcher) -> bytes:
+    def find(self, matcher: M) -> bytes:
         """The forced bytes after what `matcher` has accepted; at most MAX_BYTES. `matcher` stays where it
         is."""
         found = bytearray()
@@ -39,7 +40,7 @@ class ForcedBytes:
             found += self._tokens[token]
         return bytes(found)
 
-    def _only_byte(self, matcher: Matcher) -> int | None:
+    def _only_byte(self, matcher: M) -> int | None:
         """The token of the byte that all tokens begin with which may come next; None: there is no such
         byte, or the text may end."""
         if not matcher.fill(self._bits):

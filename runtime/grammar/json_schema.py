@@ -6,12 +6,12 @@ servers do that and clients expect it; an object that lists none stays open. The
 results.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from runtime.grammar.backend import GrammarError
+from runtime.json_value import JsonDict, JsonValue
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -37,7 +37,7 @@ _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
 # changes a part of a schema, given its path, to what the backend reads rightly
-Rewrite = Callable[[dict[str, Any], str], None]
+Rewrite = Callable[[JsonDict, str], None]
 
 
 def prepare_schema(
@@ -61,7 +61,7 @@ class _Walk:
         self._backend = backend
         self._num_nodes = 0
 
-    def close(self, node: Any, path: str, depth: int, *, is_part: bool = False) -> Any:
+    def close(self, node: object, path: str, depth: int, *, is_part: bool = False) -> JsonValue:
         """A copy of the schema at `path`, with objects closed. `is_part`: it is a member of allOf, which must
         not exclude the properties of the others."""
         self._num_nodes += 1
@@ -94,7 +94,7 @@ class _Walk:
             self._rewrite(closed, path)
         return closed
 
-    def _look(self, node: dict[str, Any], path: str) -> None:
+    def _look(self, node: Mapping[str, object], path: str) -> None:
         for key in self._unsupported & node.keys():
             if node[key] not in (False, None, {}, []):
                 raise GrammarError(

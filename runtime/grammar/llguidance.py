@@ -1,8 +1,6 @@
 """llguidance: regular expressions by derivatives under an Earley parser; nothing is computed ahead. Needs
 neither torch nor numpy."""
 
-from typing import Any
-
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -39,7 +37,7 @@ class LLGuidance:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_TokenizerAdapter(terms)), len(terms.tokens), list(terms.eos_ids)
         )
-        self._json: dict[str, Any] = {"whitespace_flexible": not terms.is_compact}
+        self._json: dict[str, object] = {"whitespace_flexible": not terms.is_compact}
         if not terms.is_compact:
             self._json["whitespace_pattern"] = terms.whitespace_pattern or rf"[ \n\r\t]{{1,{MAX_BLANKS}}}"
 

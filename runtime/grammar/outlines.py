@@ -1,8 +1,6 @@
 """outlines-core: a regular expression as a table of states and tokens, computed ahead in full. JSON Schema
 becomes a regular expression."""
 
-from typing import Any
-
 import numpy as np
 import outlines_core
 from outlines_core import json_schema
@@ -89,7 +87,7 @@ class Outlines:
 class OutlinesCompiled:
     """A compiled grammar."""
 
-    def __init__(self, index: Any, eos_id: int) -> None:
+    def __init__(self, index: outlines_core.Index, eos_id: int) -> None:
         self._index = index
         self._eos_id = eos_id
 

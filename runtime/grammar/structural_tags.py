@@ -2,11 +2,10 @@
 by token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-Json = dict[str, Any]
+from runtime.json_value import Fields
 
 
 def triggered_by_tokens(text: str, special: Mapping[str, int]) -> str:
@@ -37,7 +36,7 @@ def triggered_by_tokens(text: str, special: Mapping[str, int]) -> str:
     return msgspec.json.encode(rule).decode()
 
 
-def _tag(trigger: str, tags: Sequence[Json], special: Mapping[str, int]) -> Json:
+def _tag(trigger: str, tags: Sequence[Fields], special: Mapping[str, int]) -> Fields:
     """Everything that may follow one trigger, and the end marker, which all its tags share."""
     end = tags[0]["end"]
     if not isinstance(end, str) or any(tag["end"] != end for tag in tags):
@@ -56,12 +55,12 @@ def _tag(trigger: str, tags: Sequence[Json], special: Mapping[str, int]) -> Json
     }
 
 
-def _sequence(before: str, content: Json, after: str) -> Json:
+def _sequence(before: str, content: Fields, after: str) -> Fields:
     parts = [{"type": "const_string", "value": before}] if before else []
     parts.append(content)
     parts += [{"type": "const_string", "value": after}] if after else []
     return {"type": "sequence", "elements": parts}
 
 
-def _token(id: int) -> Json:
+def _token(id: int) -> Fields:
     return {"type": "token", "token": id}

@@ -2,7 +2,6 @@
 transformers."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import xgrammar
@@ -12,6 +11,7 @@ from runtime.grammar.choice_syntax import choices_as_ebnf
 from runtime.grammar.forced_bytes import ForcedBytes
 from runtime.grammar.json_schema import prepare_schema
 from runtime.grammar.structural_tags import triggered_by_tokens
+from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
 
 # keywords that the library ignores silently: an answer could violate them
@@ -71,7 +71,7 @@ class XGrammar:
         except (RuntimeError, ValueError) as error:
             raise GrammarError(first_line(error)) from error
 
-    def _compile(self, grammar: Grammar) -> Any:
+    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         compiler = self._compiler
         match grammar.kind:
             case "json_schema":
@@ -96,7 +96,7 @@ class XGrammar:
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
 
 
-def _bounds_as_pattern(node: dict[str, Any], path: str) -> None:
+def _bounds_as_pattern(node: JsonDict, path: str) -> None:
     """minLength and maxLength as a pattern: xgrammar's own bounded strings (0.2.8) may hold raw control
     characters, which is not JSON; its patterns exclude them."""
     low, high = node.pop("minLength", None), node.pop("maxLength", None)
@@ -118,7 +118,9 @@ class JumpForwardEncoder:
     """Encodes determined texts as tokens, with a cache for the shorter ones."""
 
     def __init__(self, terms: GrammarVocabulary) -> None:
-        self.forced = ForcedBytes(terms, lambda matcher, byte: matcher.inner.accept_string(byte))
+        self.forced: ForcedBytes[XGrammarMatcher] = ForcedBytes(
+            terms, lambda matcher, byte: matcher.inner.accept_string(byte)
+        )
         self._terms = terms
         self._short = lru_cache(KEPT)(self._write)
 
@@ -150,7 +152,7 @@ class JumpForwardEncoder:
 class XGrammarCompiled:
     """A compiled grammar."""
 
-    def __init__(self, compiled: Any, writer: JumpForwardEncoder) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, writer: JumpForwardEncoder) -> None:
         self._compiled = compiled
         self._writer = writer
 
@@ -162,7 +164,7 @@ class XGrammarCompiled:
 class XGrammarMatcher:
     """See Matcher."""
 
-    def __init__(self, matcher: Any, writer: JumpForwardEncoder) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, writer: JumpForwardEncoder) -> None:
         self.inner = matcher
         self._writer = writer
 

@@ -93,7 +93,8 @@ def respond_early(response: Response) -> ASGIApp:
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_open(message: Message) -> None:
-            await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
 
         await response(scope, receive, send_open)
         await discard_body(receive)

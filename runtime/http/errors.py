@@ -5,7 +5,7 @@ import gc
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -197,7 +197,7 @@ def _decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
             gc.enable()
 
 
-def convert(value: Any, kind: type[T], names: Mapping[str, str]) -> T:
+def convert(value: object, kind: type[T], names: Mapping[str, str]) -> T:
     """`value` as a `kind`. Raises InvalidRequest; `names` maps fields of `kind` to the client's names for
     them."""
     try:

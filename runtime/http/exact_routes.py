@@ -38,7 +38,7 @@ class ExactRoutes:
         found = None
         if cycle is not None and not scope["root_path"]:
             found = self._endpoints.get((scope["method"], scope["path"]))
-        if found is None:
+        if cycle is None or found is None:
             await self._fallback(scope, receive, send)
             return
         endpoint, level = found

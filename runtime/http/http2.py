@@ -16,7 +16,6 @@ Nothing grows with what a client does or leaves undone:
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable
-from typing import cast
 from urllib.parse import unquote
 
 from h2 import events as h2
@@ -146,16 +145,16 @@ class Http2:
     def _handle(self, event: h2.Event) -> None:
         match event:
             case h2.RequestReceived():
-                self._take(cast(int, event.stream_id), cast(Headers, event.headers))
+                self._take(event.stream_id, event.headers)
             case h2.DataReceived():
                 self._take_data(event)
             case h2.StreamEnded():
-                if (stream := self.streams.by_id.get(cast(int, event.stream_id))) is not None:
+                if (stream := self.streams.by_id.get(event.stream_id)) is not None:
                     stream.feed_end()
             case h2.StreamReset():
-                self._take_reset(cast(int, event.stream_id))
+                self._take_reset(event.stream_id)
             case h2.WindowUpdated():
-                if (stream := self.streams.by_id.get(cast(int, event.stream_id))) is not None:
+                if (stream := self.streams.by_id.get(event.stream_id)) is not None:
                     self.streams.take_turn(stream)
             case h2.RemoteSettingsChanged():
                 if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
@@ -178,10 +177,10 @@ class Http2:
             self.streams.serve(stream_id, scope)
 
     def _take_data(self, event: h2.DataReceived) -> None:
-        stream_id, num_bytes = cast(int, event.stream_id), cast(int, event.flow_controlled_length)
+        stream_id, num_bytes = event.stream_id, event.flow_controlled_length
         stream = self.streams.by_id.get(stream_id)
         if stream is not None:
-            stream.feed(cast(bytes, event.data), num_bytes)
+            stream.feed(event.data, num_bytes)
         elif num_bytes:  # the answer, a refusal, was complete before the body
             self.wire.acknowledge_received_data(num_bytes, stream_id)
 

@@ -30,11 +30,11 @@ from runtime.http.tenant_service import service_for, tenant_in
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
-Json = Mapping[str, Any]
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 Serve = Callable[[Service, bytes], Answer | Response]  # raises RequestError
-Call = Callable[[Service, Any], Awaitable[Any]]  # raises RequestError
-Show = Callable[[Service, Request], Any]  # raises RequestError
+# the second argument is a body of the row's type, `Operation.body`; raises RequestError
+Call = Callable[[Service, Any], Awaitable[object]]
+Show = Callable[[Service, Request], object]  # raises RequestError
 
 # What an answer is encoded as. "sse" and "ndjson": where the body asks for a stream; otherwise JSON.
 Media = Literal["json", "sse", "ndjson", "text", "binary", "html"]
@@ -55,9 +55,9 @@ class Operation(Struct, frozen=True):
     path: str
     summary: str
     body: type[Struct] | None = None
-    example: Json = {}  # of the body
-    answers: tuple[Any, ...] = ()
-    events: tuple[Any, ...] = ()
+    example: Mapping[str, object] = {}  # of the body
+    answers: tuple[object, ...] = ()
+    events: tuple[object, ...] = ()
     media: Media = "json"
     has_form: bool = False  # the body is a form with a file
     query: tuple[str, ...] = ()  # query parameters
@@ -91,7 +91,7 @@ class Operation(Struct, frozen=True):
             self.pattern or self.path, endpoint, methods=[*self.methods.split(), *self.undocumented.split()]
         )
 
-    def json_route(self, show: Callable[[Request], Any]) -> Route:
+    def json_route(self, show: Callable[[Request], object]) -> Route:
         """A route that answers with what `show` returns: a Response, an Answer, or a value of a type in
         `answers`.
 
@@ -106,10 +106,10 @@ class Operation(Struct, frozen=True):
 
         return self.route(endpoint)
 
-    def body_route(self, call: Callable[[Tenant, Any], Awaitable[Any]], max_bytes: int) -> Route:
+    def body_route(self, call: Callable[[Tenant, Any], Awaitable[object]], max_bytes: int) -> Route:
         """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
         returns for the tenant and the body: a Response, or a value of one of `answers`."""
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body or EmptyBody)
+        decoder: msgspec.json.Decoder[Struct] = msgspec.json.Decoder(self.body or EmptyBody)
 
         async def endpoint(request: Request) -> ASGIApp:
             body = await read_body(request.scope, request.receive, max_bytes)
@@ -117,7 +117,7 @@ class Operation(Struct, frozen=True):
 
         return self.route(endpoint)
 
-    def _response(self, value: Any) -> ASGIApp:
+    def _response(self, value: object) -> ASGIApp:
         if isinstance(value, Response | Answer):
             return value
         (kind,) = self.answers
@@ -127,7 +127,7 @@ class Operation(Struct, frozen=True):
 HELLO = [{"role": "user", "content": "Hello!"}]  # messages, for examples
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+def json_response(content: object, status: int = 200) -> Response:
     """`content` as JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 

@@ -12,11 +12,12 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Any
+from typing import cast
 from urllib.parse import unquote
 
 import anyio
 from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -230,7 +231,14 @@ class _Server:
         connection.flush()
         app = _Entry(self.app, self.context)
         server = HypercornConnection(
-            app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer
+            # hypercorn's scopes are TypedDicts, Starlette's are mappings
+            cast(AppWrapper, app),
+            asyncio.get_running_loop(),
+            self.config,
+            self.context,
+            {},
+            reader,
+            writer,
         )
         server.close_s = self.stuck_s
         server.over = asyncio.Event()
@@ -242,7 +250,7 @@ class _Server:
         reader.feed_data(data)
         self._run(_drive(connection, server))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[object, object, None]) -> None:
         task = self.tasks.create_task(work)
         self.running.add(task)
         task.add_done_callback(self._ended)
@@ -315,7 +323,9 @@ class _Entry:
         self.app = app
         self.context = context
 
-    async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
+    ) -> None:
         if scope["type"] == "websocket":
             scope["extensions"][TERMINATED] = self.context.terminated.wait
         await _serve(self.app, scope, receive, send)
@@ -336,7 +346,7 @@ async def _serve(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
     await app(scope, receive, send)
 
 
-def _make_relative(scope: Any) -> None:
+def _make_relative(scope: Scope) -> None:
     """Turns a target with scheme and host, as proxies are sent, into a path; its host becomes the request's
     (RFC 9112, 3.2.2)."""
     target = scope["raw_path"].partition(b"//")
@@ -348,7 +358,7 @@ def _make_relative(scope: Any) -> None:
     scope["headers"] = [(b"host", host), *[header for header in scope["headers"] if header[0] != b"host"]]
 
 
-def _head_bytes(scope: Any) -> int:
+def _head_bytes(scope: Scope) -> int:
     """The size of a request's head, about as it was sent."""
     size = len(scope["raw_path"]) + len(scope["query_string"])
     for name, value in scope["headers"]:

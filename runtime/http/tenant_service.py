@@ -1,11 +1,10 @@
 """The runtime as one tenant sees it: what it submits is its own, and adapters of others do not exist."""
 
-from typing import Any
-
 from msgspec import structs
 from starlette.types import Scope
 
 from runtime.http.auth import TENANT
+from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.tenants import EVERYBODY, NOBODY, Tenant
 from runtime.service import (
@@ -79,7 +78,7 @@ class TenantService:
         """How busy the runtime is now, with the requests of all tenants."""
         return self._service.load()
 
-    def server_info(self) -> dict[str, Any]:
+    def server_info(self) -> Fields:
         """Version, model, state, options in force and memory of each rank."""
         return self._service.server_info()
 

@@ -15,7 +15,6 @@ nothing for MAX_SEND_S is cut off.
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated as A
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -177,7 +176,7 @@ class Socket:
 
     async def _serve(self, message: ClientMessage, scope: anyio.CancelScope) -> None:
         id, path, body = message.id, message.path or "", bytes(message.body) or b"{}"
-        last: Any = {"id": id, "done": True}
+        last: dict[str, object] = {"id": id, "done": True}
         lease = BodyLease(self.budget)
         try:
             with scope:
@@ -200,7 +199,7 @@ class Socket:
         if not self.num_serving:
             self.emptied.set()
 
-    async def _answer(self, id: str, path: str, body: bytes) -> Any:
+    async def _answer(self, id: str, path: str, body: bytes) -> dict[str, object]:
         """Answers a request. -> the last message about it"""
         answer = self.served[path](self.service, body)
         if not isinstance(answer, Answer):
@@ -217,7 +216,7 @@ class Socket:
         await answer.stream_to(send)
         return {"id": id, "done": True}
 
-    async def _send(self, message: Any) -> None:
+    async def _send(self, message: object) -> None:
         """Sends a message. Raises TimeoutError and WebSocketDisconnect; the socket is of no use then."""
         async with self.lock:
             # half a message would make the rest unreadable
@@ -233,7 +232,7 @@ class Socket:
         tasks.cancel_scope.cancel()
 
 
-def _refusal(id: str, error: RequestError, path: str) -> dict[str, Any]:
+def _refusal(id: str, error: RequestError, path: str) -> dict[str, object]:
     return {"id": id, "status": error.status, **msgspec.to_builtins(error_body(error, path))}
 
 

@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -256,7 +256,7 @@ def _modelscope(job: Job) -> Path:
             "downloading from ModelScope needs its library: pip install modelscope; or unset "
             "SGLANG_USE_MODELSCOPE"
         ) from None
-    options: dict[str, Any] = {"cache_dir": job.model.cache_dir, "revision": job.model.revision}
+    options: dict[str, object] = {"cache_dir": job.model.cache_dir, "revision": job.model.revision}
     return Path(
         snapshot_download(
             job.model.repo,

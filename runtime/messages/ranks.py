@@ -1,10 +1,11 @@
 """Messages between the event-loop process and the ranks, except steps (messages/steps.py)."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
+from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
@@ -64,7 +65,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # logits processors: package.module:Class
-    config_overrides: dict[str, Any] = {}  # --json-model-override-args
+    config_overrides: JsonDict = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)

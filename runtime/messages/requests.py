@@ -5,12 +5,13 @@ client ─ GenerateRequest ─► tokenizer ─ Request ─► scheduler ...  de
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 
 from runtime.errors import RequestError
+from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.tenants import EVERYBODY, Tenant
@@ -33,9 +34,9 @@ class Tokens(Struct, frozen=True, tag=True):
 class Chat(Struct, frozen=True, tag=True):
     """A conversation for the chat template: messages, tools and the template's own variables."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    template_args: dict[str, Any] = {}
+    messages: list[JsonDict]
+    tools: list[JsonDict] | None = None
+    template_args: JsonDict = {}
     continue_final: bool = False  # the last message is the beginning of the answer
 
 
@@ -57,7 +58,8 @@ class Embeds(Struct, tag=True):
     """A prompt as embeddings, one row of numbers for each token. The tokenizer replaces JSON rows, which are
     many times as large, by an array."""
 
-    rows: Any  # a float32 array [tokens, hidden], anything that makes one, or each row as JSON (msgspec.Raw)
+    # a float32 array [tokens, hidden], or rows: as lists of numbers, or each as JSON (msgspec.Raw)
+    rows: np.ndarray | Sequence[object]
     ids: list[int] | None = None  # token ids of the rows; None: they stand for no tokens
 
 

@@ -5,11 +5,12 @@ tokenizer and again in the scheduler actor, so that no path around HTTP brings a
 """
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest, TooLong
+from runtime.json_value import JsonDict
 from runtime.messages.constraint import Rule
 
 MAX_N = 128
@@ -40,7 +41,7 @@ class Processor(Struct, frozen=True, array_like=True):
     """A logit processor of the server, by name, and its parameters (layers/sampling/processors.py)."""
 
     name: A[str, Meta(min_length=1, max_length=256)]
-    params: A[dict[str, Any], Meta(max_length=64)] = {}
+    params: A[JsonDict, Meta(max_length=64)] = {}
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

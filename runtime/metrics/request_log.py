@@ -12,10 +12,10 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from runtime import log
 from runtime.errors import RankDied, StartError
+from runtime.json_value import Fields
 from runtime.metrics import Metrics
 from runtime.metrics.line_writer import LineWriter, append
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
@@ -24,7 +24,7 @@ from runtime.options.plan import Plan
 CRASH_S = 300.0  # time for which ended requests are kept for a crash dump
 CRASH_REQUESTS = 10_000  # most requests that are kept
 
-Write = Callable[[dict[str, Any]], None]  # writes the fields of a line
+Write = Callable[[Fields], None]  # writes the fields of a line
 
 
 class Lines:
@@ -42,7 +42,7 @@ class Lines:
         if self._folder is not None:
             open_folder(self._folder)
 
-    def write(self, fields: dict[str, Any]) -> None:
+    def write(self, fields: Fields) -> None:
         """Writes one line."""
         line = as_json(fields) if self._is_json else as_text(fields)
         if self._folder is not None:
@@ -69,7 +69,7 @@ def open_folder(folder: Path) -> None:
         raise StartError(f"{folder} cannot be written to: {error.strerror}; choose another folder") from None
 
 
-def as_text(fields: dict[str, Any]) -> str:
+def as_text(fields: Fields) -> str:
     """The fields as one line of text, with values that may contain anything as JSON."""
     first = f"{fields['timestamp']} {fields.get('event', '')}".rstrip()
     rest = (
@@ -80,7 +80,7 @@ def as_text(fields: dict[str, Any]) -> str:
     return " ".join((first, *rest))
 
 
-def stamped(event: str, fields: dict[str, Any]) -> dict[str, Any]:
+def stamped(event: str, fields: Fields) -> Fields:
     """The fields of a line, with its time and event."""
     return {
         "timestamp": datetime.now().astimezone().isoformat(timespec="milliseconds"),
@@ -105,7 +105,7 @@ class RequestLog:
             stamped("request.finished", {"rid": record.request.id} | record.output_fields(self._level))
         )
 
-    def _write(self, fields: dict[str, Any]) -> None:
+    def _write(self, fields: Fields) -> None:
         for write in self._writes:
             write(fields)
 

@@ -9,11 +9,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from runtime.errors import RequestError
+from runtime.json_value import JsonValue
 from runtime.messages.requests import (
     Chat,
     Delta,
@@ -47,10 +48,10 @@ class Record:
     error: str = ""  # class of the error that it failed with
     texts: dict[int, list[str]] = field(default_factory=dict)  # parts of the output text, by sequence index
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, object]:
         """Token counts, latencies and how the request ended."""
         end_s = monotonic() if self.ended_s is None else self.ended_s
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "finish_reasons": self.reasons,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -61,14 +62,14 @@ class Record:
             fields["ttft_s"] = round(self.first_s - self.began_s, 6)
         return fields | ({"error": self.error} if self.error else {})
 
-    def input_fields(self, level: int) -> dict[str, Any]:
+    def input_fields(self, level: int) -> dict[str, object]:
         """Fields about the input. Level 0: its id and type; 1: also parameters without texts; 2: also the
         beginnings of texts; 3: whole texts.
 
         Salts and sessions, which give access to other requests' data, are on no level.
         """
         request = self.request
-        fields: dict[str, Any] = {"rid": request.id, "prompt": type(request.prompt).__name__.lower()}
+        fields: dict[str, object] = {"rid": request.id, "prompt": type(request.prompt).__name__.lower()}
         if request.adapter:
             fields["adapter"] = request.adapter
         if request.priority is not None:
@@ -82,7 +83,7 @@ class Record:
             fields["input"] = prompt_fields(request.prompt, level)
         return fields
 
-    def output_fields(self, level: int) -> dict[str, Any]:
+    def output_fields(self, level: int) -> dict[str, object]:
         """Fields about the output: its metrics; from level 2 on also the text, cut as `input_fields` cuts
         it."""
         if level < 2:
@@ -92,7 +93,7 @@ class Record:
         }
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> JsonValue:
     """Numbers, booleans and None as they are; other values, which may contain text, are hidden."""
     return value if isinstance(value, bool | int | float) or value is None else HIDDEN
 
@@ -102,7 +103,7 @@ def clipped(text: str, level: int) -> str:
     return text if level >= 3 or len(text) <= MAX_CHARS else text[:MAX_CHARS] + "..."
 
 
-def prompt_fields(prompt: Prompt, level: int) -> Any:
+def prompt_fields(prompt: Prompt, level: int) -> object:
     """A prompt for the log; texts and token ids are cut at levels below 3."""
     match prompt:
         case Text(text=text):
@@ -118,7 +119,7 @@ def prompt_fields(prompt: Prompt, level: int) -> Any:
             return [clipped(first, level), clipped(second, level)]
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """A value as JSON, even if it cannot be encoded: users of the library put anything into a prompt."""
     try:
         return msgspec.json.encode(value, enc_hook=repr).decode()

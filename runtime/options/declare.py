@@ -12,9 +12,11 @@ runtime choose" is written `"auto"`; None means "none of it". Each option has on
     planned       refused: known, but not here yet
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+
+from runtime.json_value import JsonDict
 
 Status = Literal["works", "superseded", "other-device", "planned"]
 Auto = Literal["auto"]
@@ -25,7 +27,8 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Seconds = Amount
-Json = dict[str, Any]
+Json = JsonDict
+Value: TypeAlias = Any  # of an option: its group declares the type, and it is checked when it is read
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +43,7 @@ class Derived(Struct, frozen=True):
     are what the value depends on.
     """
 
-    value: Any
+    value: Value
     reason: str
 
 
@@ -73,5 +76,5 @@ def on_device(device: str, help: str, *, aliases: tuple[str, ...] = (), note: st
     return _meta("other-device", help, aliases=aliases, note=note, device=device)
 
 
-def _meta(status: Status, help: str, **extra: Any) -> Meta:
+def _meta(status: Status, help: str, **extra: object) -> Meta:
     return Meta(description=help, extra={"status": status, **{k: v for k, v in extra.items() if v}})

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
@@ -72,7 +71,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
 )
 
 
-def as_object(row: Row) -> dict[str, Any]:
+def as_object(row: Row) -> dict[str, object]:
     """One row as an object for JSON."""
     return {
         "flag": row.flag,
@@ -96,7 +95,7 @@ def note(row: Row) -> str:
     return "; ".join(part for part in (devices, row.note, later) if part)
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """JSON Schema of a --config file: one property for each option that works or is superseded, by its name
     with dashes."""
     properties = {

@@ -9,12 +9,13 @@ driver for each graph is not counted.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.errors import ModelError
+from runtime.json_value import Fields
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.facts import MachineFacts
@@ -102,7 +103,7 @@ def stored_weights(folder: Path) -> Stored:
     )
 
 
-def _header(file: Path) -> dict[str, dict[str, Any]]:
+def _header(file: Path) -> dict[str, Fields]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""

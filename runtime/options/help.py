@@ -5,7 +5,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from runtime.errors import OptionsError
 from runtime.options.table import Row, foreign_rows, rows
@@ -76,7 +75,7 @@ def _wrap(text: str, indent: str) -> str:
     )
 
 
-def shown_default(default: Any) -> str:
+def shown_default(default: object) -> str:
     """A default as help and docs show it."""
     match default:
         case None:

@@ -10,13 +10,14 @@ Where an option is given several times, flags win over the file of --config, and
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.compat import vllm
+from runtime.options.declare import Value
 from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
@@ -37,7 +38,7 @@ class Setting(Struct, frozen=True):
     """One value given to one option. `alias` is its name as written by the user."""
 
     row: Row
-    value: Any
+    value: Value
     alias: str
     source: str
     reason: str = ""
@@ -53,7 +54,7 @@ def from_argv(argv: Sequence[str]) -> ParsedOptions:
     return _gather([*read, *flags], problems)
 
 
-def from_values(values: Mapping[str, Any], source: str = "argument") -> ParsedOptions:
+def from_values(values: Mapping[str, object], source: str = "argument") -> ParsedOptions:
     """Options by name, as the library takes them. Raises OptionsError with every problem found."""
     problems: list[str] = []
     return _gather(list(_named(values, source, "", problems)), problems)
@@ -107,7 +108,7 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
             _skip_values(words)
 
 
-def _take(row: Row, words: list[str]) -> Any:
+def _take(row: Row, words: list[str]) -> Value:
     """Pops the value of a flag from the reversed `words`; None where it is missing."""
     if row.takes == "switch":
         return words.pop() if words and words[-1].lower() in ("true", "false", "0", "1") else True
@@ -149,7 +150,7 @@ def _read_file(path: Path, problems: list[str]) -> list[Setting]:
     return list(_named(tree, f"file {path.name}", f" in {path.name}", problems))
 
 
-def _named(values: Mapping[Any, Any], source: str, where: str, problems: list[str]) -> Iterator[Setting]:
+def _named(values: Mapping[str, object], source: str, where: str, problems: list[str]) -> Iterator[Setting]:
     """Settings by option name, spelt with dashes or underscores; aliases work as they do on the command
     line."""
     for key, value in values.items():
@@ -171,7 +172,7 @@ def _unknown(alias: str, known: list[str], kind: str) -> str:
 
 
 def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
-    tree: dict[str, dict[str, Any]] = {}
+    tree: dict[str, dict[str, object]] = {}
     sources: dict[str, str] = {}
     reasons: dict[str, str] = {}
     notices: list[str] = []
@@ -230,7 +231,7 @@ def _refusal(row: Row, alias: str) -> str | None:
     return None
 
 
-def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[str]) -> bool:
+def _convert(setting: Setting, tree: dict[str, dict[str, object]], problems: list[str]) -> bool:
     """Puts the value into `tree` by group and name and returns True; or a sentence into `problems`, and
     returns False."""
     row, value = setting.row, setting.value
@@ -273,14 +274,14 @@ def _json_example(row: Row) -> str:
     return f"give an object{of} in quotes, like {row.flag} '{{\"{fields[0] if fields else 'name'}\": ...}}'"
 
 
-def _fields(kind: Any) -> tuple[str, ...]:
+def _fields(kind: object) -> tuple[str, ...]:
     """Field names of the struct that an option's type is or contains; none where there is no struct."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind.__struct_fields__
     return next((fields for part in get_args(kind) if (fields := _fields(part))), ())
 
 
-def _show(row: Row, value: Any) -> str:
+def _show(row: Row, value: object) -> str:
     if row.secret:
         return "(hidden)"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -4,7 +4,7 @@ A group without "auto" is in force as it was given. The others have a Plan class
 group, which narrows what "auto" stood for, and may add values of its own.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -12,10 +12,11 @@ from msgspec import Struct
 from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
+from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
 from runtime.options.groups.experts import ExpertsPlan
 from runtime.options.groups.graphs import GraphsPlan
-from runtime.options.groups.http import Api, Http
+from runtime.options.groups.http import Api, HttpPlan
 from runtime.options.groups.kernels import KernelsPlan
 from runtime.options.groups.logs import Logs
 from runtime.options.groups.lora import LoraPlan
@@ -39,7 +40,7 @@ class Provenance(Struct, frozen=True):
     """A value with its source (`default`, `flag --x`, `file server.yaml`, `argument` or `derived`) and the
     reason for it."""
 
-    value: Any
+    value: Value
     source: str
     reason: str = ""
 
@@ -49,7 +50,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     model: ModelPlan
     weights: Weights
-    http: Http
+    http: HttpPlan
     api: Api
     precision: PrecisionPlan
     memory: MemoryPlan
@@ -68,7 +69,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     why: dict[str, Provenance]  # by option name
     notices: list[str]  # for the log at start: options that were accepted without effect
 
-    def public(self) -> dict[str, dict[str, Any]]:
+    def public(self) -> dict[str, dict[str, object]]:
         """Every value by option name, with source and reason, ready for JSON; secrets are hidden."""
         secrets = {row.name for row in rows() if row.secret}
         return {

@@ -14,12 +14,12 @@ files of this package.
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import OptionsError
+from runtime.options.declare import Value
 from runtime.options.table import by_flag, by_name, canonical
 from runtime.regular_file import read_text
 
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "profiles"
 class Line(Struct, frozen=True, forbid_unknown_fields=True):
     """One setting of a profile, with its reason."""
 
-    value: Any
+    value: Value
     why: str
 
 

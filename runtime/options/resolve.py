@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -13,7 +12,7 @@ from runtime.errors import OptionsError
 from runtime.hub.source import HubModel, hub_model
 from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
-from runtime.options.declare import Derived, Group
+from runtime.options.declare import Derived, Group, Value
 from runtime.options.facts import MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.groups import (
     ascend,
@@ -50,10 +49,10 @@ class Choices:
                     value, parsed.sources.get(row.name, "default"), parsed.reasons.get(row.name, "")
                 )
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Value:
         return self.why[name].value
 
-    def auto(self, derivation: Callable[..., Derived], *dependencies: Any, name: str = "") -> None:
+    def auto(self, derivation: Callable[..., Derived], *dependencies: object, name: str = "") -> None:
         """Derives the value of the option that the function is named after, or of `name`, if it is "auto". A
         name that is no option is a value that only the plan has."""
         name = name or derivation.__name__
@@ -61,7 +60,7 @@ class Choices:
             derived = derivation(*dependencies)
             self.why[name] = Provenance(derived.value, "derived", derived.reason)
 
-    def expand(self, name: str, aliases: Mapping[Any, Derived]) -> None:
+    def expand(self, name: str, aliases: Mapping[Value, Derived]) -> None:
         """Replaces a value that stands for another one; its source stays."""
         if self[name] in aliases:
             meaning = aliases[self[name]]
@@ -128,7 +127,7 @@ def resolve(
     for name in RANK_VARIABLES:
         c.auto(ascend.rank_variable, name, device, machine, name=name)
     c.auto(null.null_vocab_size, model)
-    groups: dict[str, Any] = {  # by the names of Plan's fields, each of that field's type
+    groups: dict[str, Value] = {  # by the names of Plan's fields, each of that field's type
         field.name: _group(field.type, c)
         for field in structs.fields(Plan)
         if field.name not in ("why", "notices")

@@ -8,7 +8,7 @@ from msgspec import NODEFAULT, Struct, inspect, structs
 
 from runtime.options.compat.aliases import OLD, TITLES, Alias
 from runtime.options.compat.rtp_llm import RTP_LLM
-from runtime.options.declare import Status
+from runtime.options.declare import Status, Value
 from runtime.options.tree import Options
 
 Takes = Literal["switch", "one", "many", "json"]
@@ -24,7 +24,7 @@ class Row(Struct, frozen=True, kw_only=True):
     title: str  # of the group
     type: str  # as shown in help: int|auto, low|high, str ...
     takes: Takes  # what follows the flag: nothing, one word, many, one word of JSON
-    default: Any
+    default: Value
     choices: tuple[str, ...] | None
     later: tuple[str, ...]  # choices that are refused for now
     status: Status
@@ -33,9 +33,9 @@ class Row(Struct, frozen=True, kw_only=True):
     help: str
     note: str  # status superseded: what does it here; else why it differs from the reference
     secret: bool
-    convert: Any = Any  # the type that msgspec checks values against
+    convert: object = Any  # the type that msgspec checks values against
     means: str = ""  # a foreign alias: the flag of ours that its value passes on to
-    values: Mapping[str, Any] = {}  # a foreign alias: our value for each of their words
+    values: Mapping[str, Value] = {}  # a foreign alias: our value for each of their words
 
 
 @cache

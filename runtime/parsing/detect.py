@@ -4,7 +4,6 @@ its chat template shows."""
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -155,7 +154,7 @@ def markers_of(tool_calls: str | None, reasoning: str | None) -> tuple[str, ...]
     )
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     match value:
         case str():
             if value:

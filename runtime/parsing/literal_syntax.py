@@ -4,10 +4,10 @@ import ast
 import re
 import warnings
 from keyword import kwlist
-from typing import Any
 
 from msgspec import Struct
 
+from runtime.json_value import JsonValue
 from runtime.parsing.call_syntax import MAX_HELD, CallSink, checked_name
 from runtime.parsing.reader import MAX_NAME, SPACE, Malformed, Read, Reader, markers
 from runtime.parsing.schema_types import as_json
@@ -78,7 +78,7 @@ def balanced(reader: Reader) -> Read[str]:
     return reader.text[begin : at - 1]
 
 
-def keywords(text: str) -> dict[str, Any]:
+def keywords(text: str) -> dict[str, object]:
     """The keyword arguments of a call, which must be literals. Raises Malformed."""
     if not _parses(text):  # strings on several lines, or parameters whose names are words of Python
         text = _RESERVED.sub(rf"\1{_MARK}\2", text.replace("\r", "\\r").replace("\n", "\\n"))
@@ -114,7 +114,7 @@ def _key(keyword: ast.keyword) -> str:
     return keyword.arg.replace(_MARK, "")
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr) -> JsonValue:
     match node:
         case ast.Constant(value=str() as text):
             return text.replace(_MARK, "")
@@ -166,9 +166,9 @@ class BareCalls(Struct, frozen=True):
         sink.arguments(arguments)
         sink.end()
 
-    def _pairs(self, reader: Reader, depth: int) -> Read[dict[str, Any]]:
+    def _pairs(self, reader: Reader, depth: int) -> Read[dict[str, JsonValue]]:
         """Keys and values up to the closing brace."""
-        pairs: dict[str, Any] = {}
+        pairs: dict[str, JsonValue] = {}
         while True:
             yield from reader.space(",")
             if (yield from reader.sees("}")):
@@ -178,7 +178,7 @@ class BareCalls(Struct, frozen=True):
                 reader, depth + 1
             )
 
-    def _value(self, reader: Reader, depth: int) -> Read[Any]:
+    def _value(self, reader: Reader, depth: int) -> Read[JsonValue]:
         if depth > MAX_DEPTH or reader.at > MAX_HELD:
             raise Malformed
         yield from reader.space()
@@ -188,7 +188,7 @@ class BareCalls(Struct, frozen=True):
         if (yield from reader.sees("{")):
             return (yield from self._pairs(reader, depth))
         if (yield from reader.sees("[")):
-            values: list[object] = []
+            values: list[JsonValue] = []
             while True:
                 yield from reader.space(",")
                 if (yield from reader.sees("]")):
@@ -217,7 +217,7 @@ class BareCalls(Struct, frozen=True):
         return ""
 
 
-def _bare(text: str) -> Any:
+def _bare(text: str) -> JsonValue:
     if text in _WORDS:
         return _WORDS[text]
     if re.fullmatch(r"-?\d{1,300}", text):

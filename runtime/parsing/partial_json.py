@@ -5,10 +5,10 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from runtime.json_value import JsonValue
 from runtime.parsing.reader import SPACE, Malformed, Read, Reader
 
 _POINTS = re.compile(r'["{}\[\]]').search
@@ -93,7 +93,9 @@ def string(reader: Reader, most: int) -> Read[str]:
     begin = reader.at
     yield from reader.expect('"')
     yield from _within(reader, _string(reader, kept.append), begin, most)
-    return decode('"' + "".join(kept))
+    text = decode('"' + "".join(kept))
+    assert isinstance(text, str)
+    return text
 
 
 def captured(reader: Reader, most: int) -> Read[str]:
@@ -122,7 +124,7 @@ def _within(reader: Reader, reading: Read[None], begin: int, most: int) -> Read[
         raise Malformed
 
 
-def decode(text: str) -> Any:
+def decode(text: str) -> JsonValue:
     """The value of a JSON text. Raises Malformed."""
     try:
         return msgspec.json.decode(text)

@@ -4,9 +4,10 @@ import ast
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
-Schema = Mapping[str, Any]
+from runtime.json_value import JsonValue
+
+Schema = Mapping[str, JsonValue]
 Tools = Mapping[str, Schema]  # the schema of the parameters, by name of the function
 
 _NAMES = {"True": True, "False": False, "None": None}  # models write Python where JSON is meant
@@ -35,10 +36,10 @@ MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
 MAX_PYTHON = 2**14  # characters of a value that is read as Python's
 
 
-def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> dict[str, list[Any]]:
+def parameters_of(schema: object, root: Schema | None, depth: int = MAX_DEPTH) -> dict[str, list[JsonValue]]:
     """For each property, what a schema and the schemas it is composed of say of it."""
     schema = _resolved(schema, root)
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[JsonValue]] = {}
     if isinstance(properties := schema.get("properties"), Mapping):
         found = {name: [value] for name, value in properties.items()}
     for word in _JOINED if depth else ():
@@ -48,7 +49,7 @@ def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> d
     return found
 
 
-def child_of(schema: Any, name: str, root: Schema | None) -> Any:
+def child_of(schema: object, name: str, root: Schema | None) -> JsonValue:
     """The schema of a property; None: there is none."""
     schema = _resolved(schema, root)
     properties = schema.get("properties")
@@ -60,14 +61,14 @@ def child_of(schema: Any, name: str, root: Schema | None) -> Any:
     return others if isinstance(others, Mapping) else None
 
 
-def items_of(schema: Any, at: int, root: Schema | None) -> Any:
+def items_of(schema: object, at: int, root: Schema | None) -> JsonValue:
     """The schema of a list's item at this index."""
     schema = _resolved(schema, root)
     first = schema.get("prefixItems")
     return first[at] if isinstance(first, list) and at < len(first) else schema.get("items")
 
 
-def _resolved(schema: Any, root: Schema | None) -> Schema:
+def _resolved(schema: object, root: Schema | None) -> Schema:
     """The schema behind $ref, which must point into the same schema."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(ref := schema.get("$ref"), str):
@@ -80,13 +81,13 @@ def _resolved(schema: Any, root: Schema | None) -> Schema:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def kinds_of(schema: Any, root: Schema | None = None) -> frozenset[str]:
+def kinds_of(schema: object, root: Schema | None = None) -> frozenset[str]:
     """The types that a value may have; none where its schema does not say. `root`: the schema that $ref
     points into."""
     return _kinds(schema, root, MAX_DEPTH)
 
 
-def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
+def _kinds(schema: object, root: Schema | None, depth: int) -> frozenset[str]:
     schema = _resolved(schema, root)
     if not schema or not depth:
         return frozenset()
@@ -109,11 +110,11 @@ def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def value_of(text: str, types: frozenset[str]) -> Any:
+def value_of(text: str, types: frozenset[str]) -> JsonValue:
     """`text` as a value of one of the types: JSON of an allowed type is that value, anything else is a
     string.
 
@@ -137,11 +138,11 @@ def value_of(text: str, types: frozenset[str]) -> Any:
     return value if not types or not types.isdisjoint(_TYPES[type(value)]) or "string" not in types else text
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> JsonValue:
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
-def _mended(bare: str, text: str) -> Any:
+def _mended(bare: str, text: str) -> JsonValue:
     """A value that is JSON without its escapes, or a list or an object in Python's notation; `text` if it is
     neither."""
     if '\\"' in bare:
@@ -180,7 +181,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """The value as JSON text, with characters beyond ASCII as they are."""
     text = json.dumps(value, ensure_ascii=False)
     if not text.isascii():

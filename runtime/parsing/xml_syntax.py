@@ -1,10 +1,9 @@
 """Calls as markup: an element for each parameter, or nested elements. Types come from the tool's schema where
 the markup does not declare them."""
 
-from typing import Any
-
 from msgspec import Struct
 
+from runtime.json_value import JsonValue
 from runtime.parsing.call_syntax import MAX_HELD, CallSink, JsonCalls, checked_name, skip_optional, stream
 from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
 from runtime.parsing.schema_types import (
@@ -245,7 +244,7 @@ class NestedXmlCalls(Struct, frozen=True):
             children.append((inner, (yield from self._element(reader, inner, depth + 1))))
 
 
-def _value_of(element: Element, schema: Schema | None, root: Schema | None) -> Any:
+def _value_of(element: Element, schema: JsonValue, root: Schema | None) -> JsonValue:
     text, children = element
     types = kinds_of(schema, root)
     if not children:
@@ -258,15 +257,11 @@ def _value_of(element: Element, schema: Schema | None, root: Schema | None) -> A
         raise Malformed
     if "array" in types or ("object" not in types and {tag for tag, _ in children} == {"item"}):
         return [_value_of(child, items_of(schema, at, root), root) for at, (_, child) in enumerate(children)]
-    pairs: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+    pairs: dict[str, JsonValue] = {}
+    several: dict[str, list[JsonValue]] = {}
     for tag, child in children:
         value = _value_of(child, child_of(schema, tag, root), root)
-        counts[tag] = counts.get(tag, 0) + 1
-        if counts[tag] == 2:
-            pairs[tag] = [pairs[tag]]
-        if counts[tag] > 1:
-            pairs[tag].append(value)
-        else:
-            pairs[tag] = value
+        values = several.setdefault(tag, [])
+        values.append(value)
+        pairs[tag] = value if len(values) == 1 else values
     return pairs

@@ -1,8 +1,7 @@
 """The methods of the gRPC service. A request takes the same path as POST /generate; only its encoding
 differs."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from anyio.to_thread import run_sync
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +10,7 @@ from msgspec import Struct
 from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
+from runtime.http.embeddings.embedding_response import Embeddings
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import read_headers
@@ -24,6 +24,7 @@ from runtime.http.streaming.pace import merged
 from runtime.http.streaming.sse import encode
 from runtime.http.streaming.stream import MAX_WAITING_TOKENS
 from runtime.http.tenant_service import service_for
+from runtime.json_value import Fields
 from runtime.messages.cost import check_cost
 from runtime.messages.requests import Delta, Finish, TokenLogprob
 from runtime.messages.tenants import Tenant
@@ -48,30 +49,31 @@ class Calls:
         self.settings = settings
         self.types, _ = load()
 
-    async def health(self, _: Message, __: Caller) -> Any:
+    async def health(self, _: Message, __: Caller) -> Message:
         """-> HealthResponse"""
         health = self.service.health()
         return self.types["HealthResponse"](
             state=health.state, detail=health.detail, model=self.service.card.name
         )
 
-    async def embed(self, request: Message, caller: Caller) -> Any:
+    async def embed(self, request: Message, caller: Caller) -> Message:
         """-> EmbedResponse"""
         body = await self._body(request)
         answer = embeddings(self._service_of(caller), encode({"input": body.pop("texts", [])} | body))
         answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         result = await answer.complete()
+        assert isinstance(result, Embeddings)
         vectors = [self.types["Embedding"](values=one.embedding) for one in result.data]
         return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=result.usage.prompt_tokens)
 
-    async def abort(self, request: Any, caller: Caller) -> Any:
+    async def abort(self, request: Message, caller: Caller) -> Message:
         """-> AbortResponse"""
         if not request.rid:
             raise InvalidRequest("give rid, the beginning of the ids of the requests to abort", param="rid")
         aborted = self.service.control.abort(request.rid, caller.tenant)
         return self.types["AbortResponse"](aborted=aborted)
 
-    async def generate(self, request: Message, caller: Caller) -> AsyncIterator[Any]:
+    async def generate(self, request: Message, caller: Caller) -> AsyncGenerator[Message, None]:
         """Yields GenerateResponse messages."""
         content = encode(await self._body(request))
         await check_weight(content, self.settings.max_body_bytes)
@@ -102,11 +104,11 @@ class Calls:
     def _service_of(self, caller: Caller) -> Service:
         return service_for(self.service, caller.tenant)
 
-    async def _body(self, request: Message) -> dict[str, Any]:
+    async def _body(self, request: Message) -> Fields:
         """The body of a request; a large one is made in a worker thread."""
         return body_of(request) if request.ByteSize() <= UNWEIGHED_BYTES else await run_sync(body_of, request)
 
-    def _response(self, rid: str, choice: int, delta: Delta) -> Any:
+    def _response(self, rid: str, choice: int, delta: Delta) -> Message:
         return self.types["GenerateResponse"](
             rid=rid,
             index=choice,
@@ -121,8 +123,8 @@ class Calls:
             ],
         )
 
-    def _finish(self, end: Finish) -> Any:
-        matched: dict[str, Any] = {}
+    def _finish(self, end: Finish) -> Message:
+        matched: Fields = {}
         if end.matched is not None:
             matched = {"matched" if isinstance(end.matched, str) else "matched_id": end.matched}
         return self.types["Finish"](
@@ -133,7 +135,7 @@ class Calls:
             **matched,
         )
 
-    def _logprob(self, token: TokenLogprob) -> Any:
+    def _logprob(self, token: TokenLogprob) -> Message:
         kind = self.types["TokenLogprob"]
         return kind(
             id=token.token_id,
@@ -166,9 +168,9 @@ class Waiting:
         return list(deltas.items())
 
 
-def body_of(request: Message) -> dict[str, Any]:
+def body_of(request: Message) -> Fields:
     """The body of /generate with the fields that are set."""
-    body: dict[str, Any] = MessageToDict(request, preserving_proto_field_name=True)
+    body: Fields = MessageToDict(request, preserving_proto_field_name=True)
     if "input_embeds" in body:
         body["input_embeds"] = [row.get("values", []) for row in body["input_embeds"]]
     for part in (body, body.get("sampling_params", {})):

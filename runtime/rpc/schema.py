@@ -4,10 +4,10 @@ types are made at start."""
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 SOURCE = Path(__file__).with_name("runtime.proto")
@@ -90,7 +90,7 @@ def _camel(name: str) -> str:
 
 
 @cache
-def load() -> tuple[dict[str, Any], list[Method]]:
+def load() -> tuple[dict[str, type[Message]], list[Method]]:
     """The message types by name, and the methods of the service."""
     file, methods = read(SOURCE.read_text(encoding="utf-8"))
     pool = DescriptorPool()

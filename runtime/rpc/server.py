@@ -3,15 +3,15 @@ are those of the HTTP routes."""
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import anyio
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
 from runtime.http.auth import Level
@@ -33,7 +33,7 @@ CODES = {
 }
 GRACE_S = 30.0  # for running calls, after shutdown
 
-Context = Any  # grpc.aio.ServicerContext
+Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class Rpc:
@@ -83,9 +83,9 @@ class Rpc:
                 await self.server.stop(min(GRACE_S, remaining_s()) if shutdown.is_set() else 0)
 
     def _one(
-        self, level: Level, kind: Any, call: Callable[[Any, Caller], Awaitable[Any]]
-    ) -> Callable[[bytes, Context], Awaitable[Any]]:
-        async def method(data: bytes, context: Context) -> Any:
+        self, level: Level, kind: type[Message], call: Callable[[Message, Caller], Awaitable[Message]]
+    ) -> Callable[[bytes, Context], Awaitable[Message]]:
+        async def method(data: bytes, context: Context) -> Message:
             try:
                 caller = self._authenticate(level, context)
                 return await call(_read(kind, data), caller)
@@ -95,9 +95,12 @@ class Rpc:
         return method
 
     def _several(
-        self, level: Level, kind: Any, call: Callable[[Any, Caller], AsyncIterator[Any]]
-    ) -> Callable[[bytes, Context], AsyncIterator[Any]]:
-        async def method(data: bytes, context: Context) -> AsyncIterator[Any]:
+        self,
+        level: Level,
+        kind: type[Message],
+        call: Callable[[Message, Caller], AsyncGenerator[Message, None]],
+    ) -> Callable[[bytes, Context], AsyncIterator[Message]]:
+        async def method(data: bytes, context: Context) -> AsyncIterator[Message]:
             answers = None
             try:
                 caller = self._authenticate(level, context)
@@ -108,7 +111,7 @@ class Rpc:
                 await _refuse(error, context)
             finally:
                 if answers is not None:
-                    await answers.aclose()  # type: ignore[attr-defined]
+                    await answers.aclose()
 
         return method
 
@@ -120,7 +123,7 @@ class Rpc:
         return Caller(self.settings.keys.identify(level, headers), headers)
 
 
-def _read(kind: Any, data: bytes) -> Any:
+def _read(kind: type[Message], data: bytes) -> Message:
     """Raises InvalidRequest."""
     try:
         return kind.FromString(data)

@@ -8,7 +8,6 @@ that become free go to the adapter of the sequence that has waited longest.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -35,7 +34,7 @@ class LoraSlot(Struct):
     num_users: int = 0  # running sequences
     is_pinned: bool = False  # its adapter stays
     is_closed: bool = False  # to newcomers
-    kept_for: list[Any] = []  # sequences that waited for it and have not started yet
+    kept_for: list[Sequence] = []  # sequences that waited for it and have not started yet
 
     @property
     def is_idle(self) -> bool:

@@ -14,9 +14,11 @@ lose or damage records, and tokens stay right.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
+
+from runtime.json_value import JsonDict
 
 
 class Damaged(Exception):
@@ -28,7 +30,7 @@ class BackendConfig(Struct, frozen=True, kw_only=True):
 
     record_bytes: int  # size of every record
     identity: bytes  # 16 bytes: the same for servers that can use one another's records
-    settings: dict[str, Any]  # fields of the JSON, without those that the tier itself reads
+    settings: JsonDict  # fields of the JSON, without those that the tier itself reads
 
 
 class Backend(Protocol):

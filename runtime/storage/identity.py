@@ -12,7 +12,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ HEADER_LIMIT = 100_000_000  # the format's own
 IDENTITY_BYTES = 16
 
 
-def identity(**facts: Any) -> bytes:
+def identity(**facts: object) -> bytes:
     """The digest of facts that msgspec can encode."""
     encoded = msgspec.json.encode(sorted(facts.items()))
     return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, person=b"runtime pages").digest()

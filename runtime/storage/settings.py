@@ -4,10 +4,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any
 
 import msgspec
 from msgspec import Meta, Struct
+
+from runtime.json_value import JsonDict, JsonValue
 
 # SGLang's variable, so that its users need not set another one
 DIR_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
@@ -56,17 +57,17 @@ TIER_NAMES = frozenset(TierSettings.__struct_fields__)
 PLUG_IN_NAMES = frozenset(PlugInSettings.__struct_fields__)
 
 
-def tier_settings(config: Mapping[str, Any] | None) -> TierSettings:
+def tier_settings(config: Mapping[str, JsonValue] | None) -> TierSettings:
     """The tier's part of the configuration. Raises msgspec.ValidationError."""
     return msgspec.convert(_only(config, TIER_NAMES), TierSettings)
 
 
-def backend_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def backend_settings(config: Mapping[str, JsonValue] | None) -> JsonDict:
     """The backend's part of the configuration."""
     return {name: value for name, value in (config or {}).items() if name not in TIER_NAMES}
 
 
-def problem(backend: str, config: Mapping[str, Any] | None) -> str | None:
+def problem(backend: str, config: Mapping[str, JsonValue] | None) -> str | None:
     """Why the configuration is not possible, as the end of a sentence; None: it is possible."""
     own = backend_settings(config)
     try:
@@ -85,5 +86,5 @@ def problem(backend: str, config: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _only(config: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Any]:
+def _only(config: Mapping[str, JsonValue] | None, names: frozenset[str]) -> JsonDict:
     return {name: value for name, value in (config or {}).items() if name in names}

@@ -7,12 +7,12 @@ import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 from msgspec import Struct
 
 from runtime import log
 from runtime.errors import StartError, Unavailable
+from runtime.json_value import JsonValue
 from runtime.storage.backend import Backend, BackendConfig, Damaged
 from runtime.storage.files import FileBackend
 from runtime.storage.record import HEADER_BYTES, header, is_intact
@@ -140,7 +140,7 @@ class Store:
             )
 
 
-def open_store(backend: str, settings: Mapping[str, Any], identity: bytes, page_bytes: int) -> Store:
+def open_store(backend: str, settings: Mapping[str, JsonValue], identity: bytes, page_bytes: int) -> Store:
     """Opens the backend that --hicache-storage-backend names. Blocks. Raises StartError."""
     config = BackendConfig(record_bytes=HEADER_BYTES + page_bytes, identity=identity, settings=dict(settings))
     return Store(FileBackend(config) if backend == "file" else _plug_in(config), identity)

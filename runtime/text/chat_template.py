@@ -6,11 +6,11 @@ a sandbox (jinja_sandbox.py) with time and output bounded.
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from jinja2 import TemplateError, nodes
 
 from runtime.errors import InvalidRequest, ModelError
+from runtime.json_value import Fields, JsonValue
 from runtime.messages.requests import Chat
 from runtime.text.jinja_sandbox import TURN, Sandbox, Turns
 
@@ -62,8 +62,12 @@ class ChatTemplates:
                 f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs"
             )
         messages = [_plain_message(message, self._reads_parts[name]) for message in chat.messages]
-        variables = {TURN: Turns(), "add_generation_prompt": not chat.continue_final, "documents": None}
-        variables |= self._special_tokens | chat.template_args
+        variables: Fields = {
+            TURN: Turns(),
+            "add_generation_prompt": not chat.continue_final,
+            "documents": None,
+        }
+        variables |= {**self._special_tokens, **chat.template_args}
         final = None
         if chat.continue_final:
             if variables["add_generation_prompt"]:
@@ -136,7 +140,7 @@ def _reads_parts(tree: nodes.Template) -> bool:
     )
 
 
-def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
+def _plain_message(message: Fields, reads_parts: bool) -> Fields:
     """A message as templates expect it: text parts joined for templates that take strings, arguments as
     objects, reasoning under each of its names."""
     message = dict(message)
@@ -157,20 +161,23 @@ def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]
     return message
 
 
-def _plain_call(call: Any) -> Any:
+def _plain_call(call: JsonValue) -> JsonValue:
     """OpenAI's API has `arguments` as a JSON string, templates expect an object. Anything but a JSON object
     stays as it is."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    written = function.get("arguments")
+    if not isinstance(written, str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(written)
     except (ValueError, RecursionError):
         return call
     return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
 
 
-def _mark_final(messages: list[dict[str, Any]]) -> str:
+def _mark_final(messages: list[Fields]) -> str:
     """Puts CUT behind the final message's text. -> that text"""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, str):

@@ -2,7 +2,6 @@
 ranks."""
 
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,7 +50,7 @@ def _copy(rows: np.ndarray, width: int) -> np.ndarray:
         return np.array(rows, np.float32, order="C")
 
 
-def _numbers(row: Any, index: int, width: int) -> np.ndarray:
+def _numbers(row: object, index: int, width: int) -> np.ndarray:
     try:
         numbers = _row.decode(row) if isinstance(row, msgspec.Raw) else row
         with np.errstate(over="ignore"):

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 from jinja2 import TemplateRuntimeError
+
+T = TypeVar("T")
 
 MAX_WIDTH = 1 << 20  # characters or items that one operation may make of a short value
 MAX_TEXT = 1 << 24  # characters or items of texts and lists that are joined
@@ -20,7 +22,7 @@ _NESTED = re.compile(r"\{[^{}]*\{")  # a field whose format has a field
 _PERCENT = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
 
 
-def check_width(width: Any) -> None:
+def check_width(width: object) -> None:
     """A width, an indentation or a number of digits."""
     size = len(width) if isinstance(width, str) else abs(width) if isinstance(width, int | float) else 0
     if not size <= MAX_PAD:
@@ -38,13 +40,13 @@ def join(parts: Iterable[str]) -> str:
     return "".join(kept)
 
 
-def check_sum(left: Any, right: Any) -> None:
+def check_sum(left: object, right: object) -> None:
     """`left + right`"""
     if _length(left) + _length(right) > MAX_TEXT:
         raise TemplateRuntimeError(f"it adds values to more than {MAX_TEXT} items")
 
 
-def check_product(left: Any, right: Any) -> None:
+def check_product(left: object, right: object) -> None:
     """`left * right`"""
     if _length(left) * _times(right) + _length(right) * _times(left) > MAX_WIDTH:
         raise TemplateRuntimeError(f"it repeats a value to more than {MAX_WIDTH} items")
@@ -52,13 +54,13 @@ def check_product(left: Any, right: Any) -> None:
         raise TemplateRuntimeError("it takes a product of large numbers")
 
 
-def check_power(left: Any, right: Any) -> None:
+def check_power(left: object, right: object) -> None:
     """`left ** right`"""
     if not (_is_small(left) and _is_small(right)):
         raise TemplateRuntimeError("it takes a power of large numbers")
 
 
-def check_percent(left: Any, right: Any) -> None:
+def check_percent(left: object, right: object) -> None:
     """`left % right`, which is a format where `left` is a text."""
     if isinstance(left, str | bytes):
         text = left if isinstance(left, str) else left.decode("latin-1")
@@ -72,7 +74,7 @@ def check_format(text: str) -> None:
         raise TemplateRuntimeError("it formats a value to a width of five digits, or to one that is computed")
 
 
-def check_method(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_method(method: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """A call of a method of a text or a number; other functions are free."""
     owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
     if isinstance(owner, str | bytes) and (check := METHODS.get(name)) is not None:
@@ -81,39 +83,39 @@ def check_method(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         raise TemplateRuntimeError(f"it calls {name}, which templates may not")
 
 
-def checked(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+def checked(function: Callable[..., T], check: Callable[..., None]) -> Callable[..., T]:
     """A filter that checks its arguments first. What Jinja passes before them stays first."""
     passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    def filter(*args: Any, **kwargs: Any) -> Any:
+    def filter(*args: object, **kwargs: object) -> T:
         check(*args[passed:], **kwargs)
         return function(*args, **kwargs)
 
     return update_wrapper(filter, function)
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple) else 0
 
 
-def _times(value: Any) -> int:
+def _times(value: object) -> int:
     return max(0, value) if isinstance(value, int) else 0
 
 
-def _bits(value: Any) -> int:
+def _bits(value: object) -> int:
     return value.bit_length() if isinstance(value, int) else 0
 
 
-def _is_small(value: Any) -> bool:
+def _is_small(value: object) -> bool:
     return not isinstance(value, int) or abs(value) <= 1024
 
 
-def _check_pad(value: Any, width: Any = 0, *_: Any, **more: Any) -> None:
+def _check_pad(value: object, width: object = 0, *_: object, **more: object) -> None:
     for one in (width, *more.values()):
         check_width(one)
 
 
-def _check_indent(value: Any, width: Any = 4, *_: Any, **__: Any) -> None:
+def _check_indent(value: object, width: int | str = 4, *_: object, **__: object) -> None:
     check_width(width)
     text = str(value)
     size = len(width) if isinstance(width, str) else int(width)
@@ -121,20 +123,21 @@ def _check_indent(value: Any, width: Any = 4, *_: Any, **__: Any) -> None:
         raise TemplateRuntimeError(f"it indents a text to more than {MAX_TEXT} characters")
 
 
-def _check_tabs(text: Any, tabsize: Any = 8) -> None:
+def _check_tabs(text: str | bytes, tabsize: object = 8) -> None:
     check_width(tabsize)
-    if len(text) + text.count("\t" if isinstance(text, str) else b"\t") * _times(tabsize) > MAX_TEXT:
+    tabs = text.count("\t") if isinstance(text, str) else text.count(b"\t")
+    if len(text) + tabs * _times(tabsize) > MAX_TEXT:
         raise TemplateRuntimeError(f"it expands tabs to more than {MAX_TEXT} characters")
 
 
-def _check_replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
+def _check_replaced(text: object, old: object = "", new: object = "", *_: object, **__: object) -> None:
     text, old, new = str(text), str(old), str(new)
     if len(text) + text.count(old) * len(new) > MAX_TEXT:
         raise TemplateRuntimeError(f"it replaces parts of a text to more than {MAX_TEXT} characters")
 
 
-def _check_joined(separator: Any, values: Any = (), *_: Any) -> None:
-    if _length(values):
+def _check_joined(separator: str | bytes, values: object = (), *_: object) -> None:
+    if isinstance(values, str | bytes | list | tuple) and values:
         room = MAX_TEXT - len(separator) * len(values)
         for value in values:
             room -= _length(value)
@@ -142,30 +145,32 @@ def _check_joined(separator: Any, values: Any = (), *_: Any) -> None:
             raise TemplateRuntimeError(f"it joins texts to more than {MAX_TEXT} characters")
 
 
-def _check_join(values: Any, d: Any = "", *_: Any, **__: Any) -> None:
+def _check_join(values: object, d: object = "", *_: object, **__: object) -> None:
     _check_joined(str(d), values)
 
 
-def _check_wrapped(value: Any, width: Any = 79, _: Any = True, wrapstring: Any = None, *more: Any) -> None:
+def _check_wrapped(
+    value: object, width: object = 79, _: object = True, wrapstring: object = None, *more: object
+) -> None:
     text = str(value)
     if len(text) * _length(wrapstring or "\n") // max(1, _times(width)) > MAX_WIDTH:
         raise TemplateRuntimeError(f"it wraps a text to more than {MAX_WIDTH} characters")
 
 
-def _check_count(value: Any, count: Any = 0, *_: Any, **__: Any) -> None:
+def _check_count(value: object, count: object = 0, *_: object, **__: object) -> None:
     if _times(count) > MAX_WIDTH:
         raise TemplateRuntimeError(f"it makes a list of more than {MAX_WIDTH} items")
 
 
-def _check_translated(*_: Any) -> None:
+def _check_translated(*_: object) -> None:
     raise TemplateRuntimeError("it calls translate, which templates may not")
 
 
-def _check_format_filter(value: Any, *args: Any, **kwargs: Any) -> None:
+def _check_format_filter(value: object, *args: object, **kwargs: object) -> None:
     check_percent(str(value), args or kwargs)
 
 
-def _check_sum_filter(iterable: Any, attribute: Any = None, start: Any = 0, **_: Any) -> None:
+def _check_sum_filter(iterable: object, attribute: object = None, start: object = 0, **_: object) -> None:
     if not isinstance(start, int | float):
         raise TemplateRuntimeError("it sums what are no numbers")
     if isinstance(iterable, list | tuple) and any(_length(one) for one in islice(iterable, MAX_WIDTH)):

@@ -9,10 +9,11 @@ before it is made (jinja_bounds.py); that holds for the constants that Jinja com
 import json
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, NoReturn
+from types import BuiltinMethodType, MethodType
+from typing import NoReturn
 
 from jinja2 import TemplateError, TemplateRuntimeError, nodes
-from jinja2.compiler import CodeGenerator
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -40,7 +41,7 @@ class Turns:
 class CountedLoops(CodeGenerator):
     """Compiles templates whose loops and macros call TURN first."""
 
-    def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         """Adds the calls, then compiles as usual."""
         for part in node.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             turn = nodes.Output([nodes.Call(nodes.Name(TURN, "load"), [], [], None, None)])
@@ -49,7 +50,7 @@ class CountedLoops(CodeGenerator):
             part.body.insert(0, turn)
         super().visit_Template(node, frame)
 
-    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         """`a ~ b` as Sandbox.joined."""
         self.write("environment.joined((")
         for part in node.nodes:
@@ -76,7 +77,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "strftime_now": lambda format: datetime.now().strftime(format),
         }
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Bounds what grows."""
         # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as
         # JSON
@@ -88,17 +89,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         bounds.BINARY[operator](left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, function: object, /, *args: object, **kwargs: object) -> object:
         """Bounds what methods of texts make."""
         bounds.check_method(function, args, kwargs)
         return super().call(context, function, *args, **kwargs)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         """Bounds the widths of `format` and `format_map`."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is None:
-            return None
-        return bounds.checked(wrapped, lambda *_, **__: bounds.check_format(value.__self__))
+        if wrapped is None or not isinstance(value, MethodType | BuiltinMethodType):
+            return wrapped
+        form = value.__self__
+        assert isinstance(form, str)
+        return bounds.checked(wrapped, lambda *_, **__: bounds.check_format(form))
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
@@ -106,7 +109,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return bounds.join(parts)
 
     @staticmethod
-    def joined(parts: Iterable[Any]) -> str:
+    def joined(parts: Iterable[object]) -> str:
         """The texts of some values, joined."""
         return bounds.join(map(str, parts))
 
@@ -126,7 +129,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,

@@ -10,6 +10,7 @@ loop.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from runtime.errors import InvalidRequest, install_line
@@ -23,6 +24,7 @@ MAX_WORK = 1 << 18
 MAX_MEMORY = 1 << 20  # bytes that RE2 may take for one
 ASSERTIONS = ("$", "\\b", "\\B", "\\z")  # may hold at the end of a text, and not when more text follows
 FIELD = "stop_regex"
+Compiled = Any  # an expression of google-re2, which has no types
 
 
 class Expression:
@@ -30,7 +32,7 @@ class Expression:
 
     __slots__ = ("name", "compiled", "width", "sees_end")
 
-    def __init__(self, name: str, regex: str, compiled: Any) -> None:
+    def __init__(self, name: str, regex: str, compiled: Compiled) -> None:
         self.name = name
         self.compiled = compiled
         self.sees_end = any(assertion in regex for assertion in ASSERTIONS)
@@ -75,7 +77,7 @@ class StopRegexes:
             )
 
 
-def _engine() -> Any:
+def _engine() -> ModuleType:
     """The re2 module, imported when it is first needed. Raises InvalidRequest where it is not installed."""
     try:
         import re2
@@ -86,7 +88,7 @@ def _engine() -> Any:
     return re2
 
 
-def _compile(re2: Any, index: int, regex: str) -> Any:
+def _compile(re2: ModuleType, index: int, regex: str) -> Compiled:
     """Raises InvalidRequest, with the index of the expression."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, MAX_MEMORY

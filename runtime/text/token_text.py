@@ -11,9 +11,9 @@ family U+FFFD for each byte, as SentencePiece does. (There, `tokenizers` turns a
 U+FFFD when any of it is invalid. A stream cannot: valid characters of the run have been sent already.)
 """
 
-from typing import Any
-
 from msgspec import Struct
+
+from runtime.json_value import Fields, JsonValue
 
 TokenText = str | bytes
 SPACE_MARK = "\u2581"  # ▁
@@ -36,7 +36,7 @@ class DecoderRule(Struct, frozen=True):
     leading_spaces: int = 0
 
 
-def decoder_rule(decoder: dict[str, Any] | None) -> DecoderRule | None:
+def decoder_rule(decoder: Fields | None) -> DecoderRule | None:
     """The rule of a decoder as tokenizer.json writes it; None where a table cannot stand for it."""
     match _steps(decoder):
         case [{"type": "ByteLevel"}]:
@@ -45,15 +45,16 @@ def decoder_rule(decoder: dict[str, Any] | None) -> DecoderRule | None:
             return _sentencepiece_rule(steps)
 
 
-def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    if decoder["type"] == "Sequence":
-        return [step for part in decoder["decoders"] for step in _steps(part)]
-    return [decoder]
+def _steps(decoder: JsonValue) -> list[Fields]:
+    match decoder:
+        case {"type": "Sequence", "decoders": list(parts)}:
+            return [step for part in parts for step in _steps(part)]
+        case dict():
+            return [decoder]
+    return []
 
 
-def _sentencepiece_rule(steps: list[dict[str, Any]]) -> DecoderRule | None:
+def _sentencepiece_rule(steps: list[Fields]) -> DecoderRule | None:
     """The order of steps matters: marks are replaced before bytes are joined, and only a fused text has one
     start to be stripped."""
     rest = list(steps)

@@ -8,12 +8,12 @@ chat_template.json       the default template, in a JSON object
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.json_value import Fields
 from runtime.regular_file import read_regular, read_text
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -68,23 +68,23 @@ def read_files(folder: Path) -> TokenizerFiles:
     )
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> Fields:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(read_regular(path), type=dict[str, Any])
+        return msgspec.json.decode(read_regular(path), type=Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(f"{path.name} is not a JSON object ({error}); fetch it again") from None
 
 
-def _content(value: Any) -> str | None:
+def _content(value: object) -> str | None:
     """The text of a token, which is written as a string or as an object with its content."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
-def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _templates(folder: Path, config: Fields) -> dict[str, str]:
     source = config.get("chat_template")
     match source:
         case None:

@@ -9,12 +9,12 @@ of tokenizer_config.json counts only where there is no tokenizer.json.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import InvalidRequest, ModelError
+from runtime.json_value import JsonDict
 from runtime.regular_file import check_regular
 from runtime.text.detokenize import TableStream, TextStream, WindowStream
 from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
@@ -196,9 +196,13 @@ def _shares(lengths: list[int], room: int) -> list[int]:
     return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
-def _state(part: Any) -> dict[str, Any] | None:
+def _state(part: object) -> JsonDict | None:
     """A part of a tokenizer as tokenizer.json writes it."""
-    return None if part is None else msgspec.json.decode(part.__getstate__())
+    if part is None:
+        return None
+    state = part.__getstate__()
+    assert isinstance(state, bytes)
+    return msgspec.json.decode(state, type=JsonDict)
 
 
 def _add_tokens(tokenizer: Tokenizer, files: TokenizerFiles) -> None:

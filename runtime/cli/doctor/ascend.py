@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -257,7 +256,7 @@ def _rank_table(root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
 def _rank_table_problem(text: str) -> str:
     """Nothing for a table that HCCL can read: status completed, and a device list for each server."""
     try:
-        table: Any = msgspec.json.decode(text)
+        table: object = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return "it cannot be read as JSON"
     if (

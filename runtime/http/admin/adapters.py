@@ -1,7 +1,6 @@
 """Routes that load and unload LoRA adapters."""
 
 from typing import Annotated as A
-from typing import Any
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -38,7 +37,7 @@ class Adapters(Struct, forbid_unknown_fields=True):
     loaded_adapters: dict[str, str]
 
 
-async def load(service: Service, body: LoadBody) -> Any:
+async def load(service: Service, body: LoadBody) -> dict[str, object]:
     """Loads an adapter. Raises Forbidden, InvalidRequest, Overloaded."""
     if body.load_inplace:
         raise InvalidRequest("adapters are not replaced in place; unload it first", param="load_inplace")
@@ -51,19 +50,19 @@ async def load(service: Service, body: LoadBody) -> Any:
     return _loaded(service)
 
 
-async def unload(service: Service, body: UnloadBody) -> Any:
+async def unload(service: Service, body: UnloadBody) -> dict[str, object]:
     """Unloads an adapter when its requests have ended. Raises InvalidRequest."""
     await _controls(service).unload(body.lora_name, service.tenant)
     return _loaded(service)
 
 
-async def load_v1(service: Service, body: LoadBody) -> Any:
+async def load_v1(service: Service, body: LoadBody) -> Response:
     """As `load`, with vLLM's answer."""
     await load(service, body)
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
 
-async def unload_v1(service: Service, body: UnloadBody) -> Any:
+async def unload_v1(service: Service, body: UnloadBody) -> Response:
     """As `unload`, with vLLM's answer."""
     await unload(service, body)
     return Response(
@@ -77,7 +76,7 @@ def _controls(service: Service) -> AdapterControls:
     return service.adapters
 
 
-def _loaded(service: Service) -> dict[str, Any]:
+def _loaded(service: Service) -> dict[str, object]:
     loaded = {card.name: card.folder for card in service.card.adapters.values()}
     return {"success": True, "error_message": "", "loaded_adapters": loaded}
 

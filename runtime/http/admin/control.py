@@ -1,7 +1,7 @@
 """Routes by which operators pause and continue generation, empty caches, abort requests and profile ranks."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -56,31 +56,31 @@ class Profiled(Struct, forbid_unknown_fields=True):
     output_dir: str
 
 
-async def pause(service: Service, body: PauseBody) -> Any:
+async def pause(service: Service, body: PauseBody) -> dict[str, object]:
     """Plans no steps until generation is continued."""
     await service.control.pause(body.mode)
     return {"status": "ok", "message": "Generation paused successfully."}
 
 
-async def resume(service: Service, _: EmptyBody) -> Any:
+async def resume(service: Service, _: EmptyBody) -> dict[str, object]:
     """Continues generation after a pause."""
     await service.control.resume()
     return {"status": "ok", "message": "Generation continued successfully."}
 
 
-async def flush_cache(service: Service, _: EmptyBody) -> Any:
+async def flush_cache(service: Service, _: EmptyBody) -> Response:
     """Empties the prefix cache."""
     pages = await service.control.flush()
     return Response(f"Cache flushed: {pages} pages are free again.\n", media_type="text/plain")
 
 
-async def clear_storage(service: Service, _: EmptyBody) -> Any:
+async def clear_storage(service: Service, _: EmptyBody) -> Response:
     """Empties the storage tier of the prefix cache."""
     pages = await service.control.clear_storage()
     return Response(f"Storage cleared: {pages} pages are gone.\n", media_type="text/plain")
 
 
-async def abort(service: Service, body: AbortBody) -> Any:
+async def abort(service: Service, body: AbortBody) -> dict[str, object]:
     """Aborts requests whose id begins with `rid`, or all. Raises InvalidRequest when neither is given."""
     if not body.rid and not body.abort_all:
         raise InvalidRequest(
@@ -89,7 +89,7 @@ async def abort(service: Service, body: AbortBody) -> Any:
     return {"aborted": service.control.abort("" if body.abort_all else body.rid, service.tenant)}
 
 
-async def start_profile(service: Service, body: ProfileBody) -> Any:
+async def start_profile(service: Service, body: ProfileBody) -> dict[str, object]:
     """Starts torch's profiler on the ranks."""
     folder = service.control.start_profile(
         Profile(
@@ -103,7 +103,7 @@ async def start_profile(service: Service, body: ProfileBody) -> Any:
     return {"message": "The ranks record; when they stop, each writes a file.", "output_dir": folder}
 
 
-async def stop_profile(service: Service, _: EmptyBody) -> Any:
+async def stop_profile(service: Service, _: EmptyBody) -> dict[str, object]:
     """Stops the profiler; each rank writes a file."""
     return {
         "message": "The ranks write what they recorded, which takes a moment.",

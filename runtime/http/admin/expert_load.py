@@ -1,8 +1,6 @@
 """Routes of the expert load record, in SGLang's form, except that a dump is a safetensors file and its answer
 has the counts."""
 
-from typing import Any
-
 from msgspec import Struct
 
 from runtime.http.operation import EmptyBody, Operation
@@ -26,19 +24,19 @@ class ExpertRecord(Struct, forbid_unknown_fields=True, omit_defaults=True):
     total_count: list[list[int]] | None = None
 
 
-async def start(service: Service, _: EmptyBody) -> Any:
+async def start(service: Service, _: EmptyBody) -> dict[str, object]:
     """Starts counting the tokens of each expert."""
     await service.control.experts.count("start")
     return {"message": "Start recording the expert distribution."}
 
 
-async def stop(service: Service, _: EmptyBody) -> Any:
+async def stop(service: Service, _: EmptyBody) -> dict[str, object]:
     """Stops counting."""
     counts = await service.control.experts.count("stop")
     return {"message": "Stop recording the expert distribution.", "num_steps": counts.num_steps}
 
 
-async def dump(service: Service, body: DumpBody) -> Any:
+async def dump(service: Service, body: DumpBody) -> dict[str, object]:
     """Writes the counts to a file, resets them, and answers with them."""
     counts = await service.control.experts.count("dump", body.output_dir or "")
     return {

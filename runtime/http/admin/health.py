@@ -1,7 +1,7 @@
 """GET /, /health, /ping, /health_generate and /metrics: whether the server serves, and its metrics."""
 
 import time
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import anyio
@@ -47,7 +47,7 @@ class ProbeAnswerFormat:
         """Not called: a probe is not streamed."""
         raise AssertionError("a probe is not streamed")
 
-    def body(self, outputs: list[Output]) -> Any:
+    def body(self, outputs: list[Output]) -> object:
         """The token of the probe."""
         return {"state": "ready", "output_ids": outputs[0].token_ids}
 
@@ -96,7 +96,9 @@ class SharedProbe:
         async with self.turn:
             if self.num_ended == num_ended_before:  # none ended while this task waited for its turn
                 try:
-                    self.last = await probe(self.service).complete()
+                    answer = await probe(self.service).complete()
+                    assert isinstance(answer, Probed)
+                    self.last = answer
                 except RequestError as error:
                     self.last = error
                 self.num_ended += 1

@@ -1,12 +1,11 @@
 """Sleep and wake over HTTP, in SGLang's form: memory of the ranks is released and resumed, weights are
 updated."""
 
-from typing import Any
-
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.operation import Operation
+from runtime.json_value import JsonDict
 from runtime.messages.memory import Part
 from runtime.service import Service
 
@@ -31,7 +30,7 @@ class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
     torch_empty_cache: bool = False
     recapture_cuda_graph: bool = False
     token_step: int = 0
-    manifest: dict[str, Any] | None = None
+    manifest: JsonDict | None = None
 
 
 class ReleasedMemory(Struct, forbid_unknown_fields=True):
@@ -51,17 +50,17 @@ class Updated(Struct, forbid_unknown_fields=True):
     weight_version: str
 
 
-async def release(service: Service, body: MemoryTagsBody) -> Any:
+async def release(service: Service, body: MemoryTagsBody) -> dict[str, object]:
     """Releases memory of the ranks."""
     return _released(list(await service.memory_saver.release(body.tags)))
 
 
-async def resume(service: Service, body: MemoryTagsBody) -> Any:
+async def resume(service: Service, body: MemoryTagsBody) -> dict[str, object]:
     """Allocates released memory again."""
     return _released(list(await service.memory_saver.resume(body.tags)))
 
 
-async def update(service: Service, body: UpdateBody) -> Any:
+async def update(service: Service, body: UpdateBody) -> dict[str, object]:
     """Loads other weights of the same model. Raises InvalidRequest."""
     if body.manifest is not None or body.is_async:
         raise InvalidRequest(
@@ -82,7 +81,7 @@ async def update(service: Service, body: UpdateBody) -> Any:
     }
 
 
-def _released(parts: list[Part]) -> dict[str, Any]:
+def _released(parts: list[Part]) -> dict[str, object]:
     return {"success": True, "message": f"given back: {', '.join(parts) or 'nothing'}", "released": parts}
 
 

@@ -1,7 +1,6 @@
 """A request of Anthropic's API as a chat request. Errors name the client's own fields."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from runtime.http.anthropic.message_request import (
     Turns,
 )
 from runtime.http.openai.completion_request import ChatBody, Function, Message, ToolCall
+from runtime.json_value import Fields
 
 # fields that both APIs have
 SAME = (
@@ -60,9 +60,7 @@ def chat_body(body: CountBody) -> ChatBody:
     for name in REFUSED:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
-    fields: dict[str, Any] = {
-        name: value for name in SAME if (value := getattr(body, name, None)) is not None
-    }
+    fields: Fields = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
     fields["messages"] = messages_of(body)
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -83,14 +81,14 @@ def chat_body(body: CountBody) -> ChatBody:
     return ChatBody(**fields)
 
 
-def _choice(body: CountBody) -> dict[str, Any]:
+def _choice(body: CountBody) -> Fields:
     match choice := body.tool_choice:
         case None:
             return {}
         case NoChoice():
             return {"tool_choice": "none"}
         case ToolChoice(name=name):
-            tool_choice: Any = {"type": "function", "function": {"name": name}}
+            tool_choice: object = {"type": "function", "function": {"name": name}}
         case _:
             tool_choice = "required" if isinstance(choice, AnyChoice) else "auto"
     return {"tool_choice": tool_choice} | (
@@ -98,14 +96,14 @@ def _choice(body: CountBody) -> dict[str, Any]:
     )
 
 
-def _thinking(body: CountBody) -> dict[str, Any]:
+def _thinking(body: CountBody) -> Fields:
     """Template variables that turn reasoning on or off; a request without `thinking` turns it off where the
     template can."""
     thinking = body.thinking
     if isinstance(thinking, Adaptive):
         return {}
     is_on = isinstance(thinking, Enabled)
-    args: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
+    args: Fields = {"enable_thinking": is_on, "thinking": is_on}
     if isinstance(thinking, Enabled):
         if isinstance(body, MessagesBody) and thinking.budget_tokens >= body.max_tokens:
             raise InvalidRequest(
@@ -115,7 +113,7 @@ def _thinking(body: CountBody) -> dict[str, Any]:
     return args
 
 
-def tool_of(tool: Tool, path: str) -> dict[str, Any]:
+def tool_of(tool: Tool, path: str) -> Fields:
     """A tool as a function of a chat request. Raises InvalidRequest."""
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
@@ -124,7 +122,7 @@ def tool_of(tool: Tool, path: str) -> dict[str, Any]:
         )
     if tool.input_schema is None:
         raise InvalidRequest(f"{path}.input_schema is missing", param=f"{path}.input_schema")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    function: Fields = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:
@@ -212,9 +210,10 @@ def _result(block: ToolResultBlock, path: str) -> Message:
     if not isinstance(text, str):
         texts = []
         for i, part in enumerate(text):
-            if not isinstance(part, TextBlock):
+            if isinstance(part, TextBlock):
+                texts.append(part.text)
+            else:
                 _refuse(part, "a tool_result", f"{path}.content[{i}]")
-            texts.append(part.text)
         text = SEPARATOR.join(texts)
     return Message(
         role="tool", content=ERROR + text if block.is_error else text, tool_call_id=block.tool_use_id

@@ -1,11 +1,12 @@
 """Bodies of Anthropic's API. Unknown fields of blocks are ignored: clients send whole answers back."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 
 from runtime.http.openai.completion_request import MAX_MESSAGES, MAX_TOOLS
+from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.sampling import CacheSalt, Priority
 
 MAX_BLOCKS = 16_384
@@ -34,7 +35,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonDict
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
@@ -48,19 +49,19 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
 class ImageBlock(Struct, tag_field="type", tag="image"):
     """Refused: only text is supported."""
 
-    source: Any = None
+    source: JsonValue = None
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):
     """Refused: only text is supported."""
 
-    source: Any = None
+    source: JsonValue = None
 
 
 class SearchBlock(Struct, tag_field="type", tag="search_result"):
     """Refused: only text is supported."""
 
-    source: Any = None
+    source: JsonValue = None
 
 
 Block = (
@@ -86,7 +87,7 @@ class Tool(Struct):
     """A function of the client. Tools that run in Anthropic's servers have another `type` and are refused."""
 
     name: A[str, Meta(min_length=1, max_length=128)]
-    input_schema: dict[str, Any] | None = None
+    input_schema: JsonDict | None = None
     description: str | None = None
     type: str | None = None
     strict: bool | None = None  # calls follow the schema: docs/tools.md
@@ -138,7 +139,7 @@ class Disabled(Struct, tag_field="type", tag="disabled"):
 class SchemaFormat(Struct, tag_field="type", tag="json_schema"):
     """The answer is JSON of this schema."""
 
-    schema: dict[str, Any]
+    schema: JsonDict
 
 
 class OutputConfig(Struct):
@@ -181,20 +182,20 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: Enabled | Adaptive | Disabled | None = None
     output_config: OutputConfig | None = None
     output_format: SchemaFormat | None = None  # the older place of output_config.format
-    chat_template_kwargs: dict[str, Any] | None = None  # not Anthropic's, as the last six of the next
-    cache_control: Any = None  # prefixes are found without marks
+    chat_template_kwargs: JsonDict | None = None  # not Anthropic's, as the last six of the next
+    cache_control: JsonValue = None  # prefixes are found without marks
     # accepted without effect
     speed: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
     context_management: ContextManagement | None = None
-    billing_policy: Any = None
-    fallback_credit_token: Any = None
+    billing_policy: JsonValue = None
+    fallback_credit_token: JsonValue = None
     # refused when they say anything: REFUSED
-    mcp_servers: list[Any] | None = None
-    compaction: Any = None
-    fallbacks: Any = None
-    thread: Any = None
+    mcp_servers: list[JsonValue] | None = None
+    compaction: JsonValue = None
+    fallbacks: JsonValue = None
+    thread: JsonValue = None
 
 
 REFUSED = ("mcp_servers", "compaction", "fallbacks", "thread")
@@ -211,11 +212,11 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     top_k: int | None = None
     # accepted without effect
     # user_id is for logs; whose share a request uses is a matter of keys or headers
-    metadata: dict[str, Any] | None = None
+    metadata: JsonDict | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
-    container: Any = None
-    diagnostics: Any = None
+    container: JsonValue = None
+    diagnostics: JsonValue = None
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

@@ -1,9 +1,11 @@
 """Response bodies and events of Anthropic's API. Answers are encoded as these types, and the OpenAPI document
 is made of them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
+
+from runtime.json_value import JsonDict
 
 
 class ReasoningTokens(Struct, forbid_unknown_fields=True):
@@ -41,7 +43,7 @@ class ToolUse(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=Tr
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonDict
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's form."""
 
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -20,6 +19,7 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
+from runtime.json_value import Fields
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
 from runtime.service import Service
@@ -50,7 +50,7 @@ def messages(service: Service, content: bytes) -> Answer:
     )
 
 
-async def count_tokens(service: Service, body: CountBody) -> Any:
+async def count_tokens(service: Service, body: CountBody) -> Fields:
     """The number of tokens of a prompt. Raises RequestError."""
     adapter_named(service.card, body.model)
     try:

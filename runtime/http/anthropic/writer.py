@@ -1,12 +1,12 @@
 """Writes an answer as the blocks and events of /v1/messages."""
 
-from typing import Any
 from uuid import uuid4
 
 from runtime.http.fields.tool_arguments import object_of
+from runtime.json_value import Fields
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
-Payload = dict[str, Any]
+Payload = Fields
 PING: Payload = {"type": "ping"}
 
 # type of a block -> its text field, and the type of its deltas
@@ -69,7 +69,7 @@ class Writer:
             )
         assert self._open is not None
         if not self.is_stream:
-            self._open[field] += text
+            self._open[field] = f"{self._open[field]}{text}"
         return [*payloads, self._delta({"type": delta, field: text})]
 
     def _begin(self, block: Payload) -> list[Payload]:

@@ -1,11 +1,12 @@
 """Response bodies of embeddings and scores. Answers are encoded as these types, and the OpenAPI document is
 made of them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import Usage
+from runtime.json_value import JsonDict
 
 Vector = list[float] | str  # or base64 of little-endian float32
 
@@ -61,7 +62,7 @@ class Ranking(Struct, forbid_unknown_fields=True):
     model: str
     results: list[Ranked]
     usage: Usage
-    meta: dict[str, Any]
+    meta: JsonDict
 
 
 class Score(Struct, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 import time
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,6 +28,7 @@ from runtime.http.native.native_response import Encoded, FinishReason, MetaInfo
 from runtime.http.operation import Operation
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import JsonValue
 from runtime.messages.requests import Text, Tokens
 from runtime.service import Service
 
@@ -50,8 +51,8 @@ class EncodeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
     rid: Rid | None = None
     dimensions: A[int, Meta(ge=1)] | None = None
-    sampling_params: Any = None  # accepted without effect
-    image_data: Any = None
+    sampling_params: JsonValue = None  # accepted without effect
+    image_data: JsonValue = None
 
 
 _embedding = msgspec.json.Decoder(EmbeddingBody)

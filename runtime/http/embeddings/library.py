@@ -2,23 +2,26 @@
 included."""
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct, to_builtins
 
 from runtime.errors import InvalidRequest
+from runtime.http.embeddings import embedding_response as responses
 from runtime.http.embeddings.embeddings import embeddings, encode
 from runtime.http.embeddings.pooling_requests import MAX_INPUTS
 from runtime.http.embeddings.scores import classify, rerank, score
 from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import JsonDict
 from runtime.service import Service
 
 # one text or several, as texts or token ids
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Serve = Callable[[Service, bytes], Answer]
+T = TypeVar("T", bound=Struct)
 
 
 class Classes(Struct, frozen=True):
@@ -60,17 +63,21 @@ class Vectors:
             "truncate_prompt_tokens": truncate,
         }
         vectors = [
-            np.frombuffer(b64decode(one.embedding), "<f4")
-            async for one in self._data(embeddings, texts, params)
+            np.frombuffer(b64decode(str(one.embedding)), "<f4")
+            async for response in self._responses(embeddings, texts, params, responses.Embeddings)
+            for one in response.data
         ]
         return vectors[0] if _is_one(texts) else np.stack(vectors)
 
-    async def encode(self, texts: Texts, **params: Any) -> Any:
+    async def encode(self, texts: Texts, **params: object) -> JsonDict | list[JsonDict]:
         """As SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them; of a classifier its
         logits."""
         first = texts if isinstance(texts, str) else _listed(texts)[0]
         field = "text" if isinstance(first, str) else "input_ids"
-        return to_builtins(await self._answer(encode, params | {field: texts}))
+        encoded: JsonDict | list[JsonDict] = to_builtins(
+            await self._complete(encode, params | {field: texts})
+        )
+        return encoded
 
     async def classify(
         self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None
@@ -79,7 +86,8 @@ class Vectors:
         params = {"use_activation": use_activation, "truncate_prompt_tokens": truncate}
         classes = [
             Classes(one.label, np.array(one.probs, np.float32))
-            async for one in self._data(classify, texts, params)
+            async for response in self._responses(classify, texts, params, responses.Classes)
+            for one in response.data
         ]
         return classes[0] if _is_one(texts) else classes
 
@@ -90,13 +98,13 @@ class Vectors:
         *,
         use_activation: bool | None = None,
         truncate: int | None = None,
-        **labels: Any,
-    ) -> Any:
+        **labels: object,
+    ) -> float | list[float] | list[list[float]]:
         """How well texts match: one number for two texts, otherwise a list. For a model that generates, in
         SGLang's form (`query`, `items`, `label_token_ids`, `apply_softmax`, `item_first`): a list of numbers
         for each item."""
         if labels:
-            return (await self._answer(score, labels)).scores
+            return (await self._answer(score, labels, responses.LabelScores)).scores
         response = await self._answer(
             score,
             {
@@ -105,6 +113,7 @@ class Vectors:
                 "use_activation": use_activation,
                 "truncate_prompt_tokens": truncate,
             },
+            responses.Scores,
         )
         scores = [one.score for one in response.data]
         return scores[0] if isinstance(text_1, str) and isinstance(text_2, str) else scores
@@ -116,18 +125,24 @@ class Vectors:
         response = await self._answer(
             rerank,
             {"query": query, "documents": documents, "top_n": top_n, "truncate_prompt_tokens": truncate},
+            responses.Ranking,
         )
         return [Ranked(one.index, one.relevance_score, documents[one.index]) for one in response.results]
 
-    async def _data(self, serve: Serve, texts: Texts, params: dict[str, Any]) -> AsyncIterator[Any]:
-        """The results for each text in order; many texts take several requests."""
+    async def _responses(
+        self, serve: Serve, texts: Texts, params: Mapping[str, object], kind: type[T]
+    ) -> AsyncIterator[T]:
+        """The responses for all texts in order; many texts take several requests."""
         inputs = [texts] if _is_one(texts) else _listed(texts)
         for at in range(0, len(inputs), MAX_INPUTS):
-            response = await self._answer(serve, params | {"input": inputs[at : at + MAX_INPUTS]})
-            for one in response.data:
-                yield one
+            yield await self._answer(serve, {**params, "input": inputs[at : at + MAX_INPUTS]}, kind)
 
-    async def _answer(self, serve: Serve, body: dict[str, Any]) -> Any:
+    async def _answer(self, serve: Serve, body: Mapping[str, object], kind: type[T]) -> T:
+        answer = await self._complete(serve, body)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def _complete(self, serve: Serve, body: Mapping[str, object]) -> object:
         return await serve(self._service, sse.encode(body)).complete()
 
 
@@ -135,7 +150,7 @@ def _is_one(texts: Texts) -> bool:
     return isinstance(texts, str) or isinstance(_listed(texts)[0], int)
 
 
-def _listed(texts: Texts) -> list[Any]:
+def _listed(texts: Texts) -> list[object]:
     """The texts as a list. Raises InvalidRequest for none."""
     listed = list(texts)
     if not listed:

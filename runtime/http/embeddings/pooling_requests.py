@@ -8,17 +8,18 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import numpy as np
 from msgspec import Meta, Struct
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RequestError
 from runtime.http.fields.model import check_model
 from runtime.http.openai.completion_response import CachedTokens, Usage
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import JsonValue
 from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
 from runtime.models.config.pooling import Pooling
@@ -48,10 +49,10 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
 class PooledAnswerFormat:
     """Answers in one piece, never streamed: `write` makes the answer from the outputs."""
 
-    answer_type = Any
+    answer_type: object = JsonValue
 
-    def __init__(self, write: Callable[[list[Output]], Any]) -> None:
-        self.body = write
+    def __init__(self, write: Callable[[list[Output]], object]) -> None:
+        self._write = write
 
     def events(self, choice: int, delta: Delta) -> bytes:
         """Not called: answers are not streamed."""
@@ -61,11 +62,19 @@ class PooledAnswerFormat:
         """Not called: answers are not streamed."""
         raise AssertionError("vectors are not streamed")
 
+    def failure(self, error: RequestError) -> bytes:
+        """Not called: answers are not streamed."""
+        raise AssertionError("vectors are not streamed")
+
+    def body(self, outputs: list[Output]) -> object:
+        """The answer that `write` makes of the outputs."""
+        return self._write(outputs)
+
 
 def answer(
     service: Service,
     prompts: Sequence[Prompt],
-    write: Callable[[list[Output]], Any],
+    write: Callable[[list[Output]], object],
     *,
     common: Common,
     id: str,
@@ -118,7 +127,9 @@ def pooling_of(service: Service, task: Literal["embed", "classify"] | None = Non
     return pooling
 
 
-def prompts_of(inputs: Inputs, field: str = "input", *, add_special: bool = True) -> list[Text | Tokens]:
+def prompts_of(
+    inputs: str | Sequence[str | int | list[int]], field: str = "input", *, add_special: bool = True
+) -> list[Text | Tokens]:
     """The prompts of an input field. Raises InvalidRequest."""
     if isinstance(inputs, str):
         return [Text(inputs, add_special)]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated as A
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,6 +44,7 @@ from runtime.http.native.native_response import Encoded
 from runtime.http.operation import Operation
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import JsonValue
 from runtime.messages.requests import Pair, Text, Tokens
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenId
 from runtime.service import Service
@@ -101,8 +101,8 @@ class ClassifyBody(Common, kw_only=True, forbid_unknown_fields=True):
 class Form(Struct):
     """Fields that distinguish SGLang's form of /classify from vLLM's."""
 
-    text: Any = None
-    input_ids: Any = None
+    text: JsonValue = None
+    input_ids: JsonValue = None
 
 
 _rerank = msgspec.json.Decoder(RerankBody)
@@ -124,8 +124,8 @@ def rerank(service: Service, content: bytes, *, returns_documents: bool = True) 
     )
 
     def write(outputs: list[Output]) -> Ranking:
-        results = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[: body.top_n or None]
-        results = [Ranked(i, score, {"text": texts[i]} if with_documents else UNSET) for i, score in results]
+        best = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[: body.top_n or None]
+        results = [Ranked(i, score, {"text": texts[i]} if with_documents else UNSET) for i, score in best]
         return Ranking(
             id,
             service.card.name,

@@ -8,22 +8,22 @@ from msgspec import Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
+from runtime.json_value import Fields
 from runtime.messages.constraint import Rule
 
-Json = dict[str, Any]
-Raw = dict[str, Any]  # a Rule with its tag, before its limits are checked
+Raw = Fields  # a Rule with its tag, before its limits are checked
 
 
 class JsonSchemaFormat(Struct):
     """`response_format.json_schema`. Answers follow the schema whether `strict` is set or not."""
 
-    schema: Json
+    schema: Fields
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, str]]:
+def constraint_of(body: object, prefix: str = "") -> tuple[Rule | None, dict[str, str]]:
     """The rule that a request's fields make, and `{"constraint": field}`: the client's name of it, for
     refusals.
 
@@ -48,20 +48,20 @@ def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, s
     return rule, {"constraint": where}
 
 
-def _schema(where: str, value: Any) -> list[tuple[str, Raw]]:
+def _schema(where: str, value: object) -> list[tuple[str, Raw]]:
     if value == "$$ANY$$":  # SGLang's word for any object
         return [(where, {"type": "json_object"})]
     return [(where, {"type": "json_schema", "schema": _text(where, value, bool)})]
 
 
-def _plain(kind: str, field: str) -> Callable[[str, Any], list[tuple[str, Raw]]]:
-    def read(where: str, value: Any) -> list[tuple[str, Raw]]:
+def _plain(kind: str, field: str) -> Callable[[str, object], list[tuple[str, Raw]]]:
+    def read(where: str, value: object) -> list[tuple[str, Raw]]:
         return [(where, {"type": kind, field: value})]
 
     return read
 
 
-def _tag(where: str, value: Any) -> list[tuple[str, Raw]]:
+def _tag(where: str, value: object) -> list[tuple[str, Raw]]:
     tag = value
     if isinstance(value, str):
         try:
@@ -85,7 +85,7 @@ class _Structure(Struct, forbid_unknown_fields=True):
 
     begin: str
     end: str
-    schema: Json | bool
+    schema: Fields | bool
 
 
 class _Structures(Struct):
@@ -95,7 +95,7 @@ class _Structures(Struct):
     triggers: list[str]
 
 
-def _triggered(where: str, tag: Json) -> Json:
+def _triggered(where: str, tag: Fields) -> Fields:
     old = convert(tag, _Structures, {name: f"{where}.{name}" for name in ("structures", "triggers")})
     tags = [
         {"begin": one.begin, "content": {"type": "json_schema", "json_schema": one.schema}, "end": one.end}
@@ -104,7 +104,7 @@ def _triggered(where: str, tag: Json) -> Json:
     return {"format": {"type": "triggered_tags", "triggers": old.triggers, "tags": tags}}
 
 
-def _response_format(where: str, value: Any) -> list[tuple[str, Raw]]:
+def _response_format(where: str, value: Fields) -> list[tuple[str, Raw]]:
     kind = value.get("type")
     match kind:
         case "text":
@@ -128,7 +128,7 @@ def _response_format(where: str, value: Any) -> list[tuple[str, Raw]]:
     )
 
 
-def _structured_outputs(where: str, value: Any) -> list[tuple[str, Raw]]:
+def _structured_outputs(where: str, value: Fields) -> list[tuple[str, Raw]]:
     """vLLM's object: one of its fields, which are those of guided_*."""
     found: list[tuple[str, Raw]] = []
     for name, one in value.items():
@@ -146,7 +146,7 @@ def _structured_outputs(where: str, value: Any) -> list[tuple[str, Raw]]:
     return found
 
 
-def _text(where: str, value: Any, *kinds: type) -> str:
+def _text(where: str, value: object, *kinds: type) -> str:
     """JSON as text, given as such or as the thing itself."""
     if isinstance(value, str):
         return value
@@ -162,6 +162,7 @@ _STRUCTURED: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
     "grammar": _plain("ebnf", "grammar"),
     "structural_tag": _tag,
 }
+# what a field holds is of the type of the body's field: a text, or an object
 _FIELDS: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
     "response_format": _response_format,
     "json_schema": _schema,

@@ -39,7 +39,7 @@ def with_request_id(send: Send, id: bytes, *, also: bytes | None = None) -> Send
 
     async def with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = message | {"headers": [*message.get("headers", ()), *added]}
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
         await send(message)
 
     return with_id

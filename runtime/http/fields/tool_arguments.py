@@ -1,11 +1,9 @@
 """The arguments of a tool call as an object, for APIs that do not write them as text."""
 
-from typing import Any
-
 import msgspec
 
 
-def object_of(arguments: str) -> dict[str, Any]:
+def object_of(arguments: str) -> dict[str, object]:
     """The arguments, parsed. Empty for a call that was cut off or is not valid JSON."""
     try:
         value = msgspec.json.decode(arguments or "{}")

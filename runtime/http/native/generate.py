@@ -2,8 +2,8 @@
 have all text so far."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -27,6 +27,7 @@ from runtime.http.native.native_response import Generated
 from runtime.http.native.prompts import NativePrompt, prompts_of
 from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest
 from runtime.messages.sampling import Processor, SamplingParams
 from runtime.service import Service
@@ -168,7 +169,7 @@ def _params(
     body: SamplingBody,
     logprobs: LogprobOptions,
     shown: HiddenOptions,
-    preferred: Mapping[str, Any],
+    preferred: Fields,
     processor: str | None,
 ) -> SamplingParams:
     if logprobs.start < -1:
@@ -200,7 +201,7 @@ def _params(
     return convert(values, SamplingParams, _NAMES | where)
 
 
-def _processor(name: str, params: dict[str, Any] | None) -> Processor:
+def _processor(name: str, params: Fields | None) -> Processor:
     """The processor's name with its parameters. Raises InvalidRequest for a pickled one, as SGLang's clients
     send."""
     if name.lstrip().startswith("{"):

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,7 @@ from runtime.http.native.native_response import Generated
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.rows import Rows
+from runtime.json_value import Fields
 from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, TokenLogprob
 from runtime.service import Service
 
@@ -82,7 +82,7 @@ class GenerateAnswerFormat:
         """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
-    def body(self, outputs: list[Output]) -> Any:
+    def body(self, outputs: list[Output]) -> object:
         """The answer in one piece."""
         for output, (_, _, is_silent) in zip(outputs, self.choices, strict=True):
             if is_silent:
@@ -90,10 +90,10 @@ class GenerateAnswerFormat:
         answers = [self._answer(i, output) for i, output in enumerate(outputs)]
         return answers if self.is_list else answers[0]
 
-    def _answer(self, choice: int, output: Output) -> dict[str, Any]:
+    def _answer(self, choice: int, output: Output) -> Fields:
         request, logprobs, _ = self.choices[choice]
         end = output.finish
-        meta = {
+        meta: Fields = {
             "id": request.id,
             "finish_reason": None if end is None else _finish_reason(end),
             "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
@@ -113,7 +113,7 @@ class GenerateAnswerFormat:
             meta["hidden_states"] = hidden.as_json(output.hidden)
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
-    def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:
+    def _tiers(self, output: Output | Finish) -> Fields | None:
         """Sources of the cached tokens; None where nothing was cached, as in SGLang."""
         return (
             tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
@@ -121,10 +121,8 @@ class GenerateAnswerFormat:
             else None
         )
 
-    def _logprobs(
-        self, prefix: str, tokens: Sequence[TokenLogprob], options: LogprobOptions
-    ) -> dict[str, Any]:
-        fields: dict[str, Any] = {
+    def _logprobs(self, prefix: str, tokens: Sequence[TokenLogprob], options: LogprobOptions) -> Fields:
+        fields: Fields = {
             f"{prefix}_token_logprobs": Rows(
                 tokens, lambda token: self._triple(token.token_id, token.logprob)
             )
@@ -144,7 +142,7 @@ class GenerateAnswerFormat:
         return logprob, token_id, self.service.decode([token_id]) if self.with_texts else None
 
 
-def _finish_reason(end: Finish) -> dict[str, Any]:
+def _finish_reason(end: Finish) -> Fields:
     if end.reason is FinishReason.LENGTH:
         return {"type": "length", "length": end.completion_tokens}
     if end.reason is FinishReason.STOP:

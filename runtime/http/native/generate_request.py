@@ -1,13 +1,14 @@
 """The body of POST /generate, in SGLang's form. `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
+from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.requests import SessionParams
 from runtime.messages.sampling import CacheSalt, Priority
 
@@ -26,12 +27,12 @@ class SamplingBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     sampling_seed: int | None = None
     no_stop_trim: bool | None = None
     spaces_between_special_tokens: bool | None = None  # accepted without effect
-    json_schema: dict[str, Any] | str | None = None  # at most one of these four
+    json_schema: JsonDict | str | None = None  # at most one of these four
     regex: str | None = None
     ebnf: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: JsonDict | str | None = None
     # for the request's custom_logit_processor
-    custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None
+    custom_params: A[JsonDict, Meta(max_length=64)] | None = None
 
 
 HiddenOptions = bool | Literal["last"]  # True: of each token; "last": of the last token
@@ -59,10 +60,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     # accepted without effect
     log_metrics: bool | None = None
     no_logs: bool | None = None
-    modalities: Any = None  # for images
+    modalities: JsonValue = None  # for images
     session_id: str | None = None  # common prefixes are found in the cache
     conversation_id: str | None = None
-    external_trace_header: Any = None
+    external_trace_header: JsonValue = None
     received_time: float | None = None
     session_params: SessionParams | None = None
     timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
@@ -74,25 +75,25 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # a second cache_salt, SGLang's name
     # refused unless their value asks for nothing: LATER
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_id: Any = None
-    background: Any = None
-    require_reasoning: Any = None
-    max_thinking_tokens: Any = None
-    return_bytes: Any = None
-    return_entropy: Any = None
-    return_prompt_token_ids: Any = None
-    return_routed_experts: Any = None
-    routed_experts_start_len: Any = None
-    return_sampling_mask: Any = None
-    custom_labels: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    data_parallel_rank: Any = None
-    routed_dp_rank: Any = None
+    image_data: JsonValue = None
+    video_data: JsonValue = None
+    audio_data: JsonValue = None
+    lora_id: JsonValue = None
+    background: JsonValue = None
+    require_reasoning: JsonValue = None
+    max_thinking_tokens: JsonValue = None
+    return_bytes: JsonValue = None
+    return_entropy: JsonValue = None
+    return_prompt_token_ids: JsonValue = None
+    return_routed_experts: JsonValue = None
+    routed_experts_start_len: JsonValue = None
+    return_sampling_mask: JsonValue = None
+    custom_labels: JsonValue = None
+    bootstrap_host: JsonValue = None
+    bootstrap_port: JsonValue = None
+    bootstrap_room: JsonValue = None
+    data_parallel_rank: JsonValue = None
+    routed_dp_rank: JsonValue = None
 
 
 _FIELDS = GenerateBody.__struct_fields__

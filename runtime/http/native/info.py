@@ -1,6 +1,7 @@
 """Information about the model and the server, and tokenization: routes of SGLang and vLLM."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
@@ -9,6 +10,7 @@ from runtime.errors import InvalidRequest
 from runtime.http.operation import Operation
 from runtime.http.streaming.large import compute, encoded
 from runtime.http.streaming.rows import Rows, made
+from runtime.json_value import Fields
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
@@ -25,11 +27,11 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     # null: in prompts; chats get them from their template
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[Fields] | None = None
+    tools: list[Fields] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Fields = {}
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
@@ -63,7 +65,7 @@ class ModelInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     tokenizer_path: str | None
     served_model_name: str
     is_generation: bool
-    preferred_sampling_params: dict[str, Any] | None
+    preferred_sampling_params: Fields | None
     weight_version: str
     has_image_understanding: bool
     has_audio_understanding: bool
@@ -78,7 +80,7 @@ class Version(Struct, forbid_unknown_fields=True):
     version: str
 
 
-async def tokens_of(service: Service, body: TokenizeBody) -> Any:
+async def tokens_of(service: Service, body: TokenizeBody) -> Response | Fields:
     """Token ids of texts or of a chat. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
@@ -108,7 +110,7 @@ async def tokens_of(service: Service, body: TokenizeBody) -> Any:
     return await _answer(answer, len(ids))
 
 
-async def text_of(service: Service, body: DetokenizeBody) -> Any:
+async def text_of(service: Service, body: DetokenizeBody) -> Fields:
     """The texts of token ids. Raises InvalidRequest."""
     count = len(body.tokens)
     if count <= FEW_TOKENS:
@@ -121,7 +123,7 @@ def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
     vocab = service.card.limits.vocab_size
     several = [ids for ids in body.tokens if isinstance(ids, list)]
     is_one = len(several) < len(body.tokens) or not body.tokens
-    lists: list[Any] = [body.tokens] if is_one else several
+    lists: Sequence[Sequence[int | list[int]]] = [body.tokens] if is_one else several
     count = sum([len(ids) for ids in lists])
     if count > MAX_TOKENS:
         raise InvalidRequest(
@@ -130,18 +132,20 @@ def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
     for ids in lists:
         if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
             raise InvalidRequest(f"tokens must be token ids in 0..{vocab - 1}", param="tokens")
-    texts = [service.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
+    texts = [service.decode(cast(list[int], ids), skip_special=body.skip_special_tokens) for ids in lists]
     return texts[0] if is_one else texts
 
 
-async def _answer(answer: dict[str, Any], num_tokens: int) -> Any:
+async def _answer(answer: Fields, num_tokens: int) -> Response | Fields:
     """The answer; as JSON already, where it has many tokens."""
     if num_tokens > FEW_TOKENS:
         return Response(await compute(encoded, answer), media_type="application/json")
-    return made(answer)
+    shown = made(answer)
+    assert isinstance(shown, dict)
+    return shown
 
 
-def model_info(service: Service) -> dict[str, Any]:
+def model_info(service: Service) -> Fields:
     """The served model, in SGLang's form."""
     info, options = service.server_info(), service.server_info()["options"]
     return {
@@ -159,7 +163,7 @@ def model_info(service: Service) -> dict[str, Any]:
     }
 
 
-def server_info(service: Service) -> dict[str, Any]:
+def server_info(service: Service) -> Fields:
     """The options in force, flat as in SGLang and with their sources; secrets are hidden in both."""
     info, load = service.server_info(), service.load()
     flat = {name: _value(info["options"], name) for name in info["options"]}
@@ -177,7 +181,7 @@ def server_info(service: Service) -> dict[str, Any]:
     )
 
 
-def _value(options: dict[str, Any], name: str) -> Any:
+def _value(options: Fields, name: str) -> object:
     option = options.get(name)
     return option.get("value") if isinstance(option, dict) else option
 
@@ -222,7 +226,7 @@ OPERATIONS = (
             "GET",
             path,
             "Options in force, and the server's state",
-            answers=(dict[str, Any],),
+            answers=(Fields,),
             show=lambda service, _: server_info(service),
         )
         for path in ("/server_info", "/get_server_info")

@@ -1,7 +1,6 @@
 """GET /v1/loads and /get_load: how busy the server is, in SGLang's form."""
 
 import time
-from typing import Any
 
 from msgspec import Struct
 
@@ -69,7 +68,7 @@ class OldLoad(Struct, forbid_unknown_fields=True):
     ts_tic: float
 
 
-def loads(load: Load) -> dict[str, Any]:
+def loads(load: Load) -> dict[str, object]:
     """The load in SGLang's form, one entry for each scheduler. num_cached_tokens, num_steps and page_size are
     additions."""
     used = (load.used_pages - load.cached_pages) * load.page_size
@@ -113,7 +112,7 @@ def loads(load: Load) -> dict[str, Any]:
     }
 
 
-def old_loads(load: Load) -> list[dict[str, Any]]:
+def old_loads(load: Load) -> list[dict[str, object]]:
     """The load in the form of SGLang's older /get_load."""
     tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
     return [

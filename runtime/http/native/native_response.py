@@ -1,11 +1,12 @@
 """Answers of the native API, in SGLang's form. They are encoded as these types, and the OpenAPI document is
 made of them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import Tiers
+from runtime.json_value import JsonValue
 
 # log probability, token id, and the token's text where it was requested
 Triple = tuple[float | None, int, str | None]
@@ -31,7 +32,7 @@ class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     cached_tokens_details: Tiers | None | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
     e2e_latency: float
-    hidden_states: Any = UNSET  # in SGLang's form: fields/hidden_states.py
+    hidden_states: JsonValue | UnsetType = UNSET  # in SGLang's form: fields/hidden_states.py
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     input_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET
     input_token_ids_logprobs: list[list[Triple] | None] | UnsetType = UNSET

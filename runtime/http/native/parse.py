@@ -1,16 +1,16 @@
 """POST /parse_function_call and /separate_reasoning: parses texts as answers are parsed."""
 
-from typing import Any
-
 from anyio.to_thread import run_sync  # a text may be long
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest, OptionsError
 from runtime.http.openai.tools import schemas_of
 from runtime.http.operation import Operation
+from runtime.json_value import Fields
 from runtime.parsing.channel_parser import CHANNEL_FORMATS
 from runtime.parsing.detect import AnswerFormats, open_parser, select_formats
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
+from runtime.parsing.schema_types import Tools
 from runtime.service import Service
 
 
@@ -18,7 +18,7 @@ class CallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /parse_function_call."""
 
     text: str
-    tools: list[dict[str, Any]]
+    tools: list[Fields]
     tool_call_parser: str | None = None  # null: the server's
 
 
@@ -51,14 +51,14 @@ class ParsedReasoning(Struct, forbid_unknown_fields=True):
     text: str
 
 
-async def parse_calls(service: Service, body: CallBody) -> Any:
+async def parse_calls(service: Service, body: CallBody) -> Fields:
     """POST /parse_function_call: the tool calls in a text. Raises InvalidRequest."""
     name = _named(body.tool_call_parser or service.card.formats.tool_calls, "tool_call_parser")
     thinking = name if name in CHANNEL_FORMATS else None
     events = await run_sync(
         _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
     )
-    calls: list[dict[str, Any]] = []
+    calls: list[Fields] = []
     for event in events:
         match event:
             case CallBegin(index=index, name=called):
@@ -68,7 +68,7 @@ async def parse_calls(service: Service, body: CallBody) -> Any:
     return {"normal_text": _joined(events, Content), "calls": calls}
 
 
-async def separate_reasoning(service: Service, body: ReasoningBody) -> Any:
+async def separate_reasoning(service: Service, body: ReasoningBody) -> Fields:
     """POST /separate_reasoning: the reasoning in a text, and the rest. Raises InvalidRequest."""
     name = _named(body.reasoning_parser or service.card.formats.reasoning, "reasoning_parser")
     events = await run_sync(_read, _formats(None, name, "reasoning_parser"), body.text, {})
@@ -90,7 +90,7 @@ def _formats(tools: str | None, thinking: str | None, field: str) -> AnswerForma
         ) from None
 
 
-def _read(formats: AnswerFormats, text: str, tools: Any) -> list[Event]:
+def _read(formats: AnswerFormats, text: str, tools: Tools) -> list[Event]:
     parser = open_parser(formats, tools, "")
     return parser.feed(text) + parser.flush()
 

@@ -1,7 +1,6 @@
 """POST /open_session and /close_session: sessions of requests that continue each other, in SGLang's form."""
 
 from typing import Annotated as A
-from typing import Any
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -37,7 +36,7 @@ async def open_session(service: Service, body: OpenSessionBody) -> str:
     )
 
 
-async def close_session(service: Service, body: CloseSessionBody) -> Any:
+async def close_session(service: Service, body: CloseSessionBody) -> Response:
     """Ends a session; its running requests go on. Raises NotFound."""
     service.control.close_session(body.session_id, service.tenant)
     return Response()

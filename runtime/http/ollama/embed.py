@@ -1,8 +1,8 @@
 """POST /api/embed and the older /api/embeddings: embeddings in Ollama's form."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated as A
-from typing import Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -39,6 +39,8 @@ class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     keep_alive: float | str | None = None
 
 
+Write = Callable[[list[list[float]], int], Struct]  # the answer of vectors and the prompts' tokens
+
 _embed = msgspec.json.Decoder(EmbedBody)
 _embeddings = msgspec.json.Decoder(EmbeddingsBody)
 
@@ -67,13 +69,13 @@ def embeddings(service: Service, content: bytes) -> Answer:
 
 
 def _answer(
-    service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, write: Any
+    service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, write: Write
 ) -> Answer:
     check_name(service.card, model)
     pooling = pooling_of(service, "embed")
     size = size_of(dimensions, pooling.size)
 
-    def write_outputs(outputs: list[Output]) -> Any:
+    def write_outputs(outputs: list[Output]) -> object:
         vectors = [embedding(output, size, is_normalised=True).tolist() for output in outputs]
         return write(
             vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import NoReturn
 
 from starlette.requests import Request
 
@@ -18,13 +18,13 @@ NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model would be unloaded
 CHANGES = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 
 
-async def show(service: Service, body: NamedBody) -> Any:
+async def show(service: Service, body: NamedBody) -> dict[str, object]:
     """POST /api/show. Raises ModelNotFound."""
     check_name(service.card, body.model or body.name or "")
     return shown(service)
 
 
-def described(service: Service) -> dict[str, Any]:
+def described(service: Service) -> dict[str, object]:
     """The served model as an entry of /api/tags. `digest` identifies the model; it is not computed from the
     weights."""
     card = service.card
@@ -38,7 +38,7 @@ def described(service: Service) -> dict[str, Any]:
     }
 
 
-def running(service: Service) -> dict[str, Any]:
+def running(service: Service) -> dict[str, object]:
     """The served model as an entry of /api/ps."""
     return described(service) | {
         "expires_at": NEVER,
@@ -47,7 +47,7 @@ def running(service: Service) -> dict[str, Any]:
     }
 
 
-def details(service: Service) -> dict[str, Any]:
+def details(service: Service) -> dict[str, object]:
     """`details` of the served model."""
     family = service.server_info().get("architecture") or ""
     return {
@@ -60,7 +60,7 @@ def details(service: Service) -> dict[str, Any]:
     }
 
 
-def shown(service: Service) -> dict[str, Any]:
+def shown(service: Service) -> dict[str, object]:
     """The response of /api/show."""
     card, family = service.card, service.server_info().get("architecture") or "unknown"
     info = {
@@ -89,7 +89,7 @@ def shown(service: Service) -> dict[str, Any]:
 
 
 def _refusing(path: str) -> Show:
-    def refuse(service: Service, request: Request) -> Any:
+    def refuse(service: Service, request: Request) -> NoReturn:
         raise InvalidRequest(
             f"{path} is not served: this server has one model, chosen with --model-path when it starts"
         )

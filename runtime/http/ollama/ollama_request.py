@@ -1,11 +1,12 @@
 """Bodies of Ollama's API. `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 
 from runtime.http.openai.completion_request import MAX_MESSAGES, MAX_TOOLS
+from runtime.json_value import JsonDict, JsonValue
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class CalledFunction(Struct):
     """A called function of an earlier answer."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: JsonDict = {}
 
 
 class Call(Struct):
@@ -70,7 +71,7 @@ class Message(Struct, forbid_unknown_fields=True):
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: list[Any] | None = None  # refused
+    images: list[JsonValue] | None = None  # refused
 
 
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +79,7 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     stream: bool | None = None  # null: true
-    format: str | dict[str, Any] | None = None  # json, or a JSON schema
+    format: str | JsonDict | None = None  # json, or a JSON schema
     options: Options | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
@@ -92,7 +93,7 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /api/chat."""
 
     messages: A[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
-    tools: A[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: A[list[JsonDict], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class GenerateBody(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +106,7 @@ class GenerateBody(Shared, kw_only=True, forbid_unknown_fields=True):
     # refused when they say anything
     template: str | None = None
     context: list[int] | None = None
-    images: list[Any] | None = None
+    images: list[JsonValue] | None = None
     width: int | None = None
     height: int | None = None
     steps: int | None = None

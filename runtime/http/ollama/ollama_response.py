@@ -2,11 +2,12 @@
 them."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import ChatTokenLogprob
+from runtime.json_value import JsonDict
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -14,7 +15,7 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
 
     index: int
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonDict
 
 
 class Call(Struct, forbid_unknown_fields=True):
@@ -129,7 +130,7 @@ class Shown(Struct, kw_only=True, forbid_unknown_fields=True):
     parameters: str
     template: str
     details: Details
-    model_info: dict[str, Any]
+    model_info: JsonDict
     capabilities: list[str]
     modified_at: datetime
 

@@ -2,7 +2,6 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -24,11 +23,12 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import ReaderSettings, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
+from runtime.json_value import Fields
 from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, Infill, Text, TokenLogprob
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from runtime.service import ModelCard, Service
 
-Payload = dict[str, Any]
+Payload = Fields
 
 HEADERS = [
     (b"content-type", b"application/x-ndjson"),
@@ -120,13 +120,13 @@ def _prepare(
     body: Shared,
     messages: list[types.Message],
     names: dict[str, str],
-    tools: list[dict[str, Any]] | None = None,
+    tools: list[Fields] | None = None,
 ) -> tuple[GenerateRequest, ReaderSettings | None, dict[str, str]]:
-    args: dict[str, Any] = {}
+    args: Fields = {}
     if body.think is not None:
         args = {"enable_thinking": bool(body.think), "thinking": bool(body.think)}
     effort = body.think if isinstance(body.think, str) else None
-    body = types.ChatBody(
+    chat = types.ChatBody(
         messages=messages,
         tools=tools,
         logprobs=body.logprobs,
@@ -137,7 +137,7 @@ def _prepare(
         **_fields(body),
     )
     try:
-        return openai.prepare(service, body, _new_id())
+        return openai.prepare(service, chat, _new_id())
     except RequestError as error:
         raise renamed(error, names) from None
 
@@ -163,13 +163,13 @@ def _answer(
     )
 
 
-def _fields(body: Shared) -> dict[str, Any]:
+def _fields(body: Shared) -> Fields:
     """Fields of the request that OpenAI's requests have, too."""
     options = body.options or Options()
     for name, neutral in NEUTRAL.items():
         if getattr(options, name) not in (None, neutral):
             raise InvalidRequest(f"options.{name} is not served here; leave it out", param=f"options.{name}")
-    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(options, name)) is not None}
+    fields: Fields = {name: value for name in SAME if (value := getattr(options, name)) is not None}
     if options.repeat_penalty is not None:
         fields["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict > 0:
@@ -247,7 +247,7 @@ class Writer:
         done: bool = False,
         thinking: str = "",
         calls: list[Payload] | None = None,
-        **more: Any,
+        **more: object,
     ) -> Payload:
         """One line."""
         line: Payload = {"model": self.model, "created_at": datetime.now(UTC)}

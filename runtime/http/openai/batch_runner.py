@@ -8,9 +8,9 @@ room.
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -114,7 +114,7 @@ class Outputs:
             self._is_waiting = False
             return result
 
-    async def append(self, output: dict[str, Any], *, is_error: bool) -> None:
+    async def append(self, output: Mapping[str, object], *, is_error: bool) -> None:
         """Appends one answer, and counts it."""
         record, data = self._record, msgspec.json.encode(output) + b"\n"
         append = Append(self._batches, record, record.error_id if is_error else record.output_id, data)
@@ -225,7 +225,7 @@ class BatchRunner:
         data = [msgspec.to_builtins(error) for error in errors]
         await self._end(record, outputs, "failed", errors={"object": "list", "data": data})
 
-    async def _end(self, record: Record, outputs: Outputs, status: Status, **fields: Any) -> None:
+    async def _end(self, record: Record, outputs: Outputs, status: Status, **fields: object) -> None:
         """Publishes the answers that there are, and ends the batch."""
         fields |= await outputs.publish()
         advance(record, status, **fields)
@@ -270,7 +270,7 @@ class BatchRunner:
         finally:
             self._slots.release(owner, slot)
 
-    async def _serve(self, line: Line, owner: str) -> tuple[int, Any]:
+    async def _serve(self, line: Line, owner: str) -> tuple[int, object]:
         """Status and body of the HTTP response to this line. Retries while the server is overloaded."""
         service = service_for(self.service, tenant_of(owner, self.batches.files.quota.tenant_quota))
         while True:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -42,6 +42,7 @@ from runtime.http.openai.batch_lines import (
 from runtime.http.openai.files import FileId, Files, new_id
 from runtime.http.openai.stored.folder import append_lines, is_regular, open_private, write_atomically
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
@@ -65,7 +66,7 @@ class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     endpoint: str
     completion_window: Literal["24h"] = "24h"
     metadata: A[dict[str, str], Meta(max_length=16)] | None = None
-    output_expires_after: Any = None  # files stay until they are deleted
+    output_expires_after: JsonValue = None  # files stay until they are deleted
 
 
 class Counts(Struct, frozen=True):
@@ -82,7 +83,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     id: A[str, Meta(pattern=r"^batch_[0-9A-Za-z_-]+$")]
     object: str = "batch"
     endpoint: str
-    errors: dict[str, Any] | None = None
+    errors: JsonDict | None = None
     input_file_id: FileId
     completion_window: str
     status: Status
@@ -319,7 +320,7 @@ class Append:
                 self._is_written = True
 
 
-def advance(record: Record, status: Status, **fields: Any) -> None:
+def advance(record: Record, status: Status, **fields: object) -> None:
     """Gives a batch its next status, and the time of it; it is saved apart from that."""
     if status != record.batch.status:
         record.batch = structs.replace(

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions, and the preparation of a chat that the other APIs share."""
 
 import time
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -33,6 +32,7 @@ from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import ReaderSettings, events_of
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import Fields
 from runtime.messages.constraint import Rule
 from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogprob, Tokens
 from runtime.messages.sampling import Free
@@ -213,7 +213,7 @@ class ChatAnswerFormat:
         """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
-    def body(self, outputs: list[Output]) -> dict[str, Any]:
+    def body(self, outputs: list[Output]) -> Fields:
         """The answer in one piece."""
         first, request = outputs[0], self.request
         choices = [
@@ -228,7 +228,7 @@ class ChatAnswerFormat:
             | ({"hidden_states": last(output.hidden)} if output.hidden else {})
             for i, output in enumerate(outputs)
         ]
-        more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if request.return_token_ids else {}
+        more: Fields = {"prompt_token_ids": first.prompt_ids} if request.return_token_ids else {}
         if request.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(
                 first.prompt_logprobs, self.service.token_bytes, request.prompt_logprobs
@@ -263,7 +263,7 @@ class ChatAnswerFormat:
             )
         return around[0] + sse.encode(text) + around[1]
 
-    def _message_delta(self, choice: int, event: Event) -> dict[str, Any]:
+    def _message_delta(self, choice: int, event: Event) -> Fields:
         """A parse event as the `delta` of a chunk; empty when it adds nothing."""
         match event:
             case Content(text=text):
@@ -277,9 +277,10 @@ class ChatAnswerFormat:
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
         return {}
 
-    def _message(self, choice: int, output: Output) -> dict[str, Any]:
+    def _message(self, choice: int, output: Output) -> Fields:
         texts = {"content": "", "reasoning_content": ""}
-        calls: list[dict[str, Any]] = []
+        calls: list[Fields] = []
+        functions: list[dict[str, str]] = []  # of the calls
         for event in events_of(output):
             match event:
                 case Content(text=text):
@@ -287,13 +288,11 @@ class ChatAnswerFormat:
                 case Reasoning(text=text):
                     texts["reasoning_content"] += text
                 case CallBegin():
-                    calls.append(_call(event))
+                    functions.append({"name": event.name, "arguments": ""})
+                    calls.append(_call(event) | {"function": functions[-1]})
                 case Arguments(text=text):
-                    calls[-1]["function"]["arguments"] += text
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": texts["content"] or (None if calls else ""),
-        }
+                    functions[-1]["arguments"] += text
+        message: Fields = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
         if texts["reasoning_content"]:
             message["reasoning_content"] = texts["reasoning_content"]
         if calls:
@@ -301,7 +300,7 @@ class ChatAnswerFormat:
             message["tool_calls"] = calls
         return message
 
-    def _finish(self, choice: int, finish: Finish | None) -> dict[str, Any]:
+    def _finish(self, choice: int, finish: Finish | None) -> Fields:
         fields = finish_fields(finish)
         return (
             fields | {"finish_reason": "tool_calls"}
@@ -312,19 +311,19 @@ class ChatAnswerFormat:
     def _ids(self, token_ids: list[int]) -> dict[str, list[int]]:
         return {"token_ids": token_ids} if self.request.return_token_ids else {}
 
-    def _prompt_ids(self, prompt_ids: list[int] | None) -> dict[str, Any]:
+    def _prompt_ids(self, prompt_ids: list[int] | None) -> Fields:
         return {"prompt_token_ids": prompt_ids} if self.request.return_prompt_token_ids else {}
 
-    def _logprobs(self, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[TokenLogprob] | None) -> Fields | None:
         by_id = bool(self.request.return_tokens_as_token_ids)
         return None if tokens is None else chat_logprobs(tokens, self.service.token_bytes, by_id=by_id)
 
 
-def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _choice(index: int, delta: Fields) -> Fields:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _call(event: CallBegin) -> dict[str, Any]:
+def _call(event: CallBegin) -> Fields:
     return {
         "id": event.id or f"call_{uuid4().hex}",
         "type": "function",

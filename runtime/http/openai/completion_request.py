@@ -7,12 +7,13 @@ field does is listed in parameters.py.
 """
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
+from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.sampling import CacheSalt, Priority
 
 MAX_MESSAGES = 16_384
@@ -35,7 +36,7 @@ class Function(Struct):
     """A function call of an earlier answer."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None  # a JSON object, or its text
+    arguments: str | JsonDict | None = None  # a JSON object, or its text
 
 
 class ToolCall(Struct):
@@ -77,36 +78,36 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Sampling fields, and those that are refused unless their value asks for nothing (parameters.py)."""
 
     lora_path: str | list[str | None] | None = None
-    return_routed_experts: Any = None
-    routed_experts_start_len: Any = None
-    routed_experts_prompt_start: Any = None
-    return_cached_tokens_details: Any = None
-    custom_params: Any = None
-    custom_logit_processor: Any = None
-    session_params: Any = None
-    images_config: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    routed_dp_rank: Any = None
-    disagg_prefill_dp_rank: Any = None
-    data_parallel_rank: Any = None
-    ngram_corpus_id: Any = None
-    custom_labels: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    watermarking: Any = None
-    truncate_prompt_tokens: Any = None
-    truncation_side: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
-    return_token_offsets: Any = None
-    return_mm_kwargs: Any = None
+    return_routed_experts: JsonValue = None
+    routed_experts_start_len: JsonValue = None
+    routed_experts_prompt_start: JsonValue = None
+    return_cached_tokens_details: JsonValue = None
+    custom_params: JsonValue = None
+    custom_logit_processor: JsonValue = None
+    session_params: JsonValue = None
+    images_config: JsonValue = None
+    bootstrap_host: JsonValue = None
+    bootstrap_port: JsonValue = None
+    bootstrap_room: JsonValue = None
+    routed_dp_rank: JsonValue = None
+    disagg_prefill_dp_rank: JsonValue = None
+    data_parallel_rank: JsonValue = None
+    ngram_corpus_id: JsonValue = None
+    custom_labels: JsonValue = None
+    use_beam_search: JsonValue = None
+    length_penalty: JsonValue = None
+    watermarking: JsonValue = None
+    truncate_prompt_tokens: JsonValue = None
+    truncation_side: JsonValue = None
+    allowed_token_ids: JsonValue = None
+    bad_words: JsonValue = None
+    kv_transfer_params: JsonValue = None
+    ec_transfer_params: JsonValue = None
+    vllm_xargs: JsonValue = None
+    repetition_detection: JsonValue = None
+    thinking_token_budget: JsonValue = None
+    return_token_offsets: JsonValue = None
+    return_mm_kwargs: JsonValue = None
 
 
 class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
@@ -138,23 +139,23 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     extra_key: CacheSalt | list[CacheSalt] | None = None  # a second cache_salt, SGLang's name
     # accepted without effect
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonDict | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
+    prompt_cache_options: JsonValue = None
     session_id: str | None = None
     spaces_between_special_tokens: bool | None = None
     # constraint of the output: at most one of these (http/fields/constraint.py)
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | str | None = None  # SGLang; also regex, ebnf and structural_tag
+    response_format: JsonDict | None = None
+    json_schema: JsonDict | str | None = None  # SGLang; also regex, ebnf and structural_tag
     regex: str | None = None
     ebnf: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
-    structured_outputs: dict[str, Any] | None = None  # vLLM; older names are guided_*
-    guided_json: dict[str, Any] | str | None = None
+    structural_tag: JsonDict | str | None = None
+    structured_outputs: JsonDict | None = None  # vLLM; older names are guided_*
+    guided_json: JsonDict | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -167,14 +168,14 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: A[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: A[list[JsonDict], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | JsonDict | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonDict | None = None
     reasoning_effort: str | float | None = None  # passed to the chat template
     reasoning: Reasoning | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: list[JsonDict] | None = None
     input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; messages are then not rendered
     return_prompt_token_ids: bool | None = None
     parallel_tool_calls: bool | None = None
@@ -183,25 +184,25 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: bool | None = None  # False: reasoning is left out
     # accepted without effect
     verbosity: str | None = None
-    prediction: Any = None
+    prediction: JsonValue = None
     modalities: list[Literal["text"]] | None = None
     # refused
-    functions: Any = None
-    function_call: Any = None
-    moderation: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    return_meta_info: Any = None
-    return_prompt_text: Any = None
-    task: Any = None
-    max_dynamic_patch: Any = None
-    min_dynamic_patch: Any = None
-    use_audio_in_video: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    echo: Any = None
-    add_special_tokens: Any = None
-    chat_template: Any = None
+    functions: JsonValue = None
+    function_call: JsonValue = None
+    moderation: JsonValue = None
+    audio: JsonValue = None
+    web_search_options: JsonValue = None
+    return_meta_info: JsonValue = None
+    return_prompt_text: JsonValue = None
+    task: JsonValue = None
+    max_dynamic_patch: JsonValue = None
+    min_dynamic_patch: JsonValue = None
+    use_audio_in_video: JsonValue = None
+    media_io_kwargs: JsonValue = None
+    mm_processor_kwargs: JsonValue = None
+    echo: JsonValue = None
+    add_special_tokens: JsonValue = None
+    chat_template: JsonValue = None
 
 
 class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -214,4 +215,4 @@ class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
     suffix: str | None = None  # text after the completion (see --completion-template)
     add_special_tokens: bool | None = None  # False: the tokenizer adds no BOS token
-    prompt_embeds: Any = None  # refused
+    prompt_embeds: JsonValue = None  # refused

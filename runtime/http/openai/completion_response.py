@@ -5,15 +5,15 @@ A field that is UNSET is left out; `null` is written where OpenAI writes it.
 """
 
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.batches import Batch
 from runtime.http.openai.files import File
+from runtime.json_value import JsonDict, JsonValue
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 
 class Tiers(Struct, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
     matched_stop: str | int | None | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
-    hidden_states: Any = UNSET  # a list of numbers, or null
+    hidden_states: JsonValue | UnsetType = UNSET  # a list of numbers, or null
 
 
 class ChatChoice(Choice, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[Json | None] | UnsetType = UNSET
+    prompt_logprobs: list[JsonDict | None] | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, forbid_unknown_fields=True):
@@ -147,7 +147,7 @@ class MessageDelta(Struct, forbid_unknown_fields=True):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    hidden_states: Any = UNSET
+    hidden_states: JsonValue | UnsetType = UNSET
 
 
 class ChunkChoice(Choice, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +183,7 @@ class TextChoice(Choice, kw_only=True, forbid_unknown_fields=True):
 
     text: str
     logprobs: TextLogprobs | None
-    prompt_logprobs: list[Json | None] | UnsetType = UNSET
+    prompt_logprobs: list[JsonDict | None] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -232,4 +232,4 @@ class Deleted(Struct, forbid_unknown_fields=True):
     deleted: bool
 
 
-Models, FilePage, BatchPage, ItemPage = Page[Model], Page[File], Page[Batch], Page[Json]
+Models, FilePage, BatchPage, ItemPage = Page[Model], Page[File], Page[Batch], Page[JsonDict]

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -25,6 +24,7 @@ from runtime.http.operation import Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.exchange import Answer
+from runtime.json_value import Fields
 from runtime.messages.requests import Delta, GenerateRequest, Infill, Text, TokenLogprob, Tokens
 from runtime.service import Service
 
@@ -268,7 +268,7 @@ class CompletionAnswerFormat:
         """The last events of a stream that failed."""
         return sse.event(error_object(error))
 
-    def body(self, outputs: list[Output]) -> dict[str, Any]:
+    def body(self, outputs: list[Output]) -> Fields:
         """The answer in one piece."""
         num_sampled = self.options.num_sampled
         if self.options.is_prompt_only:
@@ -291,7 +291,7 @@ class CompletionAnswerFormat:
             choices.sort(key=lambda choice: mean_logprob(outputs[choice]), reverse=True)
         return choices[: self.options.n]
 
-    def _choice_of(self, index: int, choice: int, outputs: list[Output]) -> dict[str, Any]:
+    def _choice_of(self, index: int, choice: int, outputs: list[Output]) -> Fields:
         output = outputs[choice]
         fields = _choice(index, self.echoes[choice // self.options.num_sampled] + output.text)
         fields["logprobs"] = self._logprobs(choice, output.prompt_logprobs, output.logprobs)
@@ -310,7 +310,7 @@ class CompletionAnswerFormat:
 
     def _logprobs(
         self, choice: int, prompt: Sequence[TokenLogprob] | None, own: list[TokenLogprob] | None
-    ) -> dict[str, Any] | None:
+    ) -> Fields | None:
         """`prompt` counts only where the text begins with the prompt."""
         if not self.options.has_logprobs:
             return None
@@ -326,7 +326,7 @@ def mean_logprob(output: Output) -> float:
     )
 
 
-def _choice(index: int, text: str) -> dict[str, Any]:
+def _choice(index: int, text: str) -> Fields:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
 

@@ -1,8 +1,7 @@
 """What chat and text completions share in their answers: the envelope of chunks, usage and finish reasons."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 from uuid import uuid4
 
 from runtime.http.fields.cached_tokens import tiers
@@ -39,7 +38,7 @@ class Meter:
             self.prompt_tokens[prompt] = delta.finish.prompt_tokens
             self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, object]:
         """The `usage` of what was added so far."""
         return usage(
             sum(self.prompt_tokens.values()),
@@ -62,10 +61,10 @@ def usage(
     reasoning_tokens: int,
     report: CacheReport | None,
     loaded: Iterable[CacheSources],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The `usage` object. `loaded`: sources of the cached tokens, one entry a prompt; used with a cache
     `report`."""
-    details: dict[str, Any] = {"cached_tokens": cached_tokens}
+    details: dict[str, object] = {"cached_tokens": cached_tokens}
     if report is not None:
         details["cached_tokens_details"] = tiers(cached_tokens, loaded, report.storage)
     return {
@@ -77,7 +76,7 @@ def usage(
     }
 
 
-def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, Any]:
+def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, object]:
     """The `usage` of whole outputs; `outputs` has `n` choices of each prompt, prompt after prompt."""
     ends = [output.finish for output in outputs if output.finish is not None]
     prompts = [ends[i : i + n] for i in range(0, len(ends), n)]
@@ -92,7 +91,7 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
     )
 
 
-def finish_fields(finish: Finish | None) -> dict[str, Any]:
+def finish_fields(finish: Finish | None) -> dict[str, object]:
     """`finish_reason` as in OpenAI's API, and as an extension `matched_stop`: the stop string or token."""
     if finish is None:
         return {"finish_reason": None}
@@ -121,11 +120,11 @@ class Envelope:
         self.with_usage = bool(options and options.include_usage) or self.is_continuous
         self.meter = Meter(n, report)
 
-    def head(self, suffix: str = "") -> dict[str, Any]:
+    def head(self, suffix: str = "") -> dict[str, object]:
         """The fields of a chunk before its choices."""
         return {"id": self.id, "object": self.kind + suffix, "created": self.created, "model": self.model}
 
-    def chunk(self, choice: dict[str, Any], suffix: str = "", **more: Any) -> bytes:
+    def chunk(self, choice: Mapping[str, object], suffix: str = "", **more: object) -> bytes:
         """An event with one choice. `more`: fields next to `choices`; those that are None are left out."""
         fields = (
             self.head(suffix)
@@ -136,7 +135,7 @@ class Envelope:
             fields["usage"] = self.meter.usage() if self.is_continuous else None
         return sse.event(fields)
 
-    def around(self, choice: Callable[[str], dict[str, Any]], suffix: str = "") -> tuple[bytes, bytes]:
+    def around(self, choice: Callable[[str], dict[str, object]], suffix: str = "") -> tuple[bytes, bytes]:
         """The bytes before and after the text in the chunk of `choice(text)`: most chunks differ in their
         text only."""
         before, after = self.chunk(choice(_MARK), suffix).split(sse.encode(_MARK))

@@ -15,7 +15,7 @@ from io import FileIO
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -25,6 +25,7 @@ from runtime.errors import InvalidRequest, NotFound, StorageFull, StorageUnavail
 from runtime.http.openai.stored.disk import Disk
 from runtime.http.openai.stored.folder import Folder, is_regular, open_private, write_atomically
 from runtime.http.openai.stored.quota import Quota
+from runtime.json_value import Fields
 from runtime.messages.tenants import Tenant
 
 MAX_FILE_BYTES = 512 * 2**20  # OpenAI's own limit
@@ -177,7 +178,7 @@ class Files:
 
     def page(
         self, tenant: Tenant, *, after: str | None, limit: int, order: str, purpose: str | None
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """A page of the files that exist for a tenant, as OpenAI's list object."""
         files = [
             file
@@ -215,14 +216,12 @@ class FileReader:
         return os.pread(self._file.fileno(), size, position)
 
 
+T = TypeVar("T")
+
+
 def page_of(
-    items: list[Any],
-    *,
-    after: str | None,
-    limit: int,
-    order: str,
-    id_of: Callable[[Any], str] = attrgetter("id"),
-) -> dict[str, Any]:
+    items: list[T], *, after: str | None, limit: int, order: str, id_of: Callable[[T], str] = attrgetter("id")
+) -> Fields:
     """A page of `items`, which are the oldest first: those after the item with the id `after`; the newest
     first unless `order` is "asc". Raises InvalidRequest for an unknown `after`."""
     if order != "asc":

@@ -1,9 +1,9 @@
 """Log probabilities in the forms of the OpenAI API."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from runtime.http.streaming.rows import Rows
+from runtime.json_value import Fields
 from runtime.messages.requests import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
@@ -17,17 +17,15 @@ def namer(token_bytes: TokenBytes, *, by_id: bool) -> Name:
     return lambda token_id: token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(
-    tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False
-) -> dict[str, Any]:
+def chat_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False) -> Fields:
     """{"content": [{token, bytes, logprob, top_logprobs}]}. `bytes` are exact where a token is a part of a
     character."""
     name = namer(token_bytes, by_id=by_id)
 
-    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float | None) -> Fields:
         return {"token": name(token_id), "bytes": list(token_bytes(token_id)), "logprob": logprob}
 
-    def row(token: TokenLogprob) -> dict[str, Any]:
+    def row(token: TokenLogprob) -> Fields:
         top = [entry(*alternative) for alternative in (*token.top, *token.picked)]
         return entry(token.token_id, token.logprob) | {"top_logprobs": top}
 
@@ -45,7 +43,7 @@ class TextLogprobs:
         self.width = width
         self.offset = 0  # characters so far
 
-    def add(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+    def add(self, tokens: list[TokenLogprob]) -> Fields:
         """The log probabilities of the next tokens."""
         offsets = []
         for token in tokens:
@@ -76,10 +74,10 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob], token_bytes: TokenBytes, wid
     decoded_token} of the `width` likeliest tokens and of the token itself; None for the first."""
     name = namer(token_bytes, by_id=False)
 
-    def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float, rank: int | None) -> Fields:
         return {"logprob": logprob, "rank": rank, "decoded_token": name(token_id)}
 
-    def row(token: TokenLogprob) -> dict[str, Any] | None:
+    def row(token: TokenLogprob) -> Fields | None:
         if token.logprob is None:
             return None
         entries = {

@@ -1,11 +1,10 @@
 """From the messages of a chat request to the messages of chat templates."""
 
-from typing import Any
-
 import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import ChatBody, Message, Part, Reasoning, ToolCall
+from runtime.json_value import Fields
 from runtime.messages.requests import Chat
 
 # variables by which templates turn reasoning on: Qwen3, GLM and others; DeepSeek and Kimi
@@ -42,8 +41,8 @@ def _continues(body: ChatBody) -> bool:
     return True
 
 
-def _template_args(body: ChatBody) -> dict[str, Any]:
-    args = dict(body.chat_template_kwargs or {})
+def _template_args(body: ChatBody) -> Fields:
+    args: Fields = dict(body.chat_template_kwargs or {})
     for name in sorted(RESERVED.intersection(args)):
         raise InvalidRequest(f"{name} cannot be set for the template", param=f"chat_template_kwargs.{name}")
     reasoning_options = body.reasoning or Reasoning()
@@ -60,9 +59,9 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
     return args
 
 
-def _message(message: Message, path: str) -> dict[str, Any]:
+def _message(message: Message, path: str) -> Fields:
     role = "system" if message.role == "developer" else message.role  # templates have the older name
-    result: dict[str, Any] = {"role": role, "content": _content(message, path)}
+    result: Fields = {"role": role, "content": _content(message, path)}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     for name, value in (
         ("name", message.name),
@@ -105,11 +104,11 @@ def _text(part: Part, path: str) -> str:
     return part.text
 
 
-def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+def _tool_call(call: ToolCall, path: str) -> Fields:
     """Clients send arguments as JSON text, or as an object; templates expect an object, which they write in
     the model's own format."""
     path += ".function.arguments"
-    arguments: Any = call.function.arguments or {}
+    arguments: object = call.function.arguments or {}
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)

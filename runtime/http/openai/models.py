@@ -1,7 +1,6 @@
 """GET /v1/models and /v1/models/{name}, for clients of OpenAI and of Anthropic."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from starlette.requests import Request
 
@@ -11,7 +10,7 @@ from runtime.http.operation import Operation
 from runtime.service import AdapterCard, ModelCard, Service
 
 
-def list_models(service: Service, request: Request) -> dict[str, Any]:
+def list_models(service: Service, request: Request) -> dict[str, object]:
     """The served model and its adapters, as a list."""
     card = service.card
     entries = [_described(card, request), *(adapter_object(card, one) for one in card.adapters.values())]
@@ -24,14 +23,14 @@ def list_models(service: Service, request: Request) -> dict[str, Any]:
     }
 
 
-def get_model(service: Service, request: Request) -> dict[str, Any]:
+def get_model(service: Service, request: Request) -> dict[str, object]:
     """The served model, or one of its adapters. Raises ModelNotFound."""
     card = service.card
     name = adapter_named(card, request.path_params["name"])
     return adapter_object(card, card.adapters[name]) if name else _described(card, request)
 
 
-def model_object(card: ModelCard) -> dict[str, Any]:
+def model_object(card: ModelCard) -> dict[str, object]:
     """The served model in OpenAI's form."""
     return {
         "id": card.name,
@@ -43,12 +42,12 @@ def model_object(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def adapter_object(card: ModelCard, adapter: AdapterCard) -> dict[str, Any]:
+def adapter_object(card: ModelCard, adapter: AdapterCard) -> dict[str, object]:
     """An adapter in OpenAI's form; `parent` is the served model."""
     return model_object(card) | {"id": adapter.name, "created": adapter.created, "parent": card.name}
 
 
-def anthropic_fields(card: ModelCard) -> dict[str, Any]:
+def anthropic_fields(card: ModelCard) -> dict[str, object]:
     """The fields in which Anthropic's clients look for a model."""
     return {
         "id": card.name,
@@ -60,7 +59,7 @@ def anthropic_fields(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _described(card: ModelCard, request: Request) -> dict[str, Any]:
+def _described(card: ModelCard, request: Request) -> dict[str, object]:
     more = anthropic_fields(card) if "anthropic-version" in request.headers else {}
     return model_object(card) | more
 

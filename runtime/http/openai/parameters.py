@@ -2,19 +2,20 @@
 docs/api.md."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import ChatBody, CompletionBody, Shared
+from runtime.json_value import JsonValue
 
 Status = Literal["works", "no effect", "400"]
 Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM"]
 
 # values of a refused field that ask for nothing, like null
-NOTHING: tuple[Any, ...] = ("", False, [], {})
-BOTH = "SGLang, vLLM"
+NOTHING: tuple[JsonValue, ...] = ("", False, [], {})
+BOTH: Source = "SGLang, vLLM"
 
 
 class Parameter(Struct, frozen=True):
@@ -23,7 +24,7 @@ class Parameter(Struct, frozen=True):
     source: Source
     status: Status
     note: str = ""
-    neutral: Any = None
+    neutral: JsonValue = None
 
 
 def _rows(source: Source, status: Status, notes: Mapping[str, str]) -> Iterator[tuple[str, Parameter]]:
@@ -232,13 +233,13 @@ PARAMETERS: dict[str, Parameter] = dict(
     ]
 )
 # by route: fields that only the other route supports
-_HERE = {
+_HERE: dict[type[Shared], dict[str, str]] = {
     ChatBody: {
         "echo": "not in a chat; continue_final_message is similar",
         "add_special_tokens": "the chat template writes them",
     }
 }
-_REFUSED = {
+_REFUSED: dict[type[Shared], dict[str, Parameter]] = {
     kind: {name: PARAMETERS[name] for name in kind.__struct_fields__ if PARAMETERS[name].status == "400"}
     | {name: Parameter("vLLM", "400", note) for name, note in _HERE.get(kind, {}).items()}
     for kind in (ChatBody, CompletionBody)

@@ -2,7 +2,6 @@
 fields."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
@@ -23,7 +22,7 @@ FIELDS = {name: name for name in SAMPLING_FIELDS} | {
 
 
 def sampling_params(
-    body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any
+    body: Shared, defaults: Mapping[str, object], names: Mapping[str, str], **more: object
 ) -> SamplingParams:
     """SamplingParams of a request. `defaults`: fields of SamplingParams for what the client leaves out;
     `more`: fields that the route derives itself. `names` maps fields of SamplingParams to the client's names.

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -33,6 +32,7 @@ from runtime.http.openai.stored.upload import receive_file
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings, has_tenants
 from runtime.http.tenant_service import tenant_in
+from runtime.json_value import Fields
 from runtime.messages.tenants import Tenant
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
@@ -171,7 +171,7 @@ class Storage:
             refusal = error_response(error, path_of(request))
             return refusal if has_come else respond_early(refusal)
 
-    def _list_files(self, request: Request) -> dict[str, Any]:
+    def _list_files(self, request: Request) -> Fields:
         purpose = request.query_params.get("purpose")
         return self.files.page(tenant_in(request.scope), purpose=purpose, **_range(request, LIST_LIMIT))
 
@@ -201,7 +201,7 @@ class Storage:
         self._runner.add(record)
         return record.batch
 
-    def _list_batches(self, request: Request) -> dict[str, Any]:
+    def _list_batches(self, request: Request) -> Fields:
         tenant = tenant_in(request.scope)
         return page_of(
             [record.batch for record in self.batches.known.values() if tenant.sees(record.owner)],
@@ -244,7 +244,7 @@ def no_storage() -> list[Route]:
     ]
 
 
-def _range(request: Request, most: int, *, ordered: bool = True) -> dict[str, Any]:
+def _range(request: Request, most: int, *, ordered: bool = True) -> Fields:
     limit = limit_of(request, most, most if ordered else 20)
     order = {"order": request.query_params.get("order", "desc")} if ordered else {}
     return {"after": request.query_params.get("after"), "limit": limit, **order}

@@ -1,9 +1,8 @@
 """Tools of a chat request: their schemas, and the constraints that tool_choice and strict tools put on the
 answer."""
 
-from collections.abc import Mapping
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -11,6 +10,7 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
 from runtime.http.openai.completion_request import ChatBody
+from runtime.json_value import Fields
 from runtime.messages.constraint import JsonSchema, Rule, StructuralTag
 from runtime.parsing.answer_parser import ToolCallFormat
 from runtime.parsing.schema_types import Tools
@@ -44,9 +44,9 @@ def tools_of(body: ChatBody) -> Tools:
     return {} if body.tool_choice == "none" else tools
 
 
-def schemas_of(tool_list: list[dict[str, Any]]) -> Tools:
+def schemas_of(tool_list: list[Fields]) -> Tools:
     """Parameter schemas of a list of tools, by function name. Raises InvalidRequest."""
-    tools: dict[str, Mapping[str, Any]] = {}
+    tools: dict[str, Fields] = {}
     for i, tool in enumerate(tool_list):
         path = f"tools[{i}]"
         if tool.get("type", "function") != "function":
@@ -84,7 +84,8 @@ def with_allowed_tools(body: ChatBody) -> ChatBody:
         raise InvalidRequest(
             f"tool_choice allows {missing[0]}, which is none of the tools", param="tool_choice"
         )
-    tools = [tool for tool in body.tools or () if tool["function"]["name"] in names]
+    functions: list[Fields] = body.tools or []
+    tools = [tool for tool in functions if tool["function"]["name"] in names]
     return structs.replace(body, tools=tools, tool_choice=allowed.mode)
 
 
@@ -126,7 +127,8 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
 def strict_calls(body: ChatBody, tools: Tools, form: ToolCallFormat | None) -> Rule | None:
     """The constraint for free text in which calls, in the model's own format, follow the schemas of tools
     with `strict`; None without such tools."""
-    names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
+    functions: list[Fields] = body.tools or []  # checked by `tools_of`
+    names = {tool["function"]["name"] for tool in functions if tool["function"].get("strict") is True}
     if form is None or form.json_frame is None or names.isdisjoint(tools):
         return None
     begin, end = form.json_frame
@@ -151,13 +153,18 @@ def strict_calls(body: ChatBody, tools: Tools, form: ToolCallFormat | None) -> R
     return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": tag_format}).decode())
 
 
-def calls_schema(tools: Tools) -> dict[str, Any]:
+def calls_schema(tools: Tools) -> Fields:
     """JSON schema of a list of calls. Raises InvalidRequest."""
-    shared: dict[str, dict[str, Any]] = {}
+    shared: dict[str, Fields] = {}
     items = []
     for name, parameters in tools.items():
         for word in DEFINITIONS:
-            for key, definition in (parameters.get(word) or {}).items():
+            definitions = parameters.get(word) or {}
+            if not isinstance(definitions, dict):
+                raise InvalidRequest(
+                    f"{word} in the parameters of {name} must be an object of schemas", param="tools"
+                )
+            for key, definition in definitions.items():
                 if shared.setdefault(word, {}).setdefault(key, definition) != definition:
                     raise InvalidRequest(
                         f"two tools define {word}.{key} differently; give one of them another name",

@@ -3,9 +3,9 @@
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,8 +17,8 @@ from runtime.http.operation import Operation
 from runtime.http.schema.operations import DOCUMENT, OPERATIONS, PAGE
 
 SCHEMAS = "#/components/schemas/"
-Schema = dict[str, Any]
-Schemas = dict[Any, Schema]  # by type
+Schema = dict[str, object]
+Schemas = dict[object, Schema]  # by type
 HTML = Path(__file__).with_name("docs.html")
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -34,7 +34,7 @@ MEDIA = {
     "html": "text/html",
 }
 # Types of refusals by tag; other routes refuse as OpenAI's do.
-ERRORS: dict[str, Any] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}
+ERRORS: dict[str, type[Struct]] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}
 # names that msgspec gives to types of the same short name
 _LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")
 
@@ -56,7 +56,7 @@ def document() -> bytes:
     """The document as JSON."""
     rows = [(tag, operation) for tag, operations in OPERATIONS.items() for operation in operations]
     schemas, components = _schemas(rows)
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for tag, operation in rows:
         for method in operation.methods.split():
             paths.setdefault(operation.path, {})[method.lower()] = _operation(tag, method, operation, schemas)
@@ -79,7 +79,7 @@ def document() -> bytes:
 
 def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
     """The schemas of all types by type, and the components that they refer to."""
-    kinds: list[Any] = [operation.body for _, operation in rows if operation.body is not None]
+    kinds: list[object] = [operation.body for _, operation in rows if operation.body is not None]
     for _, operation in rows:
         kinds += operation.answers + operation.events
     kinds = list(dict.fromkeys([*kinds, *ERRORS.values()]))
@@ -87,15 +87,15 @@ def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
     return dict(zip(kinds, refs, strict=True)), components
 
 
-def _one_of(kinds: tuple[Any, ...], schemas: Schemas) -> Schema:
+def _one_of(kinds: tuple[object, ...], schemas: Schemas) -> Schema:
     return schemas[kinds[0]] if len(kinds) == 1 else {"anyOf": [schemas[kind] for kind in kinds]}
 
 
-def _contents(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+def _contents(operation: Operation, schemas: Schemas) -> dict[str, object]:
     """The possible answers by media type."""
     if not operation.answers:
         return {} if operation.media == "json" else {MEDIA[operation.media]: {}}
-    contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(operation.answers, schemas)}}
+    contents: dict[str, object] = {MEDIA["json"]: {"schema": _one_of(operation.answers, schemas)}}
     if operation.events:  # OpenAPI 3.1 cannot describe the events of a stream
         contents[MEDIA["sse" if operation.media == "json" else operation.media]] = {
             "x-event": _one_of(operation.events, schemas)
@@ -103,11 +103,11 @@ def _contents(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     return contents
 
 
-def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) -> dict[str, object]:
     level = level_of(operation.path)
     body = schemas[operation.body] if operation.body is not None else None
     refusal = schemas[ERRORS[tag if tag in ERRORS else "OpenAI"]]
-    words: dict[str, Any] = {
+    words: dict[str, object] = {
         "tags": [tag],
         "summary": operation.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', operation.path)}",
@@ -135,7 +135,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
     return words
 
 
-def _parameters(operation: Operation) -> list[dict[str, Any]]:
+def _parameters(operation: Operation) -> list[dict[str, object]]:
     text = {"type": "string", "minLength": 1}
     return [
         *[

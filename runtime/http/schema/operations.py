@@ -1,7 +1,5 @@
 """All operations of the HTTP API by tag, from which the routes and the OpenAPI document are made."""
 
-from typing import Any
-
 from runtime.http.admin import adapters, control, expert_load, health, memory_saver
 from runtime.http.anthropic import messages
 from runtime.http.embeddings import embeddings, scores
@@ -12,8 +10,9 @@ from runtime.http.ollama import serve as ollama
 from runtime.http.openai import chat, completions, models, stored_objects
 from runtime.http.openai.responses import routes as responses
 from runtime.http.operation import Operation
+from runtime.json_value import JsonDict
 
-DOCUMENT = Operation("GET", "/openapi.json", "This document", answers=(dict[str, Any],))
+DOCUMENT = Operation("GET", "/openapi.json", "This document", answers=(JsonDict,))
 PAGE = Operation("GET", "/docs", "This document, to read and try", media="html")
 
 OPERATIONS: dict[str, tuple[Operation, ...]] = {

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -103,7 +103,10 @@ def _nothing(finish: Finish) -> Finish:
 class AnswerFormat(Protocol):
     """How an API writes the answer to one request. Choices are numbered over all prompts of the request."""
 
-    answer_type: Any  # the type of the answer in one piece, as in the OpenAPI document
+    @property
+    def answer_type(self) -> object:
+        """The type of the answer in one piece, as in the OpenAPI document."""
+        ...
 
     def events(self, choice: int, delta: Delta) -> bytes:
         """The stream events of a delta; empty for a delta without news."""
@@ -117,6 +120,6 @@ class AnswerFormat(Protocol):
         """The last events of a stream that failed."""
         ...
 
-    def body(self, outputs: list[Output]) -> Any:
+    def body(self, outputs: list[Output]) -> object:
         """The answer in one piece: a value of the type `answer_type`, or one that converts to it."""
         ...

@@ -164,7 +164,7 @@ class Connection(asyncio.StreamReaderProtocol):
         """Returns when there is room to write, or the connection is lost."""
         self.flush()
         try:
-            await self._drain_helper()
+            await self._drain_helper()  # type: ignore[attr-defined]  # asyncio's types leave it out
         except ConnectionError:
             pass
 

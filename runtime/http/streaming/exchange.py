@@ -10,7 +10,7 @@ stops), requests that still run are aborted.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from msgspec import Raw, convert, structs
@@ -225,7 +225,7 @@ class Answer:
             tasks.cancel_scope.cancel()
         return unsent
 
-    async def complete(self) -> Any:
+    async def complete(self) -> object:
         """The whole answer as an `answer_format.answer_type`, or its JSON where it has many log
         probabilities or hidden states, for callers other than HTTP clients. Raises RequestError."""
         self._submit(self._collect)
@@ -246,7 +246,7 @@ class Answer:
             return await large.compute(self.stream.written, waiting)
         return self.stream.written(waiting)
 
-    def _body(self) -> Any:
+    def _body(self) -> object:
         body = self.answer_format.body(self.outputs)
         return convert(body if self.is_free else made(body), self.answer_format.answer_type)
 

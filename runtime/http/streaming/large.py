@@ -7,7 +7,7 @@ tokens are `Rows`, which become JSON row by row. One such answer is written at a
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio.from_thread import check_cancelled
@@ -34,7 +34,7 @@ NUMBERS = 65_536  # numbers of one piece
 _writers: RunVar[anyio.CapacityLimiter] = RunVar("writers")
 
 
-async def compute(function: Callable[..., T], *args: Any) -> T:
+async def compute(function: Callable[..., T], *args: object) -> T:
     """Calls `function` in the one thread that writes large answers, when it is its turn."""
     try:
         writers = _writers.get()
@@ -80,7 +80,7 @@ def is_large(deltas: Mapping[int, Delta]) -> bool:
     return entries > LARGE_ENTRIES
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """`value` as JSON; to be called by `compute`. Raises the cancellation of the task that waits for it."""
     return b"".join(_pieces(value))
 
@@ -93,7 +93,7 @@ def give_up(outputs: list[Output]) -> None:
     outputs.clear()
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def _pieces(value: object) -> Iterator[bytes]:
     match value:
         case Rows(items=items, write=write):
             yield b"["

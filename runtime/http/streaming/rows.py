@@ -1,29 +1,30 @@
 """Rows: the part of an answer that grows with its tokens, made while it is encoded."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 FEW = 64  # rows that exist at once as objects
 
 
-class Rows:
+class Rows(Generic[T]):
     """A list of `write(item)` for each of `items`, in JSON."""
 
     __slots__ = ("items", "write")
     __match_args__ = ("items", "write")
 
-    def __init__(self, items: Sequence[Any], write: Callable[[Any], Any]) -> None:
+    def __init__(self, items: Sequence[T], write: Callable[[T], object]) -> None:
         self.items = items
         self.write = write
 
-    def made(self) -> list[Any]:
+    def made(self) -> list[object]:
         """The list."""
         return [self.write(item) for item in self.items]
 
 
-def made(value: Any) -> Any:
+def made(value: object) -> object:
     """`value` with lists in place of its Rows."""
     if isinstance(value, Rows):
         return value.made()
@@ -34,7 +35,7 @@ def made(value: Any) -> Any:
     return value
 
 
-def encode_rows(value: Any) -> list[Any]:
+def encode_rows(value: object) -> list[object]:
     """What the JSON encoder writes for Rows. Many rows become JSON one by one, so that no more than one row
     exists as objects. Raises NotImplementedError for other types."""
     if not isinstance(value, Rows):

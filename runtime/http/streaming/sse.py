@@ -1,7 +1,5 @@
 """Server-sent events: how a payload becomes an event, and events become a chunk of an HTTP/1.1 body."""
 
-from typing import Any
-
 import msgspec
 
 from runtime.http.streaming.rows import encode_rows
@@ -16,7 +14,7 @@ HEADERS = [
 ]
 
 
-def event(payload: Any) -> bytes:
+def event(payload: object) -> bytes:
     """One event with `payload` as JSON."""
     return b"data: " + encode(payload) + b"\n\n"
 
@@ -26,9 +24,12 @@ def chunked(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def typed_events(payloads: list[dict[str, Any]]) -> bytes:
+def typed_events(payloads: list[dict[str, object]]) -> bytes:
     """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's
     API."""
     return b"".join(
-        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
+        [
+            b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), encode(payload))
+            for payload in payloads
+        ]
     )

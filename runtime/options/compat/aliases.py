@@ -5,11 +5,11 @@ words differ), or it has a status of its own, with the reason. rtp_llm.py has th
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
-from runtime.options.declare import Status
+from runtime.options.declare import Status, Value
 
 
 class Alias(Struct, frozen=True, kw_only=True):
@@ -18,10 +18,10 @@ class Alias(Struct, frozen=True, kw_only=True):
 
     flag: str
     group: Literal["old", "rtp_llm"]
-    default: Any
+    default: Value
     help: str
     means: str = ""
-    values: Mapping[str, Any] = {}  # our value for each of their words, in lower case; other words pass on
+    values: Mapping[str, Value] = {}  # our value for each of their words, in lower case; other words pass on
     status: Status = "planned"
     note: str = ""
     device: str = ""

@@ -3,12 +3,11 @@
 Those whose name is ours as well (--tp-size, --ep-size, --dp-size, --log-level) are not here: they are ours.
 """
 
-from typing import Any
-
 from runtime.options.compat.aliases import Alias
+from runtime.options.declare import Value
 
 # (flag, default there, our flag[, our value for each of their words])
-SAME: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
+SAME: tuple[tuple[str, Value, str, dict[str, Value]], ...] = (
     ("--concurrency-limit", 32, "--max-running-requests", {}),
     ("--max-batch-size", 0, "--max-running-requests", {"0": "auto"}),
     ("--reuse-cache", False, "--disable-radix-cache", {"true": False, "1": False, "false": True, "0": True}),
@@ -66,7 +65,7 @@ SAME: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
 )
 
 # (flag, default there, what it is, what does its job here)
-SUPERSEDED: tuple[tuple[str, Any, str, str], ...] = (
+SUPERSEDED: tuple[tuple[str, Value, str, str], ...] = (
     ("--world-size", None, "Ranks in all.", "the number of ranks follows from --tensor-parallel-size."),
     (
         "--world-rank",
@@ -126,7 +125,7 @@ SUPERSEDED: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 # (flag, default there, what it is, device)
-OTHER_DEVICE: tuple[tuple[str, Any, str, str], ...] = (
+OTHER_DEVICE: tuple[tuple[str, Value, str, str], ...] = (
     ("--enable-fmha", True, "Fused attention kernels.", "cuda"),
     ("--enable-trt-fmha", True, "TensorRT attention kernels.", "cuda"),
     ("--enable-paged-trt-fmha", True, "TensorRT attention kernels over pages.", "cuda"),
@@ -155,7 +154,7 @@ OTHER_DEVICE: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 # (flag, default there, what it is, a pointer to what is nearest)
-PLANNED: tuple[tuple[str, Any, str, str], ...] = (
+PLANNED: tuple[tuple[str, Value, str, str], ...] = (
     ("--enable_ffn_disaggregate", None, "Attention and feed-forward layers on servers of their own.", ""),
     (
         "--multi-task-prompt",

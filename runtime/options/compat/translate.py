@@ -8,13 +8,14 @@ words in, words out.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.compat import vllm
 from runtime.options.compat.environment import ENVIRONMENT, RANK_VARIABLES
+from runtime.options.declare import Value
 from runtime.options.table import Row, by_flag, canonical
 
 System = Literal["sglang", "rtp_llm", "vllm"]
@@ -49,7 +50,7 @@ class Translation(Struct, frozen=True):
     switch."""
 
     system: System
-    settings: list[tuple[str, Any]]
+    settings: list[tuple[str, Value]]
     notes: list[str]
 
     def words(self) -> list[str]:
@@ -78,7 +79,7 @@ def translate(words: Sequence[str], *, only_working: bool = False) -> Translatio
     Raises OptionsError when no known system's command is among `words`.
     """
     before, system, after = _split([word for word in words if word.strip() not in ("", "\\")])
-    settings: list[tuple[str, Any]] = []
+    settings: list[tuple[str, Value]] = []
     notes: list[str] = []
     for theirs, values in _flags([*_environment(before, system, notes), *after]):
         for flag, value in READERS[system](theirs, values, notes):
@@ -90,7 +91,7 @@ def translate(words: Sequence[str], *, only_working: bool = False) -> Translatio
     return Translation(system, list(dict(settings).items()), list(dict.fromkeys(notes)))
 
 
-def _is_kept(row: Row, alias: str, value: Any, only_working: bool, notes: list[str]) -> bool:
+def _is_kept(row: Row, alias: str, value: object, only_working: bool, notes: list[str]) -> bool:
     """Whether an option goes into the command; else, or if the server will refuse it, a note says why."""
     if canonical(alias) not in (row.flag, *row.aliases):
         alias = f"{alias} ({row.flag})"
@@ -171,7 +172,7 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield flag, values
 
 
-def _ours(flag: str, values: list[str], notes: list[str]) -> tuple[str, Any]:
+def _ours(flag: str, values: list[str], notes: list[str]) -> tuple[str, Value]:
     """A flag that we know by this name, with the value that it has here."""
     row = by_flag().get(canonical(flag))
     if row is None:
@@ -189,11 +190,11 @@ def _ours(flag: str, values: list[str], notes: list[str]) -> tuple[str, Any]:
     return row.flag, values[0] if values else ""
 
 
-def _from_sglang(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+def _from_sglang(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Value]]:
     yield _ours(flag, values, notes)
 
 
-def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Value]]:
     key = canonical(flag)
     if key in RTP_LLM_BASICS:
         ours = RTP_LLM_BASICS[key]
@@ -213,7 +214,7 @@ def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tu
     yield _ours(flag, [word.lower() for word in values] if key == "--log-level" else values, notes)
 
 
-def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Value]]:
     key = canonical(flag)
     same = {theirs: (ours, words) for theirs, ours, words in vllm.SAME}
     without = dict(vllm.WITHOUT)
@@ -240,7 +241,7 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
         notes.append(f"{flag} is left out: {without.get(key, 'it is unknown here')}")
 
 
-def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, Value]]:
     """vLLM describes speculation in one JSON object. Its number of tokens is without the one that the model
     adds."""
     try:
@@ -267,7 +268,7 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
             notes.append(f"{name} of --speculative-config is left out: it is unknown here")
 
 
-READERS: dict[System, Callable[[str, list[str], list[str]], Iterator[tuple[str, Any]]]] = {
+READERS: dict[System, Callable[[str, list[str], list[str]], Iterator[tuple[str, Value]]]] = {
     "sglang": _from_sglang,
     "rtp_llm": _from_rtp_llm,
     "vllm": _from_vllm,
@@ -280,15 +281,16 @@ def _length(word: str) -> str:
     return str(int(float(match[1]) * UNITS[match[2]])) if match else word
 
 
-def _values(value: Any) -> list[Any]:
+def _values(value: object) -> list[Value]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: object) -> Value:
     """Words that look like numbers are numbers in YAML, unless a leading zero would be lost."""
-    is_number = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value)
-    return json.loads(value) if is_number else value
+    if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value):
+        return json.loads(value)
+    return value

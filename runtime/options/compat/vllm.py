@@ -4,7 +4,7 @@ serve` does not know them.
 Options whose name and meaning are ours as well (--host, --dtype, --tensor-parallel-size ...) stand in COMMON.
 """
 
-from typing import Any
+from runtime.options.declare import Value
 
 # name and meaning are ours
 COMMON = frozenset(
@@ -45,7 +45,7 @@ COMMON = frozenset(
 LENGTHS = frozenset({"--max-model-len", "--max-num-batched-tokens"})
 
 # (their flag, our flag, our value for each of their words)
-SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
+SAME: tuple[tuple[str, str, dict[str, Value]], ...] = (
     ("-tp", "--tensor-parallel-size", {}),
     ("-pp", "--pipeline-parallel-size", {}),
     ("-dp", "--data-parallel-size", {}),
@@ -92,7 +92,7 @@ SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 # switches of theirs, as flags of ours with their values; an empty list is what happens anyway
-SWITCHES: dict[str, list[tuple[str, Any]]] = {
+SWITCHES: dict[str, list[tuple[str, Value]]] = {
     "--enforce-eager": [("--disable-cuda-graph", True)],
     "--enable-prefix-caching": [],
     "--no-enable-prefix-caching": [("--disable-radix-cache", True)],
@@ -113,7 +113,7 @@ SWITCHES: dict[str, list[tuple[str, Any]]] = {
 
 # (their flag, its word), as flags of ours with their values. Their lower priorities go first; who has none
 # comes last here, not as 0
-CHOICES: dict[tuple[str, str], list[tuple[str, Any]]] = {
+CHOICES: dict[tuple[str, str], list[tuple[str, Value]]] = {
     ("--scheduling-policy", "fcfs"): [],
     ("--scheduling-policy", "priority"): [
         ("--enable-priority-scheduling", True),

@@ -98,6 +98,13 @@ class Http(Group, frozen=True, kw_only=True):
     stream_output: A[bool, option("Native streams carry new text only, not all of it so far.")] = False
 
 
+class HttpPlan(Http, frozen=True, kw_only=True):
+    """The HTTP server in force."""
+
+    max_total_body_bytes: int
+    max_connections: int
+
+
 class Api(Group, frozen=True, kw_only=True):
     """API"""
 

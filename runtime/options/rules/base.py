@@ -5,14 +5,14 @@ asked, and all sentences are shown at once.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import Value
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.table import by_name
 
-Values = Mapping[str, Any]  # every option by name: the given value, or the default
+Values = Mapping[str, Value]  # every option by name: the given value, or the default
 
 OptionRule = Callable[
     [Values], str | None

@@ -5,8 +5,8 @@ option starts to work.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
+from runtime.options.declare import Value
 from runtime.options.rules.base import Values, flag, is_set
 from runtime.options.table import rows
 
@@ -75,7 +75,7 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
 )
 
 # (option, its value, other option, the values that go with it)
-ALLOWS: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
+ALLOWS: tuple[tuple[str, str, str, tuple[Value, ...]], ...] = (
     ("hicache_mem_layout", "page_first_direct", "hicache_io_backend", ("direct", "kernel_ascend")),
     (
         "hicache_storage_backend",

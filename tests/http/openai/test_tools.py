@@ -277,6 +277,13 @@ async def test_responses_and_messages_say_the_same() -> None:
         (
             {
                 "tool_choice": "required",
+                "tools": [{"function": {"name": "f", "parameters": {"$defs": ["x"]}}}],
+            },
+            "tools",
+        ),
+        (
+            {
+                "tool_choice": "required",
                 "tools": [
                     {"function": {"name": name, "parameters": {"$defs": {"x": {"type": kind}}}}}
                     for name, kind in (("f", "string"), ("g", "null"))

@@ -1,14 +1,13 @@
 """Items of the input and output of /v1/responses, and the chat messages that stand for them in a chat
 template."""
 
-from typing import Any
-
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import Function, Message, Part, ToolCall
 from runtime.http.openai.files import new_id
 from runtime.http.openai.responses.tools import arguments_of, model_name
+from runtime.json_value import Fields
 
-Item = dict[str, Any]
+Item = Fields
 PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -29,7 +28,7 @@ def items_of(value: str | list[Item]) -> list[Item]:
 
 def _item(item: Item, path: str) -> Item:
     kind = item.get("type", "message")
-    if kind not in PREFIXES:
+    if not isinstance(kind, str) or kind not in PREFIXES:
         raise InvalidRequest(
             f"{path}: items of type {kind} are not served here; {', '.join(PREFIXES)} are",
             param=f"{path}.type",
@@ -105,14 +104,14 @@ def _other(item: Item, path: str) -> Message:
     )
 
 
-def _parts(item: Item, path: str) -> list[Any]:
+def _parts(item: Item, path: str) -> list[object]:
     content = item.get("content")
     if not isinstance(content, list) or not content:
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
     return content
 
 
-def _text(parts: Any, path: str) -> str:
+def _text(parts: object, path: str) -> str:
     if isinstance(parts, str):
         return parts
     if not isinstance(parts, list):

@@ -1,12 +1,11 @@
 """Response bodies and events of /v1/responses."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import CachedTokens, ChatTokenLogprob, ReasoningTokens
-
-Json = dict[str, Any]
+from runtime.json_value import JsonDict
 
 
 class ResponseUsage(Struct, forbid_unknown_fields=True):
@@ -24,7 +23,7 @@ class OutputPart(Struct, forbid_unknown_fields=True):
 
     type: Literal["output_text", "reasoning_text"]
     text: str
-    annotations: list[Json] | UnsetType = UNSET
+    annotations: list[JsonDict] | UnsetType = UNSET
     logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
 
 
@@ -36,7 +35,7 @@ class OutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
     status: str
     role: Literal["assistant"] | UnsetType = UNSET
     content: list[OutputPart] | UnsetType = UNSET
-    summary: list[Json] | UnsetType = UNSET
+    summary: list[JsonDict] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
@@ -73,9 +72,9 @@ class Response(Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str
     store: bool
     temperature: float | None
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
+    text: JsonDict
+    tool_choice: str | JsonDict
+    tools: list[JsonDict]
     top_logprobs: int
     top_p: float | None
     truncation: str

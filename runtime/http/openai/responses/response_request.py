@@ -1,13 +1,14 @@
 """Bodies of /v1/responses; `null` means the same as leaving a field out."""
 
 from typing import Annotated as A
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.fields.sampling import SamplingFields
 from runtime.http.openai.responses import tools
+from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.sampling import CacheSalt, Priority
 
 MAX_ITEMS = 16_384
@@ -18,7 +19,7 @@ class Format(Struct, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: JsonDict | None = None
     strict: bool | None = None
     description: str | None = None
 
@@ -41,7 +42,7 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/responses."""
 
-    input: str | A[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_ITEMS)]
+    input: str | A[list[JsonDict], Meta(min_length=1, max_length=MAX_ITEMS)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -51,15 +52,15 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonDict] | None = None
+    tool_choice: str | JsonDict | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     metadata: A[dict[str, str], Meta(max_length=16)] | None = None
     # not in OpenAI's API; as SGLang and vLLM have them, also most of SamplingFields
     seed: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonDict | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     # accepted without effect
@@ -67,19 +68,19 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-    stream_options: Any = None
-    client_metadata: Any = None
+    stream_options: JsonValue = None
+    client_metadata: JsonValue = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
+    prompt_cache_options: JsonValue = None
     # not served
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    image: Any = None
-    access_programs: Any = None
+    conversation: JsonValue = None
+    prompt: JsonValue = None
+    max_tool_calls: JsonValue = None
+    context_management: JsonValue = None
+    moderation: JsonValue = None
+    image: JsonValue = None
+    access_programs: JsonValue = None
 
 
 NOT_SERVED = (

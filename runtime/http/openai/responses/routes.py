@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
 import anyio
 from msgspec import Struct, convert
@@ -26,7 +25,7 @@ from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswer
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.responses.table import OPEN, StoredResponse
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
-from runtime.http.operation import Operation, json_response
+from runtime.http.operation import Endpoint, Operation, json_response
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
@@ -119,7 +118,7 @@ class Responses:
         body = await read_body(request.scope, request.receive, settings.max_body_bytes)
         return await PreparedResponse.read(service, self.store, body)
 
-    def _creating(self, settings: HttpSettings) -> Any:
+    def _creating(self, settings: HttpSettings) -> Endpoint:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
             prepared = await self._prepared(service, request, settings)
@@ -165,7 +164,7 @@ class Responses:
         )
         return queued
 
-    def _counting(self, settings: HttpSettings) -> Any:
+    def _counting(self, settings: HttpSettings) -> Endpoint:
         async def count(request: Request) -> Response:
             service = service_for(self.service, tenant_in(request.scope))
             prepared = await self._prepared(service, request, settings)

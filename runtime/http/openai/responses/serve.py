@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from msgspec import structs
@@ -27,6 +27,7 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
+from runtime.json_value import Fields
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
@@ -86,7 +87,7 @@ class PreparedResponse:
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     """The chat request for a list of items. Raises InvalidRequest."""
-    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields: Fields = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {
         theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None
     }
@@ -104,7 +105,7 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     return ChatBody(**fields)
 
 
-def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+def _choice(choice: str | Fields) -> str | Fields:
     """tool_choice as /v1/chat/completions has it. Raises InvalidRequest."""
     if isinstance(choice, str):
         return choice
@@ -126,14 +127,13 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     )
 
 
-def _named(choice: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": tools.model_name(choice.get("name"), choice.get("namespace"))},
-    }
+def _named(choice: Fields) -> Fields:
+    name = choice.get("name")
+    named = tools.model_name(name, choice.get("namespace")) if isinstance(name, str) else name
+    return {"type": "function", "function": {"name": named}}
 
 
-def _chat_format(text_format: dict[str, Any]) -> dict[str, Any]:
+def _chat_format(text_format: Fields) -> Fields:
     kind = text_format.pop("type")
     return (
         {"type": kind}

@@ -7,14 +7,12 @@
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
-
-Json = dict[str, Any]
+from runtime.json_value import Fields
 
 # prefixes of the types of tools that run in OpenAI's servers; clients send them by default
 SERVER_TOOLS = (
@@ -36,18 +34,18 @@ class Tool(Struct, frozen=True):
     is_custom: bool = False
 
 
-def served(tools: list[Json] | None) -> list[Json]:
+def served(tools: list[Fields] | None) -> list[Fields]:
     """The tools without those that run in OpenAI's servers."""
     return [tool for tool in tools or () if not _runs_on_server(tool)]
 
 
-def check(tools: list[Json] | None) -> None:
+def check(tools: list[Fields] | None) -> None:
     """Raises InvalidRequest, naming the field."""
     for i, tool in enumerate(tools or ()):
         _check(tool, f"tools[{i}]")
 
 
-def functions(tools: list[Json] | None) -> list[Json]:
+def functions(tools: list[Fields] | None) -> list[Fields]:
     """The tools as functions of a chat request."""
     return [
         {"type": "function", "function": _function(tool, model_name(tool["name"], namespace))}
@@ -55,7 +53,7 @@ def functions(tools: list[Json] | None) -> list[Json]:
     ]
 
 
-def by_model_name(tools: list[Json] | None) -> dict[str, Tool]:
+def by_model_name(tools: list[Fields] | None) -> dict[str, Tool]:
     """The tools by the names that the model uses."""
     return {
         model_name(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom")
@@ -63,7 +61,7 @@ def by_model_name(tools: list[Json] | None) -> dict[str, Tool]:
     }
 
 
-def model_name(name: str, namespace: Any = None) -> str:
+def model_name(name: str, namespace: object = None) -> str:
     """The name of a tool for the model."""
     if not isinstance(namespace, str) or not namespace:
         return name
@@ -79,17 +77,17 @@ def input_of(arguments: str) -> str:
     """The text in the arguments of a custom tool call; the arguments themselves where they are cut off or
     something else."""
     try:
-        text = msgspec.json.decode(arguments, type=dict[str, Any]).get("input")
+        text = msgspec.json.decode(arguments, type=Fields).get("input")
     except msgspec.DecodeError:
         return arguments
     return text if isinstance(text, str) else arguments
 
 
-def _runs_on_server(tool: Json) -> bool:
+def _runs_on_server(tool: Fields) -> bool:
     return str(tool.get("type")).startswith(SERVER_TOOLS)
 
 
-def _check(tool: Json, path: str, *, is_inner: bool = False) -> None:
+def _check(tool: Fields, path: str, *, is_inner: bool = False) -> None:
     kind = tool.get("type")
     if _runs_on_server(tool):
         return
@@ -107,7 +105,7 @@ def _check(tool: Json, path: str, *, is_inner: bool = False) -> None:
             _check(one, f"{path}.tools[{i}]", is_inner=True)
 
 
-def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
+def _flat(tools: list[Fields] | None) -> Iterator[tuple[str | None, Fields]]:
     """Each tool with its namespace."""
     for tool in served(tools):
         if tool["type"] == "namespace":
@@ -116,14 +114,14 @@ def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
             yield None, tool
 
 
-def _function(tool: Json, name: str) -> Json:
+def _function(tool: Fields, name: str) -> Fields:
     if tool["type"] == "function":
         return {key: value for key, value in tool.items() if key != "type" and value is not None} | {
             "name": name
         }
     text_format = tool.get("format")
     grammar = text_format.get("definition") if isinstance(text_format, dict) else None
-    text: Json = {"type": "string"} | (
+    text: Fields = {"type": "string"} | (
         {"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {}
     )
     parameters = {

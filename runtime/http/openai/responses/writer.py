@@ -3,14 +3,25 @@
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TypedDict
 
 from runtime.http.openai.files import new_id
-from runtime.http.openai.responses.items import PREFIXES, Item
+from runtime.http.openai.responses.items import PREFIXES
 from runtime.http.openai.responses.tools import Tool, input_of
+from runtime.json_value import Fields, JsonValue
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
-Payload = dict[str, Any]
+Payload = Fields
+
+
+class OpenPart(TypedDict, total=False):
+    """The part of an open message or reasoning."""
+
+    type: str
+    text: str
+    annotations: list[JsonValue]
+    logprobs: list[Payload]
+
 
 # type of an item -> type of its part, and the prefix of its events
 PARTS = {
@@ -29,9 +40,12 @@ class Writer:
         """`tools`: by the names that the model uses."""
         self.response = response
         self.tools = tools
-        self.output: list[Item] = response["output"]
+        output = response["output"]
+        assert isinstance(output, list)
+        self.output: list[Payload] = output
         self._number = 0
-        self._open: Item | None = None  # the last item of `output` until it is complete
+        self._open: Payload | None = None  # the last item of `output` until it is complete
+        self._part: OpenPart = {}  # its content, of a message or reasoning
         self._arguments = ""  # of an open custom tool call
 
     def queue(self) -> list[Payload]:
@@ -87,24 +101,19 @@ class Writer:
         part_kind, name = PARTS[kind]
         if self._open is None or self._open["type"] != kind:
             payloads += self._close("completed")
-            payloads += self._begin(
-                kind, **({"role": "assistant"} if kind == "message" else {"summary": []}), content=[]
-            )
-            extras = {"annotations": [], "logprobs": []} if kind == "message" else {}
-            part = {"type": part_kind, "text": ""} | extras
-            assert self._open is not None
-            self._open["content"].append(part)
+            self._part = {"type": part_kind, "text": ""}
+            if kind == "message":
+                self._part |= {"annotations": [], "logprobs": []}
+            added = dict(self._part)
+            fields: Payload = {"role": "assistant"} if kind == "message" else {"summary": []}
+            payloads += self._begin(kind, **fields, content=[self._part])
             payloads.append(
-                self._event(
-                    "response.content_part.added", part=dict(part), content_index=0, **self._position()
-                )
+                self._event("response.content_part.added", part=added, content_index=0, **self._position())
             )
-        assert self._open is not None
-        part = self._open["content"][0]
-        part["text"] += text
-        extras = {}
+        self._part["text"] += text
+        extras: Payload = {}
         if kind == "message":
-            part["logprobs"] += logprobs
+            self._part["logprobs"] += logprobs
             extras = {"logprobs": logprobs}
         return [
             *payloads,
@@ -125,10 +134,10 @@ class Writer:
         if self._open["type"] == "custom_tool_call":  # its input is sent at the end
             self._arguments += text
             return []
-        self._open["arguments"] += text
+        self._open["arguments"] = self._arguments = self._arguments + text
         return [self._event("response.function_call_arguments.delta", delta=text, **self._position())]
 
-    def _begin(self, kind: str, **fields: Any) -> list[Payload]:
+    def _begin(self, kind: str, **fields: object) -> list[Payload]:
         self._open = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
         self.output.append(self._open)
         shown = self._open | ({"content": []} if "content" in fields else {})
@@ -156,8 +165,8 @@ class Writer:
                 self._event("response.custom_tool_call_input.done", input=item["input"], **position),
             ]
         else:
-            part, (_, name) = item["content"][0], PARTS[item["type"]]
-            extras = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            part, (_, name) = self._part, PARTS[str(item["type"])]
+            extras: Payload = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             payloads = [
                 self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **position),
                 self._event("response.content_part.done", part=part, content_index=0, **position),
@@ -175,7 +184,7 @@ class Writer:
     def _snapshot(self) -> Payload:
         return self.response | {"output": []}
 
-    def _event(self, kind: str, **fields: Any) -> Payload:
+    def _event(self, kind: str, **fields: object) -> Payload:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event

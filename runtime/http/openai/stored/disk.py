@@ -61,6 +61,9 @@ class Job(Generic[T]):
             return self._is_abandoned
 
 
+AnyJob = Job[Any]  # of any result: who waits for it knows its type
+
+
 class Disk:
     """Runs blocking calls on the files of a folder."""
 
@@ -69,7 +72,7 @@ class Disk:
         self.limit_s = LIMIT_S
         self._metrics = metrics
         self._free = anyio.Semaphore(NUM_THREADS)
-        self._jobs: SimpleQueue[tuple[Job[Any], AbstractEventLoop | None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[AnyJob, AbstractEventLoop | None] | None] = SimpleQueue()
         self._num_threads = 0
         self._logged_s: dict[str, float] = {}
 
@@ -119,7 +122,7 @@ class Disk:
         self.folder.check()
         return call()
 
-    def _start(self, job: Job[Any]) -> None:
+    def _start(self, job: AnyJob) -> None:
         if self._free.value + self._num_threads < NUM_THREADS:  # all threads are busy
             self._add_thread()
         self._jobs.put((job, get_running_loop()))
@@ -140,7 +143,7 @@ class Disk:
             except RuntimeError:  # the loop is closed: the server has ended
                 return
 
-    def _finish(self, job: Job[Any]) -> None:
+    def _finish(self, job: AnyJob) -> None:
         self._free.release()
         job.done.set()
 
