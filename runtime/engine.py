@@ -235,10 +235,12 @@ class LLM(BlockingEngineControls):
         super().__init__(self._engine)
 
     @overload
-    def generate(self, prompts: list[str], **sampling: SamplingParam) -> list[Answer]: ...
+    def generate(self, prompts: list[str], **sampling: SamplingParam) -> list[Answer]:
+        """An Answer for each text."""
 
     @overload
-    def generate(self, prompts: PromptLike, **sampling: SamplingParam) -> Answer: ...
+    def generate(self, prompts: PromptLike, **sampling: SamplingParam) -> Answer:
+        """An Answer for one prompt."""
 
     def generate(self, prompts: PromptLike | list[str], **sampling: SamplingParam) -> Answer | list[Answer]:
         """An Answer for one prompt (text, token ids or chat messages), a list of Answers for a list of

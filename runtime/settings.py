@@ -257,11 +257,7 @@ def scheduler_config(
             preemption_threshold=plan.schedule.priority_scheduling_preemption_threshold,
             patience=plan.schedule.max_overtakes,
             fair=plan.schedule.fair_share != "off",
-            weights={
-                tenant: weight
-                for tenant, weight in plan.schedule.fair_share_weights.items()
-                if isinstance(weight, int | float)  # as the rules require
-            },
+            weights=_weights(plan),
         ),
         admission=Admission(
             max_step_tokens=plan.schedule.max_step_tokens,
@@ -276,6 +272,12 @@ def scheduler_config(
             delay_watermark=plan.schedule.prefill_delayer_token_usage_low_watermark,
         ),
     )
+
+
+def _weights(plan: Plan) -> dict[str, float]:
+    """Weights of tenants, which are numbers as the rules require."""
+    given = plan.schedule.fair_share_weights
+    return {tenant: weight for tenant, weight in given.items() if isinstance(weight, int | float)}
 
 
 def preferred_sampling(plan: Plan) -> Fields:

@@ -69,7 +69,7 @@ class Writer:
             )
         assert self._open is not None
         if not self.is_stream:
-            self._open[field] = f"{self._open[field]}{text}"
+            self._open[field] += text
         return [*payloads, self._delta({"type": delta, field: text})]
 
     def _begin(self, block: Payload) -> list[Payload]:

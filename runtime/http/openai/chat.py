@@ -280,7 +280,6 @@ class ChatAnswerFormat:
     def _message(self, choice: int, output: Output) -> Fields:
         texts = {"content": "", "reasoning_content": ""}
         calls: list[Fields] = []
-        functions: list[dict[str, str]] = []  # of the calls
         for event in events_of(output):
             match event:
                 case Content(text=text):
@@ -288,10 +287,9 @@ class ChatAnswerFormat:
                 case Reasoning(text=text):
                     texts["reasoning_content"] += text
                 case CallBegin():
-                    functions.append({"name": event.name, "arguments": ""})
-                    calls.append(_call(event) | {"function": functions[-1]})
+                    calls.append(_call(event))
                 case Arguments(text=text):
-                    functions[-1]["arguments"] += text
+                    calls[-1]["function"]["arguments"] += text
         message: Fields = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
         if texts["reasoning_content"]:
             message["reasoning_content"] = texts["reasoning_content"]

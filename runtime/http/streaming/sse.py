@@ -3,6 +3,7 @@
 import msgspec
 
 from runtime.http.streaming.rows import encode_rows
+from runtime.json_value import Fields
 
 encode = msgspec.json.Encoder(enc_hook=encode_rows).encode
 
@@ -24,12 +25,12 @@ def chunked(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def typed_events(payloads: list[dict[str, object]]) -> bytes:
+def typed_events(payloads: list[Fields]) -> bytes:
     """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's
     API."""
     return b"".join(
         [
-            b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), encode(payload))
+            b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload))
             for payload in payloads
         ]
     )
