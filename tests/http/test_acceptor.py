@@ -21,12 +21,19 @@ class Opened(asyncio.Protocol):
 
 
 async def test_a_burst_takes_few_turns_of_the_loop() -> None:
-    """With a turn or more for each, the last of many would wait for as many steps of those that run already."""
+    """With a turn or more for each, the last of many would wait for as many steps of those that run."""
     Opened.num_open = 0
     with socket.create_server(("127.0.0.1", 0), backlog=COUNT) as listener:
         clients = [socket.create_connection(listener.getsockname()) for _ in range(COUNT)]
         async with asyncio.TaskGroup() as tasks:
-            acceptor = Acceptor(ConnectionLimit(COUNT), None, lambda _: Opened(), tasks, set())  # type: ignore[arg-type,return-value]
+            limit = ConnectionLimit(COUNT)
+            acceptor = Acceptor(
+                limit,
+                None,
+                lambda _: Opened(),  # type: ignore[arg-type,return-value]
+                tasks,
+                set(),
+            )
             accepting = tasks.create_task(acceptor.run(listener))
             turns = 0
             while Opened.num_open < COUNT:
