@@ -133,7 +133,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     loaded.graphs, _ = loaded.open_graphs()
     assert loaded.graphs is not None
     loaded.graphs.recorded[rows], loaded.graphs.ready = (
-        Recorded(None, None, None, None, torch.zeros(0), {}),
+        Recorded(object(), None, object(), None, torch.zeros(0), {}),
         [rows],
     )
     loaded.graphs.hidden = torch.zeros(rows, 16)

@@ -116,7 +116,7 @@ def test_one_that_cannot_be_captured_leaves_the_others(
     planner, executor = opened(folder, captured, graph_sizes=[2, 4, 8])
     model, forward = executor.runner.model, executor.runner.model.forward
 
-    def reads(batch: Any) -> Any:
+    def reads(batch: Any, compiled: Any = None) -> Any:
         hidden = forward(batch)
         assert hidden[0, 0].item() is not None
         return hidden
