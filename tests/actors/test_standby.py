@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ async def test_standby_ranks_that_are_killed_are_replaced_and_harm_no_request() 
         async for delta in engine.stream([1, 2], seed=3, max_new_tokens=200, ignore_eos=True):
             got += delta.token_ids
             for pid in standby_of(engine).pids:  # at every moment of their lives
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has gone by itself, killed before
+                    os.kill(pid, signal.SIGKILL)
                 dead.add(pid)
         assert got == answer([1, 2], 3, 200) and dead
         assert engine._core.server_info()["generation"] == 1

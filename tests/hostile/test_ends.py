@@ -216,7 +216,9 @@ def test_the_end_comes_in_time(tmp_path: Path, client: Clients, signals: tuple[i
     with serving(tmp_path, *options) as server, ExitStack() as stack:
         client(server.url, stack)
         assert server.ends(*signals) < TIMEOUT_S + MARGIN_S
-        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+        # a second signal may meet a process that has ended all it had, and is leaving
+        codes = (0, -signals[-1]) if len(signals) > 1 else (0,)
+        assert server.process.returncode in codes, server.log.read_text()[-3000:]
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
