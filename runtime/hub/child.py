@@ -248,7 +248,7 @@ def main(argv: list[str]) -> int:
 
 
 def _modelscope(job: Job) -> Path:
-    """The same through ModelScope's library, which has resuming and checks of its own."""
+    """Downloads a part from ModelScope through its own library, which resumes and checks by itself."""
     try:
         from modelscope import snapshot_download
     except ImportError:

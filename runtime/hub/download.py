@@ -2,6 +2,7 @@
 weights while the server is up already and says in /health how far they are."""
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -72,7 +73,11 @@ def fetch_config(model: HubModel) -> Path:
     """Downloads the small files of a model and returns its folder, to which the weights come later. Blocks.
     Raises ModelError."""
     done = subprocess.run(
-        _command(model, "config"), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
+        _command(model, "config"),
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     return _folder(model, done.stdout.decode("utf-8", "replace").splitlines()[-1:])
 
@@ -99,13 +104,23 @@ def _progress(report: Report, seconds: float) -> Progress:
 
 def _command(model: HubModel, part: Part) -> list[str]:
     job = msgspec.json.encode(Job(model, part)).decode()
-    return [sys.executable, "-m", "runtime.hub.child", job]
+    return [sys.executable, "-P", "-m", "runtime.hub.child", job]
+
+
+def _environment() -> dict[str, str]:
+    """The child's environment: this package is found where it is here, and nothing in the working folder is
+    imported (-P)."""
+    root = str(Path(__file__).resolve().parents[2])
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{known}{os.pathsep}{root}" if known else root}
 
 
 @asynccontextmanager
 async def _child(command: list[str]) -> AsyncIterator[AsyncIterator[str]]:
     """The lines of a child's output; the child is killed when the block is left before its end."""
-    process: Process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
+    process: Process = await anyio.open_process(
+        command, env=_environment(), stdin=subprocess.DEVNULL, stderr=None
+    )
     try:
         assert process.stdout is not None
         yield _lines(process.stdout)

@@ -127,6 +127,14 @@ async def test_a_hub_that_is_down_is_like_none(
     assert fetch_config(model) == folder
 
 
+async def test_nothing_in_the_working_folder_is_imported(
+    hub: Hub, model: HubModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "huggingface_hub.py").write_text("raise SystemExit('code of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    assert fetch_config(model).name == COMMIT
+
+
 async def test_modelscope_goes_through_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of the library stands for it; without it the error says what to install."""
     model = HubModel(repo="org/tiny", revision="v1", hub="modelscope")
