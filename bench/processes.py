@@ -79,7 +79,7 @@ class Watch:
             self.usages.setdefault((name, pid), []).append(now)
 
     def series(self) -> dict[str, list[tuple[int, float, float]]]:
-        """Of each process that lived for a minute: second, MiB of its own and shared, once a minute."""
+        """Samples once a minute for each process that lived so long: second, MiB of its own, MiB shared."""
         return {
             f"{name} {pid}": [
                 (round(one.at_s), round(one.own_mib, 1), round(one.shared_mib, 1)) for one in usages[::12]

@@ -17,7 +17,7 @@ class DeathReports:
         self._num_oom_kills = num_oom_kills()
 
     def explain(self, died: RankDied) -> RankDied:
-        """The same death, with the reason if the kernel killed the rank for want of memory."""
+        """Returns `died`, with the reason added if the kernel killed the rank for want of memory."""
         before, self._num_oom_kills = self._num_oom_kills, num_oom_kills()
         if not died.is_kill or self._num_oom_kills == before:
             return died

@@ -105,5 +105,6 @@ class Sequence:
 
     @property
     def is_whole(self) -> bool:
-        """All of its prompt must be computed, whatever is cached: each token is reported on."""
+        """Whether the whole prompt must be computed, whatever is cached: the client wants the logits or
+        hidden states of each token."""
         return self.wants_prompt_logprobs or self.wants_prompt_hidden

@@ -26,7 +26,7 @@ from runtime.errors import Forbidden, InvalidRequest, RequestError, Unauthorized
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 from runtime.http.key_file import names_of
-from runtime.messages.tenants import ADMINISTRATOR, EVERYBODY, NOBODY, Tenant
+from runtime.messages.tenants import ADMINISTRATOR, ANONYMOUS, EVERYBODY, Tenant
 
 Level = Literal["open", "user", "admin"]
 
@@ -130,7 +130,7 @@ class Keys:
         """The tenant of a request with these headers, if it may use a route of this level. Raises
         Unauthorized, Forbidden, and InvalidRequest for a tenant's name that cannot be."""
         if level == "open":
-            return NOBODY
+            return ANONYMOUS
         has_user = len(self._tenants) > self._has_admin
         if level == "admin" and not self._has_admin:
             if not self._is_local:

@@ -6,7 +6,7 @@ from starlette.types import Scope
 from runtime.http.auth import TENANT
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
-from runtime.messages.tenants import EVERYBODY, NOBODY, Tenant
+from runtime.messages.tenants import ANONYMOUS, EVERYBODY, Tenant
 from runtime.service import (
     AdapterControls,
     Controls,
@@ -26,7 +26,7 @@ def service_for(service: Service, tenant: Tenant) -> Service:
 
 def tenant_in(scope: Scope) -> Tenant:
     """The tenant of a request whose key was checked (http/auth.py)."""
-    tenant: Tenant = scope.get(TENANT, NOBODY)
+    tenant: Tenant = scope.get(TENANT, ANONYMOUS)
     return tenant
 
 

@@ -25,7 +25,7 @@ class Tenant(Struct, frozen=True):
 
 EVERYBODY = Tenant()  # the only tenant of a server with one key or none
 ADMINISTRATOR = Tenant("admin")  # the holder of --admin-api-key
-NOBODY = Tenant(sees_all=False)  # requests to routes that need no key on any server
+ANONYMOUS = Tenant(sees_all=False)  # requests to routes that need no key on any server
 
 
 def tenant_of(owner: str, quota: float = 1.0) -> Tenant:

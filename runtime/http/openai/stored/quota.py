@@ -111,7 +111,7 @@ class Kept:
         self._bytes_of.clear()
 
     def copy(self) -> "Kept":
-        """The same counts and bounds, to be changed apart from these."""
+        """A copy of this quota, with counts and bounds of its own."""
         other = Kept(self.max_count, self.max_bytes, self.tenant_quota)
         for owner, count in self._count_of.items():
             other.add(owner, self._bytes_of[owner], count)
