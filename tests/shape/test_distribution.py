@@ -22,6 +22,7 @@ def install_lines() -> dict[str, str]:
         path
         for pattern in ("*.md", "docs/*.md", "runtime/**/*.py", "docker/*", "examples/*")
         for path in ROOT.glob(pattern)
+        if path.is_file()
     ]
     lines = {
         line: path.relative_to(ROOT).as_posix()
