@@ -41,6 +41,7 @@ from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
 from runtime.text.input_embeds import check_embeds, digest, read_input_embeds
 from runtime.text.stop_regex import StopRegexes
+from runtime.text.token_bans import token_bans
 from runtime.text.vocabulary import Vocabulary
 
 INLINE_CHARS = 4096  # characters that take about a millisecond on the event loop (bench/detokenize.py)
@@ -211,6 +212,7 @@ class TokenizerActor:
             second_at=second_at,
             adapter=request.adapter_ref,
             embeds=embeds,
+            token_bans=token_bans(params, self._vocabulary),
             marks=request.marks,
             tenant=request.tenant.name,
             routing_key=request.routing_key,

@@ -125,6 +125,19 @@ class GrammarConstraint(Struct, frozen=True, array_like=True):
     stop_ids: tuple[int, ...]  # tokens that may end the text where the grammar allows an end
 
 
+class TokenBans(Struct, frozen=True, array_like=True):
+    """Tokens that a request excludes from its answer."""
+
+    # uint8: bit i of byte k says whether token 8 k + i may be sampled; empty: every token may
+    allowed: np.ndarray
+    bad_words: tuple[tuple[int, ...], ...]  # token sequences that do not occur in the answer
+
+    @property
+    def sequences(self) -> tuple[tuple[int, ...], ...]:
+        """Bad words of several tokens: whether their last token is banned depends on the answer so far."""
+        return tuple([word for word in self.bad_words if len(word) > 1])
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so that every run can be
     repeated."""
@@ -143,6 +156,7 @@ class Request(Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None  # longest wait for the first step
     timeout_s: float | None = None  # longest time from arrival to end
     grammar_constraint: GrammarConstraint | None = None
+    token_bans: TokenBans | None = None  # of params.allowed_token_ids and params.bad_words
     # texts whose special tokens are not skipped: parsers of tool calls and reasoning need them in the answer
     marks: tuple[str, ...] = ()
     # float32 [prompt, hidden]: embeddings of the prompt's tokens, in place of the model's own
@@ -150,6 +164,11 @@ class Request(Struct, frozen=True, kw_only=True):
     adapter: AdapterRef | None = None
     # position where the second of two texts begins, for models with token types; 0: there is one text
     second_at: int = 0
+
+    @property
+    def has_bad_sequences(self) -> bool:
+        """Whether the ranks must know the answer so far to ban the last token of a bad word."""
+        return self.token_bans is not None and bool(self.token_bans.sequences)
 
 
 class FinishReason(StrEnum):

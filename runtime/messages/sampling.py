@@ -19,6 +19,9 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REGEXES = 16
 MAX_BIASES = 4096
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
+MAX_ALLOWED = 1 << 18
 MAX_HIDDEN = 1 << 24  # numbers in a request's hidden states: 64 MiB, and some 300 MB as JSON
 
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -59,6 +62,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     presence_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # applies to generated tokens
     repetition_penalty: A[float, Meta(gt=0, le=10)] = 1.0  # applies to prompt and generated tokens
     logit_bias: A[dict[TokenId, A[float, Meta(ge=-1000, le=1000)]], Meta(max_length=MAX_BIASES)] = {}
+    # the only tokens that may be sampled, what ends the answer included; None: all
+    allowed_token_ids: A[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: A[
+        tuple[A[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)], ...], Meta(max_length=MAX_BAD_WORDS)
+    ] = ()  # texts that do not occur in the answer, as the tokenizer writes them
     seed: A[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: A[
         tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOPS)
@@ -175,8 +183,9 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         ("logprob_ids", params.logprob_ids),
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
     ):
-        if any(i >= vocab for i in ids):
+        if max(ids, default=0) >= vocab:
             raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest("min_new_tokens is above max_new_tokens", param="min_new_tokens")

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.messages.lora import LoraAssignment
-from runtime.messages.requests import GrammarConstraint
+from runtime.messages.requests import GrammarConstraint, TokenBans
 from runtime.messages.sampling import Processor
 
 NO_INTS = np.empty(0, np.int32)
@@ -45,6 +45,7 @@ class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     processor: Processor | None = None
     # further tokens whose log probabilities are reported, behind the k alternatives
     logprob_ids: list[int] = []
+    token_bans: TokenBans | None = None
 
 
 class Admit(Struct, frozen=True, array_like=True):
@@ -53,7 +54,9 @@ class Admit(Struct, frozen=True, array_like=True):
     slot: int
     sampling: SlotSampling
     prompt_len: int
-    history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
+    history: (
+        np.ndarray
+    )  # int32: all tokens known so far when penalties, a grammar or bad words need them, else empty
     grammar_constraint: GrammarConstraint | None = None
     second_at: int = 0  # position of the second text of a pair, as in Request.second_at
     lora_slot: int = -1  # LoRA slot of its adapter; -1: no adapter

@@ -52,9 +52,9 @@ class Sampled:
 class ModelRunner:
     """A rank that can take steps.
 
-    A step is launched without its predecessor's result. The exceptions: grammars and processors must know a
-    token before the next one is sampled, and before a slot changes hands (`settle`); and what plans attention
-    on the host must know how many drafts were accepted (SlotLengths).
+    A step is launched without its predecessor's result. The exceptions: grammars, processors and bad words of
+    several tokens must know a token before the next one is sampled, and before a slot changes hands
+    (`settle`); and what plans attention on the host must know how many drafts were accepted (SlotLengths).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModelRunner:
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
         self.compiled = compiled
-        # the latest step whose tokens a grammar or processor must know
+        # the latest step whose tokens a grammar, a processor or bad words must know
         self.unsettled: Launched | None = None
         self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
         self.ended_s = 0.0  # when the latest result had come
@@ -273,7 +273,7 @@ class ModelRunner:
     def took(
         self, plan: StepPlan, token_ids: np.ndarray, places: np.ndarray, counts: np.ndarray | None
     ) -> dict[int, Failing]:
-        """Tells grammars and processors what the step brings: `counts` tokens for each row that samples
+        """Tells grammars, processors and bad words what the step brings: `counts` tokens for each row that samples
         (None: one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
         slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
         masks, processors = self.slots.grammar_masks, self.slots.processors
@@ -286,6 +286,7 @@ class ModelRunner:
             rows = [tokens[part] for part in parts]
             for slot, part in zip(slots, parts, strict=True):
                 masks.accepted(slot, places[part].tolist(), tokens[part.stop - 1])
+        self.slots.penalties.token_bans.took(slots, rows)
         failed = dict.fromkeys(masks.unconstrained(slots), Failing.GRAMMAR)
         return failed | dict.fromkeys(processors.took(slots, rows), Failing.PROCESSOR)
 
@@ -330,7 +331,8 @@ class ModelRunner:
         return decode_graphs, piecewise_graphs
 
     def settle(self) -> None:
-        """Waits for the tokens of the step before, where a grammar or processor must know them."""
+        """Waits for the tokens of the step before, where a grammar, a processor or bad words must know
+        them."""
         if self.unsettled is not None:
             self.unsettled.result()
             self.unsettled = None

@@ -109,8 +109,8 @@ class Slots:
 
     @property
     def follows(self) -> bool:
-        """Whether a grammar or processor of some slot must know its tokens."""
-        return bool(self.grammar_masks.slots or self.processors.slots)
+        """Whether a grammar, a processor or the bad words of some slot must know its tokens."""
+        return bool(self.grammar_masks.slots or self.processors.slots or self.penalties.token_bans.words)
 
     def add_logprob_ids(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
         """Puts the tokens that the slot asks for by id in the last of its `width` columns."""
@@ -130,7 +130,9 @@ class Slots:
         contexts = (
             {}
             if rows.drafts is None
-            else rows.contexts({*self.penalties.counts.rows, *self.processors.slots})
+            else rows.contexts(
+                {*self.penalties.counts.rows, *self.penalties.token_bans.words, *self.processors.slots}
+            )
         )
         changed = self.penalties.apply(logits, slot_list, lengths, contexts)
         if self.processors.slots:
@@ -186,6 +188,7 @@ def is_plain(admit: Admit) -> bool:
         admit.grammar_constraint
         or sampling.processor
         or sampling.bias_ids
+        or sampling.token_bans
         or sampling.top_logprobs >= 0
         or (sampling.stop_ids and sampling.min_len > 0)
     )

@@ -66,7 +66,12 @@ def forced_draft(sequence: Sequence, first: int) -> Draft | None:
         sequence.forced = []
         return None
     params = sequence.request.params
-    is_sure = not (params.logprobs or params.has_penalties or params.processor is not None)
+    is_sure = not (
+        params.logprobs
+        or params.has_penalties
+        or params.processor is not None
+        or sequence.request.has_bad_sequences
+    )
     return Draft(sequence.forced[offset:], None, is_sure)
 
 

@@ -51,6 +51,7 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
         if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None
         else -1,
         logprob_ids=list(p.logprob_ids),
+        token_bans=sequence.request.token_bans,
     )
 
 
@@ -86,6 +87,7 @@ class StepBuilder:
             params.has_penalties
             or params.processor is not None
             or sequence.request.grammar_constraint is not None
+            or sequence.request.has_bad_sequences
         )
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
         self._admits.append(

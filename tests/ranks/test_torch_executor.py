@@ -11,13 +11,19 @@ from runtime.cache.pool_sizes import Pools
 from runtime.devices.executor import Executor
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
+from runtime.messages.requests import TokenBans
 from runtime.ranks.open_executor import open_executor
 from runtime.ranks.start import count_pages
 from runtime.ranks.weights_loader import without_progress
+from runtime.text.token_bans import packed
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 
 PROMPT = [5, 9, 100, 7, 7, 31]
+# of 100 allowed tokens, only those follow each other of which one is even and one odd
+PARITY = TokenBans(
+    packed(tuple(range(5, 105))), tuple((a, b) for a in range(5, 105) for b in range(5 + (a + 5) % 2, 105, 2))
+)
 SAMPLING_PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "random": {"temperature": 1.0, "seed": 3},
@@ -32,6 +38,7 @@ SAMPLING_PARAMS: dict[str, dict[str, Any]] = {
     },
     "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]},
     "banned": {"stop_ids": list(range(100)), "min_len": 14},
+    "token_bans": {"temperature": 1.0, "seed": 4, "token_bans": PARITY},
 }
 EXTREME: list[dict[str, Any]] = [
     {"temperature": 1e-300, "seed": 1},
@@ -45,6 +52,8 @@ EXTREME: list[dict[str, Any]] = [
     {"temperature": 1.0, "bias_ids": list(range(VOCAB_SIZE)), "bias_values": [-1000.0] * VOCAB_SIZE},
     {"top_logprobs": VOCAB_SIZE, "prompt_logprobs": VOCAB_SIZE},
     {"frequency_penalty": -2.0, "presence_penalty": -2.0},
+    {"token_bans": TokenBans(packed((3,)), ((3,), (3, 3)))},
+    {"temperature": 1e-300, "token_bans": TokenBans(packed((3, 4)), ((3,),)), "stop_ids": [4], "min_len": 99},
 ]
 
 
@@ -94,6 +103,13 @@ def test_min_len_bans_stop_ids(rank: tuple[Executor, RankReady]) -> None:
     )
     tokens = planner.generate(row, 40)
     assert all(token >= 200 for token in tokens[:8]) and any(token < 200 for token in tokens[8:])
+
+
+def test_token_bans_hold_for_each_token(rank: tuple[Executor, RankReady]) -> None:
+    planner = Planner(*rank, 4)
+    tokens = planner.generate(planner.row(0, PROMPT, sampling(**SAMPLING_PARAMS["token_bans"])), 40)
+    assert all(5 <= token < 105 for token in tokens)
+    assert all((a + b) % 2 for a, b in zip(tokens, tokens[1:], strict=False))
 
 
 @pytest.mark.parametrize("params", EXTREME, ids=str)

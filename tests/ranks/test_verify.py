@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.messages.requests import TokenBans
 from runtime.messages.sampling import Processor
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.transfers import Direct
 from runtime.scheduling.drafts import Draft
+from runtime.text.token_bans import packed
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
@@ -20,6 +22,8 @@ from tests.ranks.test_windows import MODELS, PAGE_SIZE, WINDOW
 
 NUM_TOKENS = 24
 PROMPTS = [[5, 9, 100, 7], [i * 7 % 250 for i in range(19)], [3, 4]]
+# of 250 allowed tokens, only those follow each other of which one is even and one odd
+PARITY = TokenBans(packed(tuple(range(250))), tuple((a, b) for a in range(250) for b in range(a % 2, 250, 2)))
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "random": {"temperature": 1.0, "seed": 7},
@@ -29,6 +33,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 1.0, "seed": 5, "top_logprobs": 3, "logprob_ids": [1, 2]},
     "bias": {"bias_ids": [9, 11], "bias_values": [4.0, 3.0], "stop_ids": [9], "min_len": 20},
     "processor": {"processor": Processor("Alternating", {})},
+    "token_bans": {"temperature": 1.0, "seed": 2, "token_bans": PARITY},
 }
 
 
@@ -156,7 +161,7 @@ def test_windows_in_a_pool_of_their_own(model: str, has_trees: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("has_trees", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("params", ["greedy", "random", "penalties", "logprobs"])
+@pytest.mark.parametrize("params", ["greedy", "random", "penalties", "logprobs", "token_bans"])
 def test_with_captured_steps(folder: Path, params: str, has_trees: bool) -> None:
     """Steps without drafts are replayed between those that verify; these run in pieces where these fit."""
     expected = [row.tokens[row.prompt_len :] for row in decoded(opened(folder), PARAMS[params])]

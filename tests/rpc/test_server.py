@@ -259,7 +259,7 @@ def test_the_file_is_read_to_its_last_line() -> None:
     file, methods = read(SOURCE.read_text())
     assert [name for name, *_ in methods] == ["Health", "Generate", "Embed", "Abort"]
     sampling = next(message for message in file.message_type if message.name == "SamplingParams")
-    assert len(sampling.field) == 22 and sampling.nested_type[0].options.map_entry
+    assert len(sampling.field) == 24 and sampling.nested_type[0].options.map_entry
     with pytest.raises(ValueError, match="oneof"):
         read("message X { oneof a { string b = 1; } }")
 

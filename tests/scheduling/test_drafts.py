@@ -2,10 +2,14 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from runtime.cache.sequence import Sequence
-from runtime.scheduling.drafts import Draft, take
+from runtime.messages.requests import Request, TokenBans
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.steps import NO_INTS
+from runtime.scheduling.drafts import Draft, forced_draft, take
 from tests.scheduling.guessing import Guesser
 from tests.scheduling.world import World
 
@@ -51,6 +55,23 @@ def test_forced_tokens_save_steps() -> None:
     for world in (plain, forced):
         world.add([1, 2, 3], max_new_tokens=60, ignore_eos=True)
     assert steps(forced) < steps(plain) - 20
+
+
+def test_forced_tokens_are_sampled_where_bad_words_must_know_them() -> None:
+    """A rank reads the tokens of such a slot from what each row samples."""
+    for words, is_sure in (((), True), (((7,),), True), (((7, 8),), False)):
+        request = Request(
+            id="r",
+            prompt_ids=[1, 2],
+            params=SamplingParams(),
+            seed=1,
+            arrival_s=0,
+            token_bans=TokenBans(NO_INTS.astype(np.uint8), words),
+        )
+        sequence = Sequence(0, request, 0, 100, frozenset())
+        sequence.forced, sequence.forced_at = [5, 6, 7], 2
+        draft = forced_draft(sequence, 1)
+        assert draft is not None and draft.is_sure is is_sure and request.has_bad_sequences is not is_sure
 
 
 def test_an_answer_ends_within_what_was_accepted() -> None:

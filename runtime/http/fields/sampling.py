@@ -4,7 +4,7 @@ from typing import Annotated as A
 
 from msgspec import Meta, Struct
 
-from runtime.messages.sampling import MAX_BIASES
+from runtime.messages.sampling import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASES
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +20,8 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     # keys are strings in JSON
     logit_bias: A[dict[int, float], Meta(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: A[list[int], Meta(max_length=MAX_ALLOWED)] | None = None
+    bad_words: A[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     stop: str | list[str] | None = None
     stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None

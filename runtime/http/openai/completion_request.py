@@ -99,8 +99,6 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     watermarking: JsonValue = None
     truncate_prompt_tokens: JsonValue = None
     truncation_side: JsonValue = None
-    allowed_token_ids: JsonValue = None
-    bad_words: JsonValue = None
     kv_transfer_params: JsonValue = None
     ec_transfer_params: JsonValue = None
     vllm_xargs: JsonValue = None

@@ -157,6 +157,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "guided_regex": _FORM,
                 "guided_choice": _FORM,
                 "guided_grammar": _FORM,
+                "allowed_token_ids": "the only tokens that are sampled, what ends the answer included",
+                "bad_words": "up to 1024 texts that the answer does not have: api.md, bad words",
                 "return_tokens_as_token_ids": "log probabilities name tokens `token_id:123`",
                 "prompt_logprobs": "log probabilities of the prompt's tokens with so many alternatives; "
                 "not in a stream. The rank of a token is known if it is one of the alternatives",
@@ -212,8 +214,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "watermarking": "there is none",
                 "truncate_prompt_tokens": "see --allow-auto-truncate",
                 "truncation_side": "see --allow-auto-truncate",
-                "allowed_token_ids": "use guided_choice or a grammar",
-                "bad_words": "use logit_bias",
                 "kv_transfer_params": _DISAGGREGATION,
                 "ec_transfer_params": _DISAGGREGATION,
                 "vllm_xargs": "there are no plug-ins",

@@ -1,5 +1,5 @@
-"""What changes logits before a token is sampled: penalties on tokens seen before, logit bias, and banned stop
-ids.
+"""What changes logits before a token is sampled: penalties on tokens seen before, logit bias, banned stop ids,
+and tokens that the request excludes.
 
 State per slot, on the device; nothing is allocated before a request needs it.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.devices.operands import Seen
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.sampler import FAR, clean
+from runtime.layers.sampling.token_bans import SlotTokenBans
 from runtime.layers.upload import float32_tensor, int64_tensor, upload_int64
 from runtime.messages.steps import Admit, SlotSampling
 
@@ -140,11 +141,13 @@ class LogitsPenalties:
         self.counts = Counts(vocab_size, torch_device, penalises)
         self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
         self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
+        self.token_bans = SlotTokenBans(vocab_size, torch_device)
 
     def admit(self, admit: Admit) -> None:
         """Replaces the slot's penalties, bias and bans by those of a new sequence."""
         slot, sampling = admit.slot, admit.sampling
         self.counts.admit(slot, admit)
+        self.token_bans.admit(admit)
         self.biases.pop(slot, None)
         self.bans.pop(slot, None)
         if sampling.bias_ids:
@@ -171,7 +174,8 @@ class LogitsPenalties:
             for index, slot in enumerate(slots)
             if slot in self.bans and lengths[index] < self.bans[slot][0]
         ]
-        if not (penalised or biased or banned):
+        excluding = self.token_bans.places(slots)
+        if not (penalised or biased or banned or excluding):
             return logits
         logits = logits.clone()
         if penalised:
@@ -182,6 +186,7 @@ class LogitsPenalties:
         clean(logits)  # a tiny repetition penalty may overflow
         for index in banned:
             logits[index].index_fill_(0, self.bans[slots[index]][1], -2 * FAR)
+        self.token_bans.apply(logits, excluding, slots, contexts or {})
         return logits
 
     def add(self, slots: list[int], tokens: Tensor, accepted: Tensor | None = None) -> None:

@@ -1,6 +1,7 @@
 """From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
 
     penalties       penalties, logit bias, bans of stop ids below the minimum length    (penalties.py)
+    token_bans      bans of bad words, and of tokens that are not allowed               (token_bans.py)
     mask            bans of tokens that a grammar does not allow                        (grammar_masks.py)
     sample_tokens   temperature, top_k, top_p, min_p, in this order; then one sample    (Ops.sample)
     logprobs        log probabilities of the logits before any of this
