@@ -7,7 +7,8 @@
     │   └── ModelError             the model folder cannot be served
     ├── RequestError               one request cannot be served; becomes an HTTP error
     │   ├── InvalidRequest   400   a field is wrong; `param` names it
-    │   │   └── TooLong            the prompt does not fit; agents recognise the message, and shorten it
+    │   │   ├── TooLong            the prompt does not fit; agents recognise the message, and shorten it
+    │   │   └── ThreadsNotServed   there are no threads; Anthropic's clients send whole conversations then
     │   ├── Unauthorized     401   no key, or a wrong one
     │   ├── Forbidden        403   this is not allowed on this server
     │   ├── NotFound         404   no such model, route or object
@@ -27,6 +28,8 @@ Messages are safe to show to a client: they never hold a secret, a path of this 
 
 import signal
 from typing import ClassVar
+
+from runtime.json_value import JsonDict
 
 DISTRIBUTION = "runtime-serve"  # what pip installs; PyPI's `runtime` is another package
 
@@ -70,6 +73,7 @@ class RequestError(RuntimeFault):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str] = "internal_error"
+    details: ClassVar[JsonDict | None] = None  # what Anthropic's clients act upon
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -87,6 +91,13 @@ class TooLong(InvalidRequest):
     """The prompt does not fit into the context."""
 
     code = "context_length_exceeded"
+
+
+class ThreadsNotServed(InvalidRequest):
+    """Conversations are not kept here as Anthropic's threads; clients send them whole when they see these
+    details."""
+
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class Unauthorized(RequestError):

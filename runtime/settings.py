@@ -151,8 +151,13 @@ def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
     """The chat templates of the model or of --chat-template. Raises OptionsError, ModelError."""
+    sources = template_sources(vocabulary.files.templates, choice, name)
+    begins = vocabulary.bos_id is not None and vocabulary.encode("", True)[:1] == [vocabulary.bos_id]
+    special_tokens = vocabulary.files.special_tokens
     return ChatTemplates(
-        template_sources(vocabulary.files.templates, choice, name), vocabulary.files.special_tokens
+        sources.by_name,
+        special_tokens | {"text_begin": special_tokens.get("bos_token", "") if begins else ""},
+        sources.stops,
     )
 
 
@@ -195,7 +200,7 @@ def answer_formats(plan: Plan) -> AnswerFormats:
         read_files(Path(plan.model.tokenizer_path)).templates,
         plan.api.chat_template,
         plan.api.hf_chat_template_name,
-    )
+    ).by_name
     return select_formats(
         plan.api.tool_call_parser,
         plan.api.reasoning_parser,

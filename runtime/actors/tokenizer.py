@@ -201,6 +201,8 @@ class TokenizerActor:
         params = fit(request.params, len(prompt_ids), self._limits)
         if request.params.stop_regex:
             StopRegexes(request.params.stop_regex, request.params.stop)  # refuses
+        if self._templates.stops and isinstance(request.prompt, Chat):
+            params = structs.replace(params, stop=(*params.stop, *self._templates.stops))
         return Request(
             id=request.id,
             prompt_ids=prompt_ids,

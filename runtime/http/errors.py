@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
 from runtime.http.json_weight import UNWEIGHED_BYTES
+from runtime.json_value import JsonDict
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class AnthropicProblem(Struct, forbid_unknown_fields=True):
 
     type: str
     message: str
+    details: JsonDict | UnsetType = UNSET  # what clients act upon
 
 
 class AnthropicError(Struct, tag_field="type", tag="error", forbid_unknown_fields=True):
@@ -89,14 +91,12 @@ def error_object(error: RequestError) -> OpenAIError:
 
 def anthropic_error(error: RequestError) -> AnthropicError:
     """The body of an error answer on Anthropic's routes, and the payload of an error event."""
-    return _anthropic(error.message, error.status)
+    return _anthropic(error.message, error.status, error.details)
 
 
 def error_response(error: RequestError, path: str) -> Response:
     """The answer to a failed request, in the form of the API that `path` belongs to."""
-    return _response(
-        path, error.status, error.message, error.type, error.param, error.code, HEADERS.get(error.status)
-    )
+    return _encoded(error_body(error, path), error.status, HEADERS.get(error.status))
 
 
 def on_request_error(request: Request, error: Exception) -> Response:
@@ -117,7 +117,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{path} does not take {request.method}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
-    return _response(path, error.status_code, message, "invalid_request_error", None, code, error.headers)
+    body = _body(path, error.status_code, message, "invalid_request_error", None, code)
+    return _encoded(body, error.status_code, error.headers)
 
 
 def on_bug(request: Request, __: Exception) -> Response:
@@ -134,24 +135,13 @@ def path_of(request: Request) -> str:
 
 def error_body(error: RequestError, path: str) -> Body:
     """The body of an error answer, in the form of the API that `path` belongs to."""
+    if path.startswith(ANTHROPIC):
+        return anthropic_error(error)
     return _body(path, error.status, error.message, error.type, error.param, error.code)
 
 
-def _response(
-    path: str,
-    status: int,
-    message: str,
-    kind: str,
-    param: str | None,
-    code: str,
-    headers: Mapping[str, str] | None,
-) -> Response:
-    return Response(
-        msgspec.json.encode(_body(path, status, message, kind, param, code)),
-        status,
-        headers,
-        "application/json",
-    )
+def _encoded(body: Body, status: int, headers: Mapping[str, str] | None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
 def _body(path: str, status: int, message: str, kind: str, param: str | None, code: str) -> Body:
@@ -166,9 +156,9 @@ def _openai(message: str, kind: str, param: str | None, code: str) -> OpenAIErro
     return OpenAIError(Problem(message, kind, param, code))
 
 
-def _anthropic(message: str, status: int) -> AnthropicError:
+def _anthropic(message: str, status: int, details: JsonDict | None = None) -> AnthropicError:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return AnthropicError(AnthropicProblem(kind, message))
+    return AnthropicError(AnthropicProblem(kind, message, UNSET if details is None else details))
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -176,6 +176,7 @@ class Parser:
     def _read_answer(self, is_open: bool) -> Iterator[None]:
         reader, reasoning = self._reader, self._reasoning
         if is_open and reasoning is not None:
+            yield from self._skip_begin(reasoning)
             yield from self._read_reasoning(reasoning)
         while True:
             marker = yield from self._read_text(self._expected_markers())
@@ -273,6 +274,16 @@ class Parser:
         """Sets the state behind a call or reasoning."""
         self._gap = ""
         self._drops_space = self._is_fresh = True
+
+    def _skip_begin(self, reasoning: ReasoningFormat) -> Read[None]:
+        """Reads an opening marker that the model writes although its reasoning is open already."""
+        reader = self._reader
+        yield from reader.space()
+        for begin in sorted(reasoning.begins, key=len, reverse=True):
+            if (yield from reader.sees(begin)):
+                reader.forget()
+                return
+        reader.at = 0
 
     def _read_reasoning(self, reasoning: ReasoningFormat) -> Read[None]:
         self._gap = ""

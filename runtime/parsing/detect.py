@@ -26,8 +26,9 @@ UNSUPPORTED = {  # names of SGLang and vLLM that are not supported here, and why
     "telechat4": "is a format of which nothing public says how it is written",
 }
 
-# vLLM's names, where they differ by more than - and _
-VLLM_NAMES = {
+# names of other runtimes, where they differ by more than - and _
+OTHER_NAMES = {
+    "llama": "llama3",
     "openai": "gpt-oss",
     "openai_gptoss": "gpt-oss",
     "llama3_json": "llama3",
@@ -202,7 +203,7 @@ def _our_name(name: str, known: Iterable[str]) -> str:
     names = {"auto", "none", *CHANNEL_FORMATS, *known}
     if name in names:
         return name
-    if (other := VLLM_NAMES.get(name)) in names:
+    if (other := OTHER_NAMES.get(name)) in names:
         return other
     return {_bare(ours): ours for ours in sorted(names)}.get(_bare(name), name)
 

@@ -4,8 +4,11 @@ Written from the prompt formats that the models' authors publish; the markers ar
 tokenizers.
 """
 
+from msgspec import Struct
+
 from runtime.errors import OptionsError
 from runtime.regular_file import read_text
+from runtime.text.conversation_template import read_conversation
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _SYSTEM_FIRST = """\
@@ -147,7 +150,14 @@ TEMPLATES = {
 }
 
 
-def template_sources(sources: dict[str, str], choice: str, name: str | None) -> dict[str, str]:
+class TemplateSources(Struct, frozen=True):
+    """Chat templates as Jinja, by name, and texts that end an answer to any of them."""
+
+    by_name: dict[str, str]
+    stops: tuple[str, ...] = ()
+
+
+def template_sources(sources: dict[str, str], choice: str, name: str | None) -> TemplateSources:
     """Chat templates by name: of `sources`, the tokenizer's own, all or the one called `name`; or the one
     that --chat-template names, `choice`. Raises OptionsError."""
     if name is not None:
@@ -159,9 +169,12 @@ def template_sources(sources: dict[str, str], choice: str, name: str | None) -> 
                 ]
             )
         sources = {"default": sources[name]}
-    if choice != "auto":
-        sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
-    return sources
+    if choice in TEMPLATES:
+        return TemplateSources({"default": TEMPLATES[choice]})
+    if choice == "auto":
+        return TemplateSources(sources)
+    source, stops = read_conversation(choice, _read_template(choice))
+    return TemplateSources({"default": source}, stops)
 
 
 def _read_template(path: str) -> str:
@@ -172,6 +185,6 @@ def _read_template(path: str) -> str:
             [
                 f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file "
                 f"({error}); "
-                "name one of these or a Jinja file"
+                "name one of these, a Jinja file or a JSON file"
             ]
         ) from None

@@ -25,9 +25,12 @@ CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template 
 class ChatTemplates:
     """The compiled templates of a model, by name. Thread-safe: rendering changes nothing."""
 
-    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
-        """Raises ModelError for a template that is not Jinja."""
+    def __init__(
+        self, sources: dict[str, str], special_tokens: dict[str, str], stops: tuple[str, ...] = ()
+    ) -> None:
+        """`stops`: texts that end an answer. Raises ModelError for a template that is not Jinja."""
         environment = Sandbox()
+        self.stops = stops
         self._special_tokens = special_tokens
         self._templates = {}
         self._reads_parts = {}

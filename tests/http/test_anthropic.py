@@ -246,6 +246,7 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
         (FinishReason.STOP, None, ("end_turn", None)),
         (FinishReason.STOP, 7, ("end_turn", None)),
         (FinishReason.STOP, ".", ("stop_sequence", ".")),
+        (FinishReason.STOP, "<end>", ("end_turn", None)),  # of the conversation template
         (FinishReason.LENGTH, None, ("max_tokens", None)),
         (FinishReason.ABORT, None, ("end_turn", None)),
     ],
@@ -253,7 +254,7 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
 def test_why_it_stopped(reason: FinishReason, matched: Any, expected: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
-    message = MessageAnswerFormat("msg_1", "m", 4).body([output])
+    message = MessageAnswerFormat("msg_1", "m", 4, stops=(".",)).body([output])
     assert (message["stop_reason"], message["stop_sequence"]) == expected
     assert message["usage"] == {
         "input_tokens": 4,
@@ -309,3 +310,50 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         )
         assert "request-id" not in (await http.get("/health")).headers
         assert (await http.head("/")).status_code == 200
+
+
+async def test_the_tool_runner_goes_on_without_a_thread() -> None:
+    """It begins with a thread, and sends whole conversations when the refusal says that there are none."""
+
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Adds."""
+        return str(a + 1)
+
+    @anthropic.beta_async_tool
+    async def now() -> str:
+        """Tells the time."""
+        return "noon"
+
+    service = FakeService(formats=HERMES, says=SAYS)
+    async with serving(service) as address, client(address) as api:
+        runner = api.beta.messages.tool_runner(**ASK | {"max_tokens": 60}, tools=[add, now], max_iterations=2)
+        kinds = [[block.type for block in message.content] async for message in runner]
+        assert kinds == [["thinking", "text", "tool_use", "tool_use"]] * 2
+        prompts = [request.prompt for request in service.requests]
+        assert [len(prompt.messages) for prompt in prompts if isinstance(prompt, Chat)] == [1, 4]
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await api.messages.create(**ASK, extra_body={"thread": {"type": "create"}})
+    assert refused.value.body["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
+async def test_edits_of_the_context_are_accepted_and_none_is_reported() -> None:
+    clear = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 9},
+        "keep": {"type": "tool_uses", "value": 1},
+        "clear_at_least": {"type": "input_tokens", "value": 5},
+        "exclude_tools": ["add"],
+        "clear_tool_inputs": True,
+    }
+    async with serving(FakeService()) as address, client(address) as api:
+        ask = ASK | {"context_management": {"edits": [clear]}, "betas": ["context-management-2025-06-27"]}
+        message = await api.beta.messages.create(**ask)
+        assert message.context_management is not None and message.context_management.applied_edits == []
+        events = [event async for event in await api.beta.messages.create(**ask, stream=True)]
+        assert events[0].message.context_management.applied_edits == []
+        assert events[-2].context_management.applied_edits == []
+        assert (await api.beta.messages.create(**ASK)).context_management is None

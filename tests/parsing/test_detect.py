@@ -114,13 +114,14 @@ def test_names() -> None:
         ("deepseek_v3", "deepseek_r1", ("deepseekv3", "deepseek-r1")),
         ("openai", "openai_gptoss", ("gpt-oss", "gpt-oss")),
         ("llama3_json", "none", ("llama3", None)),
+        ("llama", "none", ("llama3", None)),
         ("minimax_m2", "minimax_m2_append_think", ("minimax-m2", "minimax-append-think")),
         ("qwen3_xml", "glm45", ("qwen3_coder", "glm45")),
         ("kimi_k3", "kimi_k3", ("kimi_k3", "kimi_k3")),
         ("glm-45", "hunyuan_a13b", ("glm45", "hunyuan")),
     ],
 )
-def test_names_that_vllm_has(tools: str, thinking: str, ours: tuple[str, str | None]) -> None:
+def test_names_that_other_runtimes_have(tools: str, thinking: str, ours: tuple[str, str | None]) -> None:
     assert select_formats(tools, thinking, "") == AnswerFormats(*ours, is_explicit=thinking != "none")
 
 

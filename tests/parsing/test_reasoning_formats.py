@@ -26,6 +26,21 @@ CASES: dict[str, tuple[str, bool, list[Event]]] = {  # a text, whether it begins
 }
 
 
+@pytest.mark.parametrize("name", ["deepseek-r1", "qwen3-thinking", "step3", "minimax", "qwen3"])
+@pytest.mark.parametrize("written", ["<think>", "\n<think>\n", ""])
+def test_an_opening_marker_that_is_written_all_the_same_is_no_reasoning(name: str, written: str) -> None:
+    for pieces in cuts(f"{written}why</think>42"):
+        events = parse(lambda: Parser(None, REASONING_FORMATS[name], {}, True), pieces)
+        assert events == [Reasoning("why"), Content("42")]
+
+
+def test_an_opening_marker_that_stays_in_the_content_stands_there_once() -> None:
+    row = REASONING_FORMATS["minimax-append-think"]
+    for text in ("<think>why</think>42", "why</think>42"):
+        for pieces in cuts(text):
+            assert parse(lambda: Parser(None, row, {}, True), pieces) == [Content("<think>why</think>42")]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_reasoning_as_models_write_it(name: str) -> None:
     text, is_open, events = CASES[name]

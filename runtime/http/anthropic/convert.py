@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, ThreadsNotServed
 from runtime.http.anthropic.message_request import (
     REFUSED,
     Adaptive,
     AnyChoice,
     Block,
+    ClearThinking,
     CountBody,
     DocumentBlock,
     Enabled,
@@ -60,6 +61,8 @@ def chat_body(body: CountBody) -> ChatBody:
     for name in REFUSED:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
+    if body.thread:
+        raise ThreadsNotServed("thread is not served here; send the whole conversation", param="thread")
     fields: Fields = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
     fields["messages"] = messages_of(body)
     if body.messages[-1].role == "assistant":
@@ -157,7 +160,7 @@ def messages_of(body: CountBody) -> list[Message]:
 def _clear_reasoning(body: CountBody, messages: list[Message]) -> None:
     """Removes the reasoning of earlier answers that context_management clears."""
     for edit in body.context_management.edits if body.context_management is not None else ():
-        if isinstance(edit.keep, Turns):
+        if isinstance(edit, ClearThinking) and isinstance(edit.keep, Turns):
             for message in [message for message in messages if message.reasoning_content][: -edit.keep.value]:
                 message.reasoning_content = None
 

@@ -165,10 +165,21 @@ class ClearThinking(Struct, tag_field="type", tag="clear_thinking_20251015"):
     keep: Turns | AllTurns | Literal["all"] = Turns(1)
 
 
+class ClearToolUses(Struct, tag_field="type", tag="clear_tool_uses_20250919"):
+    """Results of older tool calls are left out from some length on: accepted without effect, so that the
+    prefix of the conversation stays in the cache."""
+
+    trigger: JsonValue = None
+    keep: JsonValue = None
+    clear_at_least: JsonValue = None
+    clear_tool_inputs: JsonValue = None
+    exclude_tools: list[str] | None = None
+
+
 class ContextManagement(Struct, forbid_unknown_fields=True):
     """What is left out of the conversation."""
 
-    edits: list[ClearThinking] = []
+    edits: list[ClearThinking | ClearToolUses] = []
 
 
 class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -191,14 +202,14 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     context_management: ContextManagement | None = None
     billing_policy: JsonValue = None
     fallback_credit_token: JsonValue = None
-    # refused when they say anything: REFUSED
+    # refused when they say anything: REFUSED, and threads
     mcp_servers: list[JsonValue] | None = None
     compaction: JsonValue = None
     fallbacks: JsonValue = None
     thread: JsonValue = None
 
 
-REFUSED = ("mcp_servers", "compaction", "fallbacks", "thread")
+REFUSED = ("mcp_servers", "compaction", "fallbacks")
 
 
 class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):

@@ -46,6 +46,12 @@ class ToolUse(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=Tr
     input: JsonDict
 
 
+class AppliedEdits(Struct, forbid_unknown_fields=True):
+    """The edits of `context_management` that were applied: none are reported."""
+
+    applied_edits: list[JsonDict] = []
+
+
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """The response of /v1/messages."""
 
@@ -61,6 +67,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_details: None
     container: None
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class Delta(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +100,7 @@ class MessageEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     content_block: Text | Thinking | ToolUse | UnsetType = UNSET
     delta: Delta | UnsetType = UNSET
     usage: MessageUsage | UnsetType = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class TokenCount(Struct, forbid_unknown_fields=True):

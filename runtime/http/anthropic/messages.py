@@ -44,6 +44,8 @@ def messages(service: Service, content: bytes) -> Answer:
         body.max_tokens,
         is_stream=is_stream,
         omits_reasoning=omits,
+        reports_edits=body.context_management is not None,
+        stops=tuple(body.stop_sequences or ()),
     )
     return Answer(
         service, [request], answer_format, is_stream=is_stream, names=names | NAMES, reading=reading
@@ -73,23 +75,30 @@ class MessageAnswerFormat:
         *,
         is_stream: bool = False,
         omits_reasoning: bool = False,
+        reports_edits: bool = False,
+        stops: tuple[str, ...] = (),
     ) -> None:
+        """`reports_edits`: the request has context_management; `stops`: its stop sequences."""
+        # edits are not listed: it is not known how many tokens they left out
+        self.edits: Payload = {"context_management": {"applied_edits": []}} if reports_edits else {}
+        self.stops = stops
+        content: list[Payload] = []
         self.message: Payload = {
             "id": message_id,
             "type": "message",
             "role": "assistant",
             "model": model,
-            "content": [],
+            "content": content,
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
             "container": None,
             "usage": usage(0, 0, 0, 0),
-        }
+        } | self.edits
         self.max_tokens = max_tokens
         self.omits_reasoning = omits_reasoning
         self.reasoning_tokens = 0
-        self.writer = Writer(self.message["content"], is_stream=is_stream)
+        self.writer = Writer(content, is_stream=is_stream)
         self.finish: Finish | None = None
         self.has_begun = False
 
@@ -108,7 +117,7 @@ class MessageAnswerFormat:
         return typed_events(
             [
                 *payloads,
-                {"type": "message_delta", "delta": stop_fields, "usage": self.message["usage"]},
+                {"type": "message_delta", "delta": stop_fields, "usage": self.message["usage"]} | self.edits,
                 {"type": "message_stop"},
             ]
         )
@@ -146,7 +155,7 @@ class MessageAnswerFormat:
         self.message["usage"] = usage(
             end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens
         )
-        is_matched = end.reason is FinishReason.STOP and isinstance(end.matched, str)
+        is_matched = end.reason is FinishReason.STOP and end.matched in self.stops
         if end.reason is FinishReason.LENGTH:
             reason = (
                 "max_tokens" if end.completion_tokens >= self.max_tokens else "model_context_window_exceeded"

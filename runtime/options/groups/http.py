@@ -130,8 +130,8 @@ class Api(Group, frozen=True, kw_only=True):
     chat_template: A[
         str,
         option(
-            "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the "
-            "tokenizer's own."
+            "Chat template: a name (chatml, llama-3, mistral, ...), a Jinja file or a conversation template "
+            "in JSON; auto takes the tokenizer's own."
         ),
     ] = "auto"
     hf_chat_template_name: A[
