@@ -138,7 +138,7 @@ def prefixes() -> dict[str, Any]:
         Request(id="long", prompt_ids=prompt, params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0)
     )
     steps(it, 1)
-    tokens = memoryview(array("i", prompt)).cast("B")
+    tokens = array("i", prompt)
     tree = it.cache.tree
     match_us = min(_timed(lambda: tree.match("", tokens, 2047)) for _ in range(50))
     node = tree.match("", tokens, 2047)

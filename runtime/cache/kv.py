@@ -76,9 +76,8 @@ class KVCache:
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
         if not self.shares or sequence.is_whole:
             return wanted
-        tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(
-            sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size
+            sequence.match, sequence.request.namespace, sequence.tokens, (known - 1) // self.page_size
         )
         return wanted - usable(self._groups, sequence.match).num_locked
 
@@ -92,9 +91,7 @@ class KVCache:
         namespace = sequence.request.namespace
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
-            match = self.tree.match(
-                namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size
-            )
+            match = self.tree.match(namespace, sequence.tokens, (known - 1) // self.page_size)
         else:
             match = self.tree.enter(namespace)
         deepest, match = match, usable(self._groups, match)

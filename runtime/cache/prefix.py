@@ -9,6 +9,7 @@ Sharing prefixes through a tree is the idea of RadixAttention (Zheng et al., 202
 tree has fixed pages instead of compressed edges.
 """
 
+from array import array
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING
@@ -54,10 +55,10 @@ class PrefixTree:
             root = self.roots[namespace] = Node(None, namespace.encode(), 0)
         return root
 
-    def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
-        """The deepest node whose path has the first pages of `tokens` (int32 as bytes), at most `max_pages`
-        deep. The caller locks it at once; the nodes count as used."""
-        width = 4 * self.page_size
+    def match(self, namespace: str, tokens: "array[int]", max_pages: int) -> Node:
+        """The deepest node whose path has the first pages of `tokens` (int32), at most `max_pages` deep. The
+        caller locks it at once; the nodes count as used."""
+        width = self.page_size
         now = next(self.clock)
         node = self.enter(namespace)
         for start in range(0, max_pages * width, width):
@@ -69,7 +70,7 @@ class PrefixTree:
             node = child
         return node
 
-    def probe(self, node: Node | None, namespace: str, tokens: memoryview, max_pages: int) -> Node:
+    def probe(self, node: Node | None, namespace: str, tokens: "array[int]", max_pages: int) -> Node:
         """As `match`, without counting nodes as used. `node` is the result of the last probe for the same
         tokens, so that probing again costs what has changed, not the length of the prompt."""
         node = node or self._nowhere
@@ -78,7 +79,7 @@ class PrefixTree:
             node = node.parent
         if node.parent is None:
             node = self.roots.get(namespace, self._nowhere)
-        width = 4 * self.page_size
+        width = self.page_size
         for start in range(node.depth * width, max_pages * width, width):
             child = node.children.get(tokens[start : start + width].tobytes())
             if child is None:

@@ -95,16 +95,16 @@ class StorageConnector:
 
     def wanted(self, sequence: Sequence) -> Wanted:
         """The pages that a waiting sequence misses and that storage may have."""
-        cache, tokens = self.cache, memoryview(sequence.tokens).cast("B")
+        cache, tokens = self.cache, sequence.tokens
         if not cache.shares or sequence.wants_prompt_logprobs:
             return Wanted(0, [])
-        width, last = 4 * cache.page_size, (len(sequence.tokens) - 1) // cache.page_size
+        width, last = cache.page_size, (len(sequence.tokens) - 1) // cache.page_size
         node = sequence.match = cache.tree.probe(sequence.match, sequence.request.namespace, tokens, last)
         if node.depth == 0:
             node = Node(None, sequence.request.namespace.encode(), 0)  # the namespace may have no root yet
         first, digest, keys = node.depth, self.key(node), []
         for start in range(first * width, last * width, width):
-            digest = _chain(digest, tokens[start : start + width])
+            digest = _chain(digest, tokens[start : start + width].tobytes())
             keys.append(digest)
         return Wanted(first, keys)
 
@@ -119,11 +119,7 @@ class StorageConnector:
         if reserved.tier is not self.cache.host:
             return 0
         reserved.tier.reserved.difference_update(reserved.hosts)
-        tokens, width, spare = (
-            memoryview(sequence.tokens).cast("B"),
-            4 * tree.page_size,
-            list(reserved.hosts[count:]),
-        )
+        tokens, width, spare = sequence.tokens, tree.page_size, list(reserved.hosts[count:])
         node = tree.probe(None, namespace, tokens, first) if first or not count else tree.enter(namespace)
         if node.depth < first:  # the pages before them were evicted meanwhile
             count, spare = 0, list(reserved.hosts)
@@ -141,5 +137,5 @@ class StorageConnector:
         return adopted
 
 
-def _chain(above: bytes, key: bytes | memoryview) -> bytes:
+def _chain(above: bytes, key: bytes) -> bytes:
     return blake2b(key, digest_size=KEY_BYTES, key=above).digest()

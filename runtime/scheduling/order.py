@@ -54,9 +54,8 @@ def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
     """The sequence that finds most of its prompt in the cache goes first."""
     matches: list[Node] = []
     for sequence in window:
-        tokens = memoryview(sequence.tokens).cast("B")
         longest = (len(sequence.tokens) - 1) // now.tree.page_size
-        match = now.tree.probe(sequence.match, sequence.request.namespace, tokens, longest)
+        match = now.tree.probe(sequence.match, sequence.request.namespace, sequence.tokens, longest)
         sequence.match = match
         matches.append(match)
     return [window[i] for i in sorted(range(len(window)), key=lambda i: -matches[i].depth)]

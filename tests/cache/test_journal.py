@@ -42,7 +42,7 @@ def test_a_path_is_one_event() -> None:
     grow(t, [1, 2, 3, 4, 5, 6])
     assert recorded(t)[0][:4] == [
         "BlockStored",
-        [t.journal.hashes[t.match("", memoryview(array("i", [1, 2, 3, 4, 5, 6])).cast("B"), 3)]],
+        [t.journal.hashes[t.match("", array("i", [1, 2, 3, 4, 5, 6]), 3)]],
         hashes[1],
         [5, 6],
     ], "it says what is new only, and whose child it is"

@@ -11,8 +11,8 @@ from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 
 
-def view(*tokens: int) -> memoryview:
-    return memoryview(array("i", tokens)).cast("B")
+def ids(*tokens: int) -> "array[int]":
+    return array("i", tokens)
 
 
 def key(*tokens: int) -> bytes:
@@ -30,10 +30,10 @@ def grow(tree: PrefixTree, *pages: tuple[tuple[int, ...], int]) -> Node:
 def test_match_finds_the_longest_path() -> None:
     tree = PrefixTree(2)
     node = grow(tree, ((1, 2), 10), ((3, 4), 11))
-    assert tree.match("", view(1, 2, 3, 4, 5, 6), 3).path() == [10, 11]
-    assert tree.match("", view(1, 2, 9, 9), 2).path() == [10]
-    assert tree.match("", view(2, 1), 1) is tree.root
-    assert tree.match("", view(1, 2, 3, 4), 1).path() == [10], "no deeper than asked"
+    assert tree.match("", ids(1, 2, 3, 4, 5, 6), 3).path() == [10, 11]
+    assert tree.match("", ids(1, 2, 9, 9), 2).path() == [10]
+    assert tree.match("", ids(2, 1), 1) is tree.root
+    assert tree.match("", ids(1, 2, 3, 4), 1).path() == [10], "no deeper than asked"
     assert node.path() == [10, 11]
 
 
@@ -58,7 +58,7 @@ def test_least_recently_used_goes_first() -> None:
     tree = PrefixTree(1)
     for token, page in ((1, 10), (2, 11), (3, 12)):
         tree.unlock(grow(tree, ((token,), page)))
-    tree.match("", view(1), 1)
+    tree.match("", ids(1), 1)
     assert [tree.evict(1) for _ in range(3)] == [[11], [12], [10]]
 
 
@@ -81,7 +81,7 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
     )
     for s in (mine, other, plain):
         assert (
-            cache.missing(s) == 3 and cache.tree.probe(s.match, s.request.namespace, view(1, 2), 1).depth == 0
+            cache.missing(s) == 3 and cache.tree.probe(s.match, s.request.namespace, ids(1, 2), 1).depth == 0
         )
         cache.admit(s, use_prefix=True)
         assert s.cached_len == 0
@@ -92,7 +92,7 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
     cache.missing(again)
     stale = again.match
     assert (cache.flush(), set(cache.tree.roots)) == (6, {""})
-    assert stale.depth == 2 and cache.tree.probe(stale, "a", view(1, 2, 3, 4), 2).depth == 0
+    assert stale.depth == 2 and cache.tree.probe(stale, "a", ids(1, 2, 3, 4), 2).depth == 0
     cache.admit(again, use_prefix=True)
     assert cache.missing(sequence(1, 2, 3, namespace="a")) == 2 and set(cache.tree.roots) == {"", "a"}, (
         "it stays while somebody is there"

@@ -1,5 +1,8 @@
 """The interface for a storage tier; tests/scheduling/storing.py drives them at random."""
 
+import sys
+from types import FrameType
+
 import pytest
 
 from runtime.cache.host import HostConfig
@@ -41,6 +44,21 @@ def test_keys_name_the_content() -> None:
     )
     other_namespace = connector.wanted(sequence(*PROMPT, namespace="n"))
     assert len({*before.keys, *other_model.keys, *other_tokens.keys, *other_namespace.keys}) == 12
+
+
+def test_frames_that_are_kept_hold_no_tokens() -> None:
+    """As tests/scheduling/test_scheduler.py: a sequence grows while frames of a profiler live."""
+    it, connector = storing()
+    it.run(*PROMPT)
+    one, frames = sequence(*PROMPT), list[FrameType]()
+    sys.setprofile(lambda frame, event, _: frames.append(frame) if event == "call" else None)
+    try:
+        wanted = connector.wanted(one)
+        connector.adopt(one, wanted.first, connector.reserve(1), 1)
+    finally:
+        sys.setprofile(None)
+    assert {"wanted", "adopt", "child"} <= {frame.f_code.co_name for frame in frames}
+    one.tokens.append(1)
 
 
 def test_a_long_path_is_no_deep_recursion() -> None:

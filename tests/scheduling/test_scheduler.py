@@ -1,6 +1,10 @@
+import sys
+from types import FrameType
+
 import pytest
 
 from runtime.messages.requests import FinishReason
+from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.world import World
 
 
@@ -23,6 +27,24 @@ def test_output_does_not_depend_on_the_schedule(depth: int, page_size: int, chun
     world.run()
     for i in ids:
         assert world.seen[i] == world.expected(i)
+
+
+def test_frames_that_are_kept_hold_no_tokens() -> None:
+    """A profiler or a traceback keeps frames alive, and with them their variables: a view of a sequence's
+    tokens among these would make the next token a BufferError."""
+    frames: list[FrameType] = []
+    world = World(
+        page_size=2, num_pages=30, max_running=2, num_host_pages=20, order=OrderConfig(policy="lpm")
+    )
+    sys.setprofile(lambda frame, event, _: frames.append(frame) if event == "call" else None)
+    try:
+        ids = [world.add([1, 2, 3, k % 2, 4, 5], max_new_tokens=6, ignore_eos=True)[0] for k in range(6)]
+        world.run()
+    finally:
+        sys.setprofile(None)
+    names = {frame.f_code.co_name for frame in frames}
+    assert {"longest_prefix", "probe", "match", "missing", "admit"} <= names
+    assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
 
 
 def test_preemption_loses_nothing() -> None:
