@@ -13,10 +13,12 @@ from re import fullmatch
 from runtime import log
 from runtime.errors import StartError
 from runtime.messages.tenants import ADMINISTRATOR
+from runtime.regular_file import read_regular, read_text
 
 NAME = "[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 DIGEST = "key-"  # how names of unnamed keys begin
 SECRET_BYTES = 32
+MAX_BYTES = 16 * 2**20  # of a file that is read here
 
 
 def names_of(keys: Iterable[str], secret: bytes) -> dict[str, str]:
@@ -28,7 +30,7 @@ def names_of(keys: Iterable[str], secret: bytes) -> dict[str, str]:
 def read_key_file(path: Path) -> dict[str, str]:
     """Names by key. Raises StartError, which names the line and never a key."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_BYTES)
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
@@ -58,7 +60,7 @@ def read_secret(folder: Path | None) -> bytes:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
-            found = path.read_bytes()
+            found = read_regular(path, MAX_BYTES)
             if len(found) == SECRET_BYTES:
                 return found
             path.replace(path.with_suffix(".damaged"))

@@ -34,6 +34,7 @@ from runtime.http.request_cycle import RequestCycle, refusal_bytes
 from runtime.http.request_parser import MAX_HEAD_BYTES, Peer
 from runtime.http.streaming.connection import Connection, WriteBatch
 from runtime.http.websocket import TERMINATED
+from runtime.regular_file import check_regular
 
 LOG = logging.getLogger("runtime.http")
 
@@ -71,6 +72,15 @@ def tls_context(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2", "http/1.1"])
+    options = {"--ssl-certfile": certfile, "--ssl-keyfile": keyfile, "--ssl-ca-certs": ca_certs}
+    files = {option: file for option, file in options.items() if file is not None}
+    for option, file in files.items():
+        try:
+            check_regular(file)
+        except OSError as error:
+            raise StartError(
+                f"TLS cannot start with {option} {file} ({error.strerror}); give a PEM file"
+            ) from None
     try:
         # without one, OpenSSL would ask the terminal
         context.load_cert_chain(certfile, keyfile, password or "")
@@ -78,9 +88,8 @@ def tls_context(
             context.load_verify_locations(ca_certs)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        files = " or ".join(file for file in (certfile, keyfile, ca_certs) if file is not None)
         raise StartError(
-            f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check "
+            f"TLS cannot start with {' or '.join(files.values())} ({getattr(error, 'strerror', None) or error}); check "
             "--ssl-certfile, --ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs"
         ) from None
     return context

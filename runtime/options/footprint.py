@@ -33,6 +33,7 @@ from runtime.options.model_sizes import (
     saved_bytes,
     weight_count,
 )
+from runtime.regular_file import open_regular
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
@@ -104,9 +105,12 @@ def stored_weights(folder: Path) -> Stored:
 
 
 def _header(file: Path) -> dict[str, Fields]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""
+    try:
+        with open_regular(file) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""
+    except OSError as error:
+        raise ModelError(f"{file.name} cannot be read: {error.strerror}") from None
     try:
         return dict(json.loads(raw))
     except ValueError:

@@ -5,7 +5,6 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from math import inf
-from pathlib import Path
 from typing import TypeAlias
 
 import anyio
@@ -16,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
 from runtime.http.auth import Level
 from runtime.http.settings import HttpSettings
+from runtime.regular_file import read_regular
 from runtime.rpc.calls import Caller, Calls
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
@@ -155,7 +155,7 @@ def credentials_of(
         raise StartError(
             "--ssl-keyfile-password does not work with --grpc-mode; give a key without a password"
         )
-    chain = Path(certfile).read_bytes()
-    key = chain if keyfile is None else Path(keyfile).read_bytes()
-    authorities = None if ca_certs is None else Path(ca_certs).read_bytes()
+    chain = read_regular(certfile)
+    key = chain if keyfile is None else read_regular(keyfile)
+    authorities = None if ca_certs is None else read_regular(ca_certs)
     return grpc.ssl_server_credentials([(key, chain)], authorities, authorities is not None)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.regular_file import open_regular
+
 HEADER_LIMIT = 100_000_000  # the format's own
 IDENTITY_BYTES = 16
 
@@ -36,7 +38,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _header(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         return hashlib.blake2b(file.read(min(length, HEADER_LIMIT)), digest_size=16).hexdigest()
 

@@ -263,7 +263,7 @@ def test_a_fifo_in_place_of_a_model_file_is_refused(tmp_path: Path, name: str) -
     assert name in done, done
 
 
-@pytest.mark.parametrize("option", ["--chat-template", "--config", "--completion-template", "--profile"])
+@pytest.mark.parametrize("option", ["--chat-template", "--config", "--api-key-file", "--model-checksum"])
 def test_a_fifo_in_place_of_an_option_s_file_is_refused(tmp_path: Path, option: str) -> None:
     done = start_fails(tmp_path, "--device", "null", option, str(fifo(tmp_path / "x.yaml")))
     assert option in done and "FIFO" in done, done

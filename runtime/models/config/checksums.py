@@ -10,7 +10,9 @@ import msgspec
 
 from runtime.errors import StartError
 from runtime.models.config.json_types import JsonObject
+from runtime.regular_file import open_regular, read_text
 
+MAX_BYTES = 64 * 2**20  # of the list
 THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
 
@@ -42,7 +44,7 @@ def check_files(folder: Path, list_file: Path) -> int:
 def digest(file: Path) -> str | None:
     """SHA-256 of a file in hex; None: it cannot be read."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return file_digest(opened, "sha256").hexdigest()
     except OSError:
         return None
@@ -52,7 +54,7 @@ def read_list(file: Path) -> Mapping[str, str]:
     """Checksums by file name: lines as sha256sum writes them, or a JSON object of them, which may be below
     `files`. Raises StartError."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, MAX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(
             f"--model-checksum {file} cannot be read ({error}); it wants a file with checksums"

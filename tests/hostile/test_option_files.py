@@ -1,0 +1,92 @@
+"""Files that options name and a start reads: what is no regular file is refused at once, by the option's
+name. Opening a FIFO would wait for a writer, and a device may have no end."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import OptionsError, StartError
+from runtime.http.key_file import read_key_file
+from runtime.http.server import tls_context
+from runtime.models.config.checksums import check_files
+from runtime.options.parse import from_argv
+from runtime.options.profile import read_profile
+from runtime.options.table import rows
+from runtime.text.builtin_templates import template_sources
+from runtime.text.infill import find_format
+
+POCKET = Path(__file__).parents[2] / "runtime/pocket"
+LIMIT_S = 20  # for a read that would never end
+
+
+def good(folder: Path) -> str:
+    """A file that can be opened."""
+    (file := folder / "good").write_text("")
+    return str(file)
+
+
+# what a start does with the file of each option; it raises OptionsError or StartError
+READERS: dict[str, Callable[[Path], object]] = {
+    "--config": lambda file: from_argv(["--config", str(file)]),
+    "--profile": lambda file: read_profile(str(file)),
+    "--chat-template": lambda file: template_sources({}, str(file), None),
+    "--completion-template": lambda file: find_format(str(file), lambda _: True),
+    "--api-key-file": read_key_file,
+    "--model-checksum": partial(check_files, POCKET),
+    "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),
+    "--ssl-keyfile": lambda file: tls_context(good(file.parent), str(file), None, None),
+    "--ssl-ca-certs": lambda file: tls_context(good(file.parent), None, None, str(file)),
+}
+
+
+def fifo(file: Path) -> None:
+    """A FIFO that nobody writes to."""
+    os.mkfifo(file)
+
+
+def device(file: Path) -> None:
+    """A link to a device."""
+    file.symlink_to("/dev/null")
+
+
+KINDS: dict[str, Callable[[Path], None]] = {"a FIFO": fifo, "a folder": Path.mkdir, "a device": device}
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    """Ends a test that waits for a writer."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError("the file is being read")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", READERS)
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, option: str, kind: str) -> None:
+    KINDS[kind](file := tmp_path / "x.yaml")
+    with pytest.raises((OptionsError, StartError)) as caught:
+        READERS[option](file)
+    assert option in str(caught.value) and f"it is {kind}" in str(caught.value)
+
+
+def test_every_option_that_names_a_file_to_read_is_tried() -> None:
+    named = {
+        row.flag
+        for row in rows()
+        if row.status in ("works", "partial")
+        and row.type == "str"
+        and re.search(r"\bfiles?\b", f"{row.help} {row.note}", re.IGNORECASE)
+        and not row.help.startswith(("Folder", "PATH"))
+    }
+    assert named == READERS.keys()
