@@ -7,8 +7,8 @@ cancelled. So a file is opened without waiting, and looked at before it is read.
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MAX_BYTES = 1 << 28  # of a file that is read as a whole
 _KINDS = {
@@ -20,7 +20,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """The file, opened for reading. Raises OSError, also for what is no regular file and for a name that no
     file can have; its `strerror` is for the user."""
     try:

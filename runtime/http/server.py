@@ -88,8 +88,9 @@ def tls_context(
             context.load_verify_locations(ca_certs)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # SSLError is an OSError
+        reason = getattr(error, "strerror", None) or error
         raise StartError(
-            f"TLS cannot start with {' or '.join(files.values())} ({getattr(error, 'strerror', None) or error}); check "
+            f"TLS cannot start with {' or '.join(files.values())} ({reason}); check "
             "--ssl-certfile, --ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs"
         ) from None
     return context

@@ -7,7 +7,6 @@ written (metrics/request_records.py).
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +16,10 @@ from runtime import log
 from runtime.errors import RankDied, StartError
 from runtime.json_value import Fields
 from runtime.metrics import Metrics
-from runtime.metrics.line_writer import LineWriter, append
+from runtime.metrics.crash_dump import CrashDump
+from runtime.metrics.line_writer import LineWriter
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
 from runtime.options.plan import Plan
-
-CRASH_S = 300.0  # time for which ended requests are kept for a crash dump
-CRASH_REQUESTS = 10_000  # most requests that are kept
 
 Write = Callable[[Fields], None]  # writes the fields of a line
 
@@ -59,14 +56,15 @@ class Lines:
             self._has_failed = True
 
 
-def open_folder(folder: Path) -> None:
-    """Makes a folder that can be written to. Raises StartError."""
+def open_folder(folder: Path) -> Path:
+    """Makes a folder that can be written to, and returns it. Raises StartError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         raise StartError(f"{folder} cannot be written to: {error.strerror}; choose another folder") from None
+    return folder
 
 
 def as_text(fields: Fields) -> str:
@@ -141,48 +139,6 @@ class LengthHistograms:
             self._metrics.answer_length.observe(record.completion_tokens)
 
 
-class CrashDump:
-    """--crash-dump-folder: when ranks die, writes the requests that run and those that ended in the last five
-    minutes."""
-
-    def __init__(self, folder: Path, level: int) -> None:
-        """Raises StartError."""
-        open_folder(folder)
-        self._folder = folder
-        self._level = level
-        self._recent: deque[Record] = deque(maxlen=CRASH_REQUESTS)
-
-    def began(self, record: Record) -> None:
-        """Does nothing."""
-
-    def ended(self, record: Record) -> None:
-        """Keeps the record for CRASH_S."""
-        self._recent.append(record)
-        while self._recent and monotonic() - (self._recent[0].ended_s or 0.0) > CRASH_S:
-            self._recent.popleft()
-
-    def dump(self, died: RankDied, running: list[Record]) -> None:
-        """Writes a file of JSON lines: the death, then each request."""
-        file = self._folder / f"crash-{datetime.now():%Y%m%d-%H%M%S-%f}.jsonl"
-        since = monotonic() - CRASH_S
-        lines = [{"event": "crash", "rank": died.rank, "exit_code": died.exit_code, "reason": died.reason}]
-        lines += [
-            {"state": "running" if record.ended_s is None else "ended", "began_at": record.began_at}
-            | record.input_fields(self._level)
-            | record.output_fields(self._level)
-            for record in [*self._recent, *running]
-            if (record.ended_s or since) >= since
-        ]
-        try:
-            append(file, "".join(as_json(line) + "\n" for line in lines))
-        except OSError as error:
-            log.get("requests").error(
-                "the last requests could not be written", file=str(file), reason=error.strerror
-            )
-            return
-        log.get("requests").warning("the last requests were written", file=str(file), requests=len(lines) - 1)
-
-
 class RequestLogs:
     """The observers that the options ask for, and the records that they observe."""
 
@@ -192,7 +148,7 @@ class RequestLogs:
         self.crash = (
             None
             if plan.logs.crash_dump_folder is None
-            else CrashDump(Path(plan.logs.crash_dump_folder), plan.logs.log_requests_level)
+            else CrashDump(open_folder(Path(plan.logs.crash_dump_folder)), plan.logs.log_requests_level)
         )
         observers: list[RequestObserver] = [] if self.crash is None else [self.crash]
         if plan.logs.log_requests:
@@ -246,8 +202,11 @@ class RequestLogs:
         )
 
     def close(self, within_s: float) -> None:
-        """Writes the lines that wait, for a short time, or `within_s`, at most. Blocking."""
+        """Writes the lines and crash dumps that wait, for a short time, or `within_s`, at most. Blocking."""
+        begin_s = monotonic()
         self._writer.close(within_s)
+        if self.crash is not None:
+            self.crash.close(within_s - (monotonic() - begin_s))
 
     def rank_died(self, died: RankDied) -> None:
         """A rank has died: writes the crash dump, where there is one."""

@@ -45,7 +45,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 def fifo(file: Path) -> None:
-    """A FIFO that nobody writes to."""
+    """A FIFO without a writer."""
     os.mkfifo(file)
 
 
