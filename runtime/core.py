@@ -35,7 +35,7 @@ from runtime.hub.download import ProgressLine
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
-from runtime.messages.tenants import EVERYBODY
+from runtime.messages.tenants import DEFAULT_TENANT
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
@@ -53,7 +53,7 @@ class Core:
     """The Service protocol (service.py) over text actors and replicas. `run` is its life; Control,
     MemorySaver and Status in admin/ are what operators use."""
 
-    tenant = EVERYBODY
+    tenant = DEFAULT_TENANT
 
     def __init__(self, plan: Plan, num_replicas: int = 1) -> None:
         """Reads config.json and the adapters. Raises ModelError, OptionsError."""

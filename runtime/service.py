@@ -15,7 +15,7 @@ from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.models.config.pooling import Pooling
 from runtime.parsing.detect import AnswerFormats
 
@@ -155,7 +155,7 @@ class Controls(Protocol):
         """The token ids of a prompt. Raises InvalidRequest."""
         ...
 
-    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
+    def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         """Ends those requests of `tenant` whose id begins with `prefix`; their clients get the tokens so far,
         with reason abort. -> how many"""
         ...
@@ -176,14 +176,14 @@ class Controls(Protocol):
         idle_s: float | None = None,
         *,
         is_line: bool = False,
-        tenant: Tenant = EVERYBODY,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> str:
         """Opens a session of `tenant` for up to `capacity` tokens. `idle_s`: seconds without a request after
         which it is closed; `is_line`: each request continues the last one. -> its id. Raises InvalidRequest,
         Overloaded."""
         ...
 
-    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+    def close_session(self, session_id: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Closes a session. Raises NotFound, also for a session of another tenant."""
         ...
 
@@ -220,13 +220,13 @@ class AdapterControls(Protocol):
     """Loading and unloading of LoRA adapters."""
 
     async def load(
-        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = DEFAULT_TENANT
     ) -> None:
         """Loads an adapter of `tenant`; returns when requests may name it. Raises InvalidRequest for one that
         cannot be used, Unavailable."""
         ...
 
-    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
+    async def unload(self, name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
         for a name that is unknown, or of another tenant's adapter."""
         ...

@@ -13,7 +13,7 @@ import anyio
 from runtime.actors.channels import Listeners
 from runtime.errors import InvalidRequest, RequestError
 from runtime.messages.requests import GenerateRequest, Sink
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 
 
 class OpenRequests:
@@ -36,7 +36,7 @@ class OpenRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sinks
 
-    def ids(self, tenant: Tenant = EVERYBODY) -> list[str]:
+    def ids(self, tenant: Tenant = DEFAULT_TENANT) -> list[str]:
         """Ids of the open requests that exist for `tenant`, oldest first."""
         if tenant.sees_all:
             return list(self._sinks)

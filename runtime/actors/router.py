@@ -12,7 +12,7 @@ from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import Abort
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 
 
 class Router:
@@ -65,7 +65,10 @@ class Router:
             self._open_requests.fail(request_id, error)
 
     def cancel(
-        self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool], tenant: Tenant = EVERYBODY
+        self,
+        matches: Callable[[str], bool],
+        is_scheduled: Callable[[str], bool],
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> int:
         """Ends requests of `tenant` by a command; unlike with `abort`, their clients are informed. -> how
         many

@@ -25,7 +25,7 @@ from runtime import log
 from runtime.errors import InvalidRequest, ModelError, OptionsError, RequestError, Unavailable
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import Adapter, read_adapter, stamp
@@ -169,7 +169,7 @@ class AdapterRegistry:
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, name: str, tenant: Tenant = EVERYBODY) -> AdapterRef:
+    def find(self, name: str, tenant: Tenant = DEFAULT_TENANT) -> AdapterRef:
         """The adapter that has this name now. Raises InvalidRequest for a name that is unknown, or of another
         tenant's adapter."""
         cards = adapters_for(tenant, self.cards)
@@ -197,7 +197,7 @@ class AdapterRegistry:
     # ── operators ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def load(
-        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = DEFAULT_TENANT
     ) -> None:
         """Loads the adapter in `folder` for `tenant`; returns when requests may name it. Raises
         InvalidRequest for one that cannot be used, Unavailable."""
@@ -237,7 +237,7 @@ class AdapterRegistry:
         finally:
             self._busy.discard(name)
 
-    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
+    async def unload(self, name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest
         for a name that is unknown, or of an adapter that is not the tenant's own."""
         own = {key: card for key, card in self.cards.items() if tenant.sees(card.owner)}
@@ -295,7 +295,7 @@ class AdapterRegistry:
             )
 
 
-def find_adapter(registry: AdapterRegistry | None, name: str, tenant: Tenant = EVERYBODY) -> AdapterRef:
+def find_adapter(registry: AdapterRegistry | None, name: str, tenant: Tenant = DEFAULT_TENANT) -> AdapterRef:
     """The adapter of this name that exists for `tenant`; `registry` is None on a server without adapters.
     Raises InvalidRequest."""
     if registry is None:

@@ -17,7 +17,7 @@ from runtime.errors import RequestError
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 
@@ -81,7 +81,7 @@ class Control:
         """The token ids of a prompt. Raises InvalidRequest."""
         return await self._encode(prompt)
 
-    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
+    def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         """Ends those requests of `tenant` whose ids begin with `prefix`, with reason abort. -> how many"""
         self._commands.check()
         return self._cancel(lambda i: i.startswith(prefix), tenant)
@@ -103,16 +103,16 @@ class Control:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
-        tenant: Tenant = EVERYBODY,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> str:
         """Opens a session of `tenant` (admin/sessions.py). -> its id"""
         return self.sessions.open(capacity, session_id, idle_s, is_line=is_line, tenant=tenant)
 
-    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+    def close_session(self, session_id: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Closes a session. Raises NotFound, also for a session of another tenant."""
         self.sessions.close(session_id, tenant)
 
-    def _cancel(self, matches: Callable[[str], bool], tenant: Tenant = EVERYBODY) -> int:
+    def _cancel(self, matches: Callable[[str], bool], tenant: Tenant = DEFAULT_TENANT) -> int:
         count = self._router.cancel(matches, self._replicas.has_request, tenant)
         self._metrics.aborted.add(count)
         return count

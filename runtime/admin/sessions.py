@@ -21,7 +21,7 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError
 from runtime.messages.requests import Before, Delta, GenerateRequest, SessionParams, Sink
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 
 MAX_SESSIONS = 4096
 MAX_TURNS = 512  # turns of a session; the oldest are forgotten
@@ -118,7 +118,7 @@ class Sessions:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
-        tenant: Tenant = EVERYBODY,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> str:
         """-> the session's id. Raises InvalidRequest when the tenant has one of this id, Overloaded when
         there are too many."""
@@ -145,7 +145,7 @@ class Sessions:
         )
         return name
 
-    def close(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+    def close(self, session_id: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Closes a session; its running requests go on without it. Raises NotFound."""
         self._drop(self._find(session_id, tenant))
 

@@ -26,7 +26,7 @@ from runtime.errors import Forbidden, InvalidRequest, RequestError, Unauthorized
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 from runtime.http.key_file import names_of
-from runtime.messages.tenants import ADMINISTRATOR, ANONYMOUS, EVERYBODY, Tenant
+from runtime.messages.tenants import ADMINISTRATOR, ANONYMOUS, DEFAULT_TENANT, Tenant
 
 Level = Literal["open", "user", "admin"]
 
@@ -152,7 +152,7 @@ class Keys:
             )
         if self._by_header and tenant is not ADMINISTRATOR:
             return self._named(tenant, headers)
-        return tenant or EVERYBODY
+        return tenant or DEFAULT_TENANT
 
     def _find(self, headers: Sequence[tuple[bytes, bytes]]) -> Tenant | None:
         """The tenant of the first known key in the headers."""

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from functools import partial
 from math import inf
 from typing import cast
 from urllib.parse import unquote
@@ -160,15 +161,23 @@ class _Server:
 
     def accept(self, is_spare: bool) -> Connection:
         """The protocol of a new connection. `is_spare`: for health checks, above the limit."""
-        opened = self._opened_spare if is_spare else self._opened
+        opened = partial(self._opened, is_spare=is_spare)
         return Connection(opened, self._lost, self.stuck_s, self.batch)
 
-    def _opened_spare(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    def _opened(
+        self,
+        connection: Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        is_spare: bool,
     ) -> None:
         peer = _peer_of(writer, self.root_path)
         if peer is None:
             connection.transport.abort()
+            return
+        if not is_spare:
+            self._serve_connection(connection, peer, reader, writer)
             return
 
         def refuse(_: bytes, __: Scope | None) -> None:
@@ -179,13 +188,9 @@ class _Server:
         self._speak_http1(connection, http1)
         connection.loop.call_later(SPARE_IDLE_S, http1.close_if_idle)
 
-    def _opened(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    def _serve_connection(
+        self, connection: Connection, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        peer = _peer_of(writer, self.root_path)
-        if peer is None:
-            connection.transport.abort()
-            return
         ssl_object = writer.get_extra_info("ssl_object")
         if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
             self._speak_http2(connection, peer).open()

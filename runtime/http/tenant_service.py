@@ -6,7 +6,7 @@ from starlette.types import Scope
 from runtime.http.auth import TENANT
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
-from runtime.messages.tenants import ANONYMOUS, EVERYBODY, Tenant
+from runtime.messages.tenants import ANONYMOUS, DEFAULT_TENANT, Tenant
 from runtime.service import (
     AdapterControls,
     Controls,
@@ -21,7 +21,7 @@ from runtime.service import (
 
 def service_for(service: Service, tenant: Tenant) -> Service:
     """The service for a tenant."""
-    return service if tenant == EVERYBODY else TenantService(service, tenant)
+    return service if tenant == DEFAULT_TENANT else TenantService(service, tenant)
 
 
 def tenant_in(scope: Scope) -> Tenant:

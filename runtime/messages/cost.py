@@ -95,32 +95,26 @@ def total(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def estimated_tokens(prompt: Prompt, limits: Limits) -> int:
-    """Tokens of a prompt that is not tokenised yet, about; 0 for a chat, which its template writes."""
-    match prompt:
-        case Tokens(ids=ids):
-            count = len(ids)
-        case Embeds(rows=rows):
-            count = len(rows)
-        case Text(text=text):
-            count = len(text) // TOKEN_CHARS
-        case _:
-            count = 0
-    return min(count, limits.longest_prompt)
+class TokenRange(Struct, frozen=True):
+    """How many tokens a prompt has that is not tokenised yet."""
+
+    estimate: int
+    most: int
 
 
-def upper_tokens(prompt: Prompt, limits: Limits) -> int:
-    """The most tokens that a prompt may have."""
+def prompt_length(prompt: Prompt, limits: Limits) -> TokenRange:
+    """The tokens of a prompt, no more than the longest that is taken. A chat, which its template writes, is
+    estimated at none."""
+    longest = limits.longest_prompt
     match prompt:
-        case Tokens(ids=ids):
-            count = len(ids)
-        case Embeds(rows=rows):
-            count = len(rows)
+        case Tokens(ids=tokens) | Embeds(rows=tokens):
+            estimate = most = len(tokens)
         case Text(text=text):
-            count = len(text.encode("utf-8", "surrogatepass")) + 1
+            estimate = len(text) // TOKEN_CHARS
+            most = longest if len(text) >= longest else len(text.encode("utf-8", "surrogatepass")) + 1
         case _:
-            count = limits.longest_prompt
-    return min(count, limits.longest_prompt)
+            estimate, most = 0, longest
+    return TokenRange(min(estimate, longest), min(most, longest))
 
 
 def check_sequences(requests: Sequence[GenerateRequest]) -> int:
@@ -150,7 +144,7 @@ def check_cost(requests: Sequence[GenerateRequest], limits: Limits, *, is_repeat
             new_tokens = 1 if len(requests) == 1 and not is_repeated else limits.longest
         cost = cost_of(
             params,
-            estimated_tokens(request.prompt, limits),
+            prompt_length(request.prompt, limits).estimate,
             min(new_tokens, limits.longest),
             limits.hidden_size,
         )

@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
 from runtime.messages.sampling import SamplingParams
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.events import Event
 
 
@@ -101,7 +101,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     arrival_s: float
     priority: int | None = None  # scheduling priority, as in Request.priority
     is_idle: bool = False  # as in Request.is_idle
-    tenant: Tenant = EVERYBODY  # who sends it
+    tenant: Tenant = DEFAULT_TENANT  # who sends it
     routing_key: str = ""  # as in Request.routing_key
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     adapter: str = ""  # name of a LoRA adapter; "": none

@@ -23,7 +23,7 @@ class Tenant(Struct, frozen=True):
         return limit if self.quota >= 1.0 else max(1, int(limit * self.quota))
 
 
-EVERYBODY = Tenant()  # the only tenant of a server with one key or none
+DEFAULT_TENANT = Tenant()  # the only tenant of a server with one key or none
 ADMINISTRATOR = Tenant("admin")  # the holder of --admin-api-key
 ANONYMOUS = Tenant(sees_all=False)  # requests to routes that need no key on any server
 
@@ -31,6 +31,6 @@ ANONYMOUS = Tenant(sees_all=False)  # requests to routes that need no key on any
 def tenant_of(owner: str, quota: float = 1.0) -> Tenant:
     """The tenant whose name is the owner of something, where no key is at hand: to bound what is kept, and
     for what the server itself goes on with. `quota` is that of a tenant that is kept apart."""
-    if owner in (EVERYBODY.name, ADMINISTRATOR.name):
+    if owner in (DEFAULT_TENANT.name, ADMINISTRATOR.name):
         return Tenant(owner)
     return Tenant(owner, sees_all=False, quota=quota)

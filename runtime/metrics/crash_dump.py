@@ -1,5 +1,5 @@
-"""--crash-dump-folder: when ranks die, the requests that run and those that ended in the last five minutes are
-written to a file.
+"""--crash-dump-folder: when ranks die, the requests that run and those that ended in the last five minutes
+are written to a file.
 
 Requests go on while ranks are started again, so the event loop takes a snapshot only; a thread makes the
 lines and writes them. What is kept for a dump is bounded in number and in bytes, and so is the number of

@@ -8,7 +8,7 @@ from runtime.admin.sessions import MAX_SESSIONS, MAX_TURNS, Sessions
 from runtime.errors import InvalidRequest, NotFound, Overloaded
 from runtime.messages.requests import Delta, GenerateRequest, SessionParams, Tokens
 from runtime.messages.sampling import SamplingParams
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from tests.actors.sink import ListSink
 from tests.test_core import running, until
 
@@ -20,7 +20,7 @@ class Talk:
         self.now_s = 0.0
         self.aborted: list[str] = []
         self.sessions = Sessions(self.aborted.append, lambda: self.now_s)
-        self.tenant = how.pop("tenant", EVERYBODY)
+        self.tenant = how.pop("tenant", DEFAULT_TENANT)
         self.id = self.sessions.open(how.pop("capacity", 100), "s", tenant=self.tenant, **how)
 
     def begin(self, name: str, new: list[int], *, tenant: str | None = None, **params: Any) -> Any:

@@ -10,7 +10,7 @@ import anyio
 import openai
 import pytest
 
-from runtime.messages.tenants import EVERYBODY
+from runtime.messages.tenants import DEFAULT_TENANT
 from tests.hostile.faulty_disk import KINDS, STATUS, FaultyDisk
 from tests.http.fake import FakeService
 from tests.http.openai.test_stored_objects import jsonl, line, lines_of, start, storing, until_over
@@ -103,7 +103,7 @@ async def test_a_running_batch_waits_for_the_disk_and_goes_on(kind: str, disk: F
     async with storing(disk.path, service) as (client, stored_objects), stepping(service):
         data = jsonl(*(line(f"l{i}", max_tokens=2 + i % 7) for i in range(150)))
         batch = await start(client, data)
-        counts = stored_objects.storage.batches.find(batch.id, EVERYBODY)
+        counts = stored_objects.storage.batches.find(batch.id, DEFAULT_TENANT)
         await until(lambda: _is(counts.batch.request_counts.completed > 10))
         disk.fail(kind, stored_objects)
         for _ in range(5):
@@ -150,7 +150,8 @@ async def test_the_output_of_a_batch_waits_for_the_quota(
         quota = stored_objects.storage.files.quota
         await until(
             lambda: _is(
-                0 < stored_objects.storage.batches.find(batch.id, EVERYBODY).batch.request_counts.completed
+                0
+                < stored_objects.storage.batches.find(batch.id, DEFAULT_TENANT).batch.request_counts.completed
             )
         )
         assert await status_of(client, batch.id) == "in_progress" and quota.used <= quota.limit

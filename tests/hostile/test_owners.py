@@ -24,7 +24,7 @@ from runtime.http.openai.responses.table import StoredResponse
 from runtime.http.openai.stored.quota import Quota
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.settings import HttpSettings
-from runtime.messages.tenants import ADMINISTRATOR, EVERYBODY, Tenant
+from runtime.messages.tenants import ADMINISTRATOR, DEFAULT_TENANT, Tenant
 from tests.http.fake import FakeService
 from tests.test_core import until
 
@@ -339,7 +339,7 @@ def test_quota() -> None:
 async def test_the_store_compares_owners(tmp_path: Path) -> None:
     store = ResponseStore(None)
     store.put(StoredResponse({"id": "r", "status": "completed", "output": []}, [], [], "alice"))
-    for tenant in (Tenant("alice", sees_all=False), ADMINISTRATOR, EVERYBODY):
+    for tenant in (Tenant("alice", sees_all=False), ADMINISTRATOR, DEFAULT_TENANT):
         assert (await store.find("r", tenant)).owner == "alice"
     with pytest.raises(NotFound):
         await store.delete("r", Tenant("bob", sees_all=False))

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 from runtime.http.openai.stored_objects import StoredObjects
-from runtime.messages.tenants import EVERYBODY
+from runtime.messages.tenants import DEFAULT_TENANT
 from tests.http.fake import FakeService
 from tests.http.openai.test_stored_objects import jsonl, line, lines_of, start, storing, until_over
 
@@ -181,7 +181,7 @@ async def live(folder: Path) -> Life:
         with anyio.fail_after(30):
             while len(service.running) < NUM_LINES:
                 await anyio.sleep(0.01)
-        record = stored_objects.storage.batches.find(batch.id, EVERYBODY)
+        record = stored_objects.storage.batches.find(batch.id, DEFAULT_TENANT)
     answers = [{"custom_id": f"l{i}", "response": {"status_code": 200, "body": "before"}} for i in range(2)]
     (folder / record.output_id).write_bytes(jsonl(*answers))
     return Life(folder, file.id, ended.id, batch.id, batch.input_file_id, record.output_id, response.id)

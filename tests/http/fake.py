@@ -30,7 +30,7 @@ from runtime.messages.requests import (
     Tokens,
 )
 from runtime.messages.sampling import Limits, check
-from runtime.messages.tenants import EVERYBODY, Tenant
+from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.detect import AnswerFormats
 from runtime.service import AdapterCard, Health, Load, ModelCard
 
@@ -92,7 +92,7 @@ class FakeControls:
         self.record("clear")
         return 9
 
-    def abort(self, prefix: str, tenant: Tenant = EVERYBODY) -> int:
+    def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         self.record(("abort", prefix))
         self.tenants.append(tenant)
         return 2
@@ -120,13 +120,13 @@ class FakeControls:
         idle_s: float | None = None,
         *,
         is_line: bool = False,
-        tenant: Tenant = EVERYBODY,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> str:
         self.tenants.append(tenant)
         self.record(("open", capacity, session_id, idle_s, is_line))
         return session_id or "drawn"
 
-    def close_session(self, session_id: str, tenant: Tenant = EVERYBODY) -> None:
+    def close_session(self, session_id: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         self.tenants.append(tenant)
         self.record(("close", session_id))
 
@@ -175,12 +175,12 @@ class FakeAdapters:
     cards: dict[str, AdapterCard] = field(default_factory=dict)
 
     async def load(
-        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = EVERYBODY
+        self, name: str, folder: str, *, is_pinned: bool = False, tenant: Tenant = DEFAULT_TENANT
     ) -> None:
         owner = "" if tenant.sees_all else tenant.name
         self.cards[name] = AdapterCard(name, folder, 8, 5, is_pinned, owner)
 
-    async def unload(self, name: str, tenant: Tenant = EVERYBODY) -> None:
+    async def unload(self, name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
         if self.cards.pop(name, None) is None:
             raise InvalidRequest(f"no adapter {name} is loaded", param="lora_name")
 
@@ -210,7 +210,7 @@ class FakeService:
     controls: FakeControls = field(default_factory=FakeControls)
     held: FakeMemorySaver = field(init=False)
     adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
-    tenant: Tenant = EVERYBODY
+    tenant: Tenant = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
         self.held = FakeMemorySaver(self.controls)

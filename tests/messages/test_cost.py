@@ -7,12 +7,12 @@ import pytest
 from runtime.errors import InvalidRequest
 from runtime.messages.cost import (
     ALTERNATIVE_BYTES,
+    TokenRange,
     check_cost,
     check_sequences,
     cost_of,
-    estimated_tokens,
     fit,
-    upper_tokens,
+    prompt_length,
 )
 from runtime.messages.requests import Chat, GenerateRequest, Prompt, Text, Tokens
 from runtime.messages.sampling import Limits, SamplingParams
@@ -122,5 +122,4 @@ def test_a_prompt_alone_may_be_too_much() -> None:
     ],
 )
 def test_prompts_are_estimated(prompt: Prompt, estimate: int, most: int) -> None:
-    assert estimated_tokens(prompt, LIMITS) == estimate
-    assert upper_tokens(prompt, LIMITS) == most
+    assert prompt_length(prompt, LIMITS) == TokenRange(estimate, most)

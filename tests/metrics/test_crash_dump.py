@@ -21,7 +21,10 @@ from runtime.metrics.request_records import Record
 DIED = RankDied(0, -9, "was killed")
 
 
-def record(id: str = "a", prompt: Prompt = Text("hi"), ended_s: float | None = None) -> Record:
+HI = Text("hi")
+
+
+def record(id: str = "a", prompt: Prompt = HI, ended_s: float | None = None) -> Record:
     request = GenerateRequest(id=id, prompt=prompt, params=SamplingParams(), arrival_s=0)
     return Record(request, ended_s=ended_s)
 

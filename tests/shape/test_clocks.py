@@ -27,6 +27,7 @@ READERS = {
     "runtime/http/openai/responses/writer.py": "completed_at",
     "runtime/http/http2_stream.py": "the header Date",
     "runtime/http/request_cycle.py": "the header Date",
+    "runtime/metrics/crash_dump.py": "names of files",
     "runtime/metrics/request_log.py": "names of files, and dates in them",
     "runtime/ranks/expert_counts.py": "names of files",
     "runtime/settings.py": "created",

@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.rows import Rows
-from runtime.messages.cost import cost_of, is_free, upper_tokens
+from runtime.messages.cost import cost_of, is_free, prompt_length
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.messages.sampling import Limits
 
@@ -62,7 +62,7 @@ def may_be_large(requests: Sequence[GenerateRequest], limits: Limits) -> bool:
             return True
         longest = limits.longest if params.max_new_tokens is None else params.max_new_tokens
         entries += cost_of(
-            params, upper_tokens(request.prompt, limits), min(longest, limits.longest), 0
+            params, prompt_length(request.prompt, limits).most, min(longest, limits.longest), 0
         ).entries
     return entries > LARGE_ENTRIES
 

@@ -18,7 +18,7 @@ from runtime.http.openai.responses.table import StoredResponse
 from runtime.http.openai.responses.writer import Writer
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.messages.requests import Chat
-from runtime.messages.tenants import EVERYBODY
+from runtime.messages.tenants import DEFAULT_TENANT
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from tests.http.fake import FakeService
 from tests.http.serving import serving
@@ -330,12 +330,12 @@ async def test_the_store_is_bounded() -> None:
     for name in "abcd":
         responses.put(record(name))
     with pytest.raises(Exception, match="no response a"):
-        await responses.find("a", EVERYBODY)
+        await responses.find("a", DEFAULT_TENANT)
     responses.put(record("b", 9_800))  # grows, and pushes out what is older than the newest ones
     with pytest.raises(Exception, match="no response b"):
-        await responses.find("b", EVERYBODY)
-    assert (await responses.find("d", EVERYBODY)).response["id"] == "d"
+        await responses.find("b", DEFAULT_TENANT)
+    assert (await responses.find("d", DEFAULT_TENANT)).response["id"] == "d"
     responses.put(record("big", 20_000))
     with pytest.raises(Exception, match="no response big"):
-        await responses.find("big", EVERYBODY)
+        await responses.find("big", DEFAULT_TENANT)
     responses.close()

@@ -18,7 +18,7 @@ from runtime.http.openai import batch_runner
 from runtime.http.openai.batches import Batch, Record
 from runtime.http.openai.stored.folder import write_atomically
 from runtime.http.openai.stored_objects import StoredObjects
-from runtime.messages.tenants import EVERYBODY
+from runtime.messages.tenants import DEFAULT_TENANT
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -222,7 +222,9 @@ async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
         service.step()
         service.step()
         with anyio.fail_after(30):
-            while not stored_objects.storage.batches.find(batch.id, EVERYBODY).batch.request_counts.completed:
+            while not stored_objects.storage.batches.find(
+                batch.id, DEFAULT_TENANT
+            ).batch.request_counts.completed:
                 await anyio.sleep(0.01)
         with pytest.raises(openai.BadRequestError):
             await client.files.delete(batch.input_file_id)
@@ -256,7 +258,7 @@ async def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = stored_objects.storage.batches.find(batch.id, EVERYBODY)
+        record = stored_objects.storage.batches.find(batch.id, DEFAULT_TENANT)
     answered = [
         {"custom_id": f"l{i}", "response": {"status_code": 200, "body": "from before"}, "error": None}
         for i in range(5)
@@ -285,7 +287,7 @@ async def test_a_batch_expires(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = stored_objects.storage.batches.find(batch.id, EVERYBODY)
+        record = stored_objects.storage.batches.find(batch.id, DEFAULT_TENANT)
     late = Record(
         batch=Batch(**{f: getattr(record.batch, f) for f in Batch.__struct_fields__} | {"expires_at": 1}),
         output_id=record.output_id,
