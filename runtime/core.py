@@ -237,7 +237,7 @@ class Core:
             "state": self.health().state,
             "context_length": self.plan.model.context_length,
             "vocab_size": self.model.vocab_size,
-            "options": self.plan.public(),
+            "options": options_in_force(self.plan, self.load()),
             "generation": self._status.generation,
             "released": list(self.memory_saver.released),
             "ranks": self._status.ranks(),
@@ -256,12 +256,21 @@ class Core:
         return self._text.decode(token_ids, skip_special=skip_special)
 
 
+def options_in_force(plan: Plan, load: Load) -> Fields:
+    """Every option with source and reason. --max-total-tokens says what became of it, once ranks have their
+    pages."""
+    options, num_tokens = plan.public(), load.total_pages * load.page_size
+    if num_tokens and (notice := plan.memory.pool_notice(num_tokens)):
+        options["max_total_tokens"]["reason"] = notice
+    return {**options}
+
+
 async def check_model(plan: Plan, download: ProgressLine) -> None:
     """Downloads what is missing of the model, and compares its files with --model-checksum, before anything
     is loaded. Raises StartError."""
     if plan.model.hub_model is not None:
-        await download.fetch(plan.model.hub_model)
-    if plan.model.model_checksum is not None:
+        await download.fetch(plan.model.hub_model, checks=plan.model.model_checksum == "")
+    if plan.model.model_checksum:
         begin = time.monotonic()
         count = await anyio.to_thread.run_sync(
             check_files, Path(plan.model.model_path), Path(plan.model.model_checksum)

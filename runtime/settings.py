@@ -65,7 +65,6 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         host_bytes=plan.tiers.hicache_size * 10**9 if plan.tiers.enable_hierarchical_cache else 0,
         host_ratio=plan.tiers.hicache_ratio if plan.tiers.enable_hierarchical_cache else 0.0,
         host_layout=plan.tiers.hicache_mem_layout,
-        host_copies=plan.tiers.hicache_io_backend,
         kv_dtype=plan.precision.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
         processors=plan.api.logit_processors if plan.api.enable_custom_logit_processor else [],

@@ -115,3 +115,12 @@ async def test_counters_count_each_request_once() -> None:
         ):
             assert f"\n{line}\n" in text
         json.dumps(core.server_info())
+
+
+async def test_the_server_says_what_became_of_the_tokens_that_were_asked_for(lines: io.StringIO) -> None:
+    async with running(max_total_tokens=99_999_999_999, max_running_requests=2) as core:
+        option = core.server_info()["options"]["max_total_tokens"]
+        load = core.load()
+        became = f"--max-total-tokens 99999999999 became {load.total_pages * load.page_size}: "
+        assert option["value"] == 99_999_999_999 and option["reason"].startswith(became)
+    assert became in lines.getvalue()

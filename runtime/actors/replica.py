@@ -185,6 +185,8 @@ class Replica:
             replica=self.index,
             num_replicas=self._num_replicas,
         )
+        if notice := self._plan.memory.pool_notice(config.pool_tokens):
+            log.get("options").warning(notice)
         journal = None if self.events is None else Journal(config.page_size)
         return Scheduler(config, journal, self._meter.delayed)
 

@@ -52,7 +52,7 @@ def script(shell: str) -> str:
     """The completion script for one of SHELLS."""
     from runtime.cli import COMMANDS  # which lists this module
 
-    working = [row for row in rows() if row.status == "works"]
+    working = [row for row in rows() if row.acts]
     if shell == "fish":
         return _fish(working, {name: about for name, (_, about) in COMMANDS.items()})
     text = _bash(working, list(COMMANDS))

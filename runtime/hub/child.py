@@ -42,6 +42,7 @@ class Job(Struct, frozen=True):
 
     model: HubModel
     part: Part
+    checks: bool = False  # files that are stored already are compared with the hub's checksums, too
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
@@ -181,9 +182,15 @@ class HuggingFace:
         )
 
 
-def download(source: HuggingFace, part: Part) -> Path:
-    """Downloads a part with reports on the way, checks it, and returns the folder. Raises ModelError."""
+def download(source: HuggingFace, part: Part, *, checks: bool = False) -> Path:
+    """Downloads a part with reports on the way, checks it, and returns the folder. `checks`: see Job. Raises
+    ModelError."""
     files = source.files()
+    if files is None and checks:
+        raise ModelError(
+            f"the checksums of {source.model.repo} are on the hub, which cannot be reached (or "
+            "HF_HUB_OFFLINE is set); give --model-checksum a file, or leave it out"
+        )
     if files is None:
         folder = source.stored_folder()
         if folder is None:
@@ -203,7 +210,7 @@ def download(source: HuggingFace, part: Part) -> Path:
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
     with ThreadPoolExecutor(WORKERS) as pool:
-        stored = list(pool.map(lambda file: _fetch(source, file), chosen))
+        stored = list(pool.map(lambda file: _fetch(source, file, checks), chosen))
     ended.set()
     reporter.join()
     _print(Report(done=total, total=total))
@@ -211,13 +218,13 @@ def download(source: HuggingFace, part: Part) -> Path:
     return stored[0].parents[name.count("/")]
 
 
-def _fetch(source: HuggingFace, file: RemoteFile) -> Path:
-    """One file, whose bytes are those that the hub's list promises: one that arrives damaged is downloaded
-    once more."""
-    was_stored = source.is_stored(file)
+def _fetch(source: HuggingFace, file: RemoteFile, checks: bool) -> Path:
+    """One file, whose bytes are those that the hub's list promises: one that arrives damaged, or is stored
+    damaged and `checks`, is downloaded once more."""
+    is_trusted = source.is_stored(file) and not checks
     for _ in range(2):
         stored = source.fetch(file.name)
-        if was_stored or (stored.stat().st_size == file.size and file.sha256 in (None, digest(stored))):
+        if is_trusted or (stored.stat().st_size == file.size and file.sha256 in (None, digest(stored))):
             return stored
         source.forget(stored)
     raise ModelError(
@@ -235,7 +242,9 @@ def main(argv: list[str]) -> int:
     job = msgspec.json.decode(argv[1], type=Job)
     try:
         folder = (
-            _modelscope(job) if job.model.hub == "modelscope" else download(HuggingFace(job.model), job.part)
+            _modelscope(job)
+            if job.model.hub == "modelscope"
+            else download(HuggingFace(job.model), job.part, checks=job.checks)
         )
         _print(Report(folder=str(folder)))
     except ModelError as error:
@@ -249,6 +258,11 @@ def main(argv: list[str]) -> int:
 
 def _modelscope(job: Job) -> Path:
     """Downloads a part from ModelScope through its own library, which resumes and checks by itself."""
+    if job.checks:
+        raise ModelError(
+            "--model-checksum without a value takes the checksums of Hugging Face's hub; give a file for a "
+            "model of ModelScope"
+        )
     try:
         from modelscope import snapshot_download
     except ImportError:

@@ -52,9 +52,9 @@ class ProgressLine:
         self._last_s = -math.inf
         self._is_terminal = sys.stderr.isatty()
 
-    async def fetch(self, model: HubModel) -> None:
-        """Downloads the weights of a model. Raises ModelError."""
-        await fetch_weights(model, lambda progress: self._show(model.repo, progress))
+    async def fetch(self, model: HubModel, *, checks: bool = False) -> None:
+        """Downloads the weights of a model. `checks`: see Job. Raises ModelError."""
+        await fetch_weights(model, lambda progress: self._show(model.repo, progress), checks=checks)
         self.text = ""
 
     def _show(self, repo: str, progress: Progress) -> None:
@@ -82,11 +82,13 @@ def fetch_config(model: HubModel) -> Path:
     return _folder(model, done.stdout.decode("utf-8", "replace").splitlines()[-1:])
 
 
-async def fetch_weights(model: HubModel, on_progress: Callable[[Progress], None]) -> Path:
+async def fetch_weights(
+    model: HubModel, on_progress: Callable[[Progress], None], *, checks: bool = False
+) -> Path:
     """Downloads the weights of a model and returns its folder; cancelling it ends the download, whose bytes
-    stay. Raises ModelError."""
+    stay. `checks`: see Job. Raises ModelError."""
     begin, last = time.monotonic(), ""
-    async with _child(_command(model, "weights")) as lines:
+    async with _child(_command(model, "weights", checks=checks)) as lines:
         async for line in lines:
             last = line
             report = _report(line)
@@ -102,8 +104,8 @@ def _progress(report: Report, seconds: float) -> Progress:
     )
 
 
-def _command(model: HubModel, part: Part) -> list[str]:
-    job = msgspec.json.encode(Job(model, part)).decode()
+def _command(model: HubModel, part: Part, *, checks: bool = False) -> list[str]:
+    job = msgspec.json.encode(Job(model, part, checks)).decode()
     return [sys.executable, "-P", "-m", "runtime.hub.child", job]
 
 

@@ -57,7 +57,6 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_ratio: float = 0.0  # host pages for each device page, if host_bytes is 0; 0: no host tier
     # layout of host memory: a row of LAYOUTS in devices/host_memory.py
     host_layout: str = "layer_first"
-    host_copies: str = "kernel"  # how pages are copied to and from host memory: kernel or direct
     host_fds: list[int] = []  # file descriptors of the ranks' host memory; set when ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over
     moe_a2a_backend: str = "none"  # exchange of tokens between experts

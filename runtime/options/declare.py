@@ -7,6 +7,7 @@ default. Everything else is generated: command line, YAML reader, help, docs/opt
 runtime choose" is written `"auto"`; None means "none of it". Each option has one status:
 
     works         it does what its help says
+    partial       it does so in part: choices that are not here yet are refused, its note says what is missing
     superseded    accepted; the runtime says at start what does this job here
     other-device  refused, naming the device that it is for
     planned       refused: known, but not here yet
@@ -18,7 +19,7 @@ from msgspec import Meta, Struct
 
 from runtime.json_value import JsonDict
 
-Status = Literal["works", "superseded", "other-device", "planned"]
+Status = Literal["works", "partial", "superseded", "other-device", "planned"]
 Auto = Literal["auto"]
 
 Count = Annotated[int, Meta(ge=1)]
@@ -53,12 +54,25 @@ def option(
     aliases: tuple[str, ...] = (),
     note: str = "",
     later: tuple[str, ...] = (),
+    missing: str = "",
+    bare: str | None = None,
     secret: bool = False,
     devices: tuple[str, ...] = (),
 ) -> Meta:
-    """An option that works, on all devices or on those that are named. `later` are choices that are known but
-    refused for now; `secret` values are never printed."""
-    return _meta("works", help, aliases=aliases, note=note, later=later, secret=secret, devices=devices)
+    """An option that works, on all devices or on those that are named; it is partial with `later`, choices
+    that are known and refused for now, or `missing`, a clause that says what else it lacks. `bare`: the value
+    of the flag without a value; `secret` values are never printed."""
+    return _meta(
+        "partial" if later or missing else "works",
+        help,
+        aliases=aliases,
+        note=note,
+        later=later,
+        missing=missing,
+        bare=bare,
+        secret=secret,
+        devices=devices,
+    )
 
 
 def planned(help: str, *, aliases: tuple[str, ...] = (), note: str = "", secret: bool = False) -> Meta:
@@ -77,4 +91,7 @@ def on_device(device: str, help: str, *, aliases: tuple[str, ...] = (), note: st
 
 
 def _meta(status: Status, help: str, **extra: object) -> Meta:
-    return Meta(description=help, extra={"status": status, **{k: v for k, v in extra.items() if v}})
+    return Meta(
+        description=help,
+        extra={"status": status, **{k: v for k, v in extra.items() if v not in (None, (), False)}},
+    )

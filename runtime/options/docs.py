@@ -24,6 +24,8 @@ for me", the default here is `auto`.
 Each option has a status:
 
 - **works**: it does what it says.
+- **partial**: it does so in part; choices that are not here yet are refused, and the note says what is
+  missing.
 - **superseded**: accepted; the runtime says at start what does this job here.
 - **other-device**: refused, naming the device that it belongs to.
 - **planned**: refused; known, but not here yet.
@@ -87,21 +89,22 @@ def as_object(row: Row) -> dict[str, object]:
 
 
 def note(row: Row) -> str:
-    """The note in addition to the help: the devices, what does the job instead, or why a default differs."""
+    """The note in addition to the help: the devices, what does the job instead, why a default differs, and
+    what is missing."""
     if row.status == "other-device":
         return f"for {row.device} devices" + (f"; {row.note}" if row.note else "")
     devices = f"on {' and '.join(row.devices)} devices" if row.devices else ""
     later = f"not here yet: {', '.join(row.later)}" if row.later else ""
-    return "; ".join(part for part in (devices, row.note, later) if part)
+    return "; ".join(part for part in (devices, row.note, row.missing, later) if part)
 
 
 def schema() -> dict[str, object]:
-    """JSON Schema of a --config file: one property for each option that works or is superseded, by its name
+    """JSON Schema of a --config file: one property for each option that acts or is superseded, by its name
     with dashes."""
     properties = {
         row.flag[2:]: msgspec.json.schema(row.convert) | {"default": row.default}
         for row in rows()
-        if row.status in ("works", "superseded") and row.name != "config"
+        if (row.acts or row.status == "superseded") and row.name != "config"
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

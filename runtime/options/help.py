@@ -13,7 +13,7 @@ WIDTH = 120
 
 
 def help_text(groups: Sequence[str] = ()) -> str:
-    """The options that work, by group; or, of the named groups, all options with their status.
+    """The options that work, if only in part, by group; or all options of the named groups with their status.
 
     Raises OptionsError for a group that does not exist.
     """
@@ -22,7 +22,7 @@ def help_text(groups: Sequence[str] = ()) -> str:
     unknown = [name for name in groups if name not in known]
     if unknown:
         raise OptionsError([_no_group(name, list(known)) for name in unknown])
-    shown = [row for row in every if (row.group in groups if groups else row.status == "works")]
+    shown = [row for row in every if (row.group in groups if groups else row.acts)]
     parts = [
         f"{title} ({group})\n" + "\n".join(_help_lines(row) for row in members)
         for (group, title), members in groupby(shown, key=lambda row: (row.group, row.title))
@@ -55,11 +55,11 @@ def _help_lines(row: Row) -> str:
         "" if row.takes == "switch" else " WORD" if is_long else f" {metavar}"
     )
     parts = (
-        "" if row.status == "works" else f"[{row.status}] ",
+        "" if row.acts else f"[{row.status}] ",
         row.help,
         f" One of {', '.join(now)}." if is_long else "",
         "" if row.takes == "switch" else f" (default: {shown_default(row.default)})",
-        f" ({row.note})" if row.note and row.status != "works" else "",
+        f" ({row.note})" if row.note and not row.acts else "",
     )
     return f"  {flags}\n" + _wrap("".join(parts), indent="      ")
 

@@ -117,7 +117,7 @@ def _take(row: Row, words: list[str]) -> Value:
         while words and not words[-1].startswith("--"):
             taken.append(words.pop())
         return taken or None
-    return words.pop() if words and not words[-1].startswith("--") else None
+    return words.pop() if words and not words[-1].startswith("--") else row.bare
 
 
 _VLLM = {theirs: ours for theirs, ours, _ in vllm.SAME if theirs.startswith("--")}

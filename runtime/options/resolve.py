@@ -43,7 +43,7 @@ class Choices:
     def __init__(self, parsed: ParsedOptions) -> None:
         self.why: dict[str, Provenance] = {}
         for row in rows():
-            if row.status == "works":
+            if row.acts:
                 value = getattr(getattr(parsed.options, row.group), row.name)
                 self.why[row.name] = Provenance(
                     value, parsed.sources.get(row.name, "default"), parsed.reasons.get(row.name, "")

@@ -29,13 +29,20 @@ class Row(Struct, frozen=True, kw_only=True):
     later: tuple[str, ...]  # choices that are refused for now
     status: Status
     device: str  # status other-device: whose option it is
-    devices: tuple[str, ...] = ()  # status works: the devices that it works on; none: all
+    devices: tuple[str, ...] = ()  # statuses works and partial: the devices that it works on; none: all
+    missing: str = ""  # status partial: what it lacks besides `later`
+    bare: str | None = None  # value of the flag without a value; None: it needs one
     help: str
     note: str  # status superseded: what does it here; else why it differs from the reference
     secret: bool
     convert: object = Any  # the type that msgspec checks values against
     means: str = ""  # a foreign alias: the flag of ours that its value passes on to
     values: Mapping[str, Value] = {}  # a foreign alias: our value for each of their words
+
+    @property
+    def acts(self) -> bool:
+        """Whether its value reaches the plan: it works, at least in part."""
+        return self.status in ("works", "partial")
 
 
 @cache
@@ -103,13 +110,15 @@ def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -
         note=meta.extra.get("note", ""),
         help=(meta.extra_json_schema or {})["description"],
         secret=meta.extra.get("secret", False),
+        missing=meta.extra.get("missing", ""),
+        bare=meta.extra.get("bare"),
         convert=field.type,
     )
 
 
 def _foreign(alias: Alias, own: Row | None) -> Row:
     """The row of an alias. One that stands for an option of ours has the status of that option, except that
-    it is superseded where that one works."""
+    it is superseded where that one acts."""
     assert not alias.means or own, f"{alias.flag} means {alias.means}, which does not exist"
     is_switch = isinstance(alias.default, bool)
     kind = "bool" if is_switch else "int" if isinstance(alias.default, int) else "str"
@@ -134,7 +143,7 @@ def _foreign(alias: Alias, own: Row | None) -> Row:
     )
     if own is None:
         return row
-    status: Status = "superseded" if own.status == "works" else own.status
+    status: Status = "superseded" if own.acts else own.status
     return structs.replace(row, status=status, device=own.device, note=f"it is {own.flag} here")
 
 

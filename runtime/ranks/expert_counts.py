@@ -24,6 +24,10 @@ from runtime.messages.steps import StepPlan
 from runtime.ranks.transfers import Fetched, Transfers
 
 
+ALL_STEPS = -1  # as number of steps: the record holds all of them
+ROWS = 256  # steps of such a record that stay on the device, before they move to host memory together
+
+
 class PendingCounts:
     """Counts on their way to the host. See Pending."""
 
@@ -62,7 +66,7 @@ class ExpertLoad:
         self, device: Device, layers: dict[int, SparseFeedForward], num_layers: int, num_steps: int
     ) -> None:
         """`layers`: those with experts, at least one, by their index in the model; `num_steps`: steps that
-        the record holds."""
+        the record holds, or ALL_STEPS."""
         self.ranks = device.collectives
         self.layer_indices = tuple(layers)
         self.num_layers = num_layers
@@ -70,9 +74,12 @@ class ExpertLoad:
         num_experts = next(iter(layers.values())).local.full
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
-        self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.torch_device)
+        self.holds_all = num_steps == ALL_STEPS
+        rows = ROWS if self.holds_all else num_steps
+        self.record = torch.zeros(rows, *self.step.shape, dtype=torch.int32, device=device.torch_device)
+        self.moved: list[Tensor] = []  # full records in host memory, the oldest first; with ALL_STEPS
         # for each row of the record its step, the step's tokens, and its decodes
-        self.steps = deque[tuple[int, int, int]](maxlen=num_steps)
+        self.steps = deque[tuple[int, int, int]](maxlen=None if self.holds_all else num_steps)
         self.next = 0  # the next row of the record
         self.is_recording = False
         self.ended_step = -1
@@ -100,6 +107,8 @@ class ExpertLoad:
         if self.is_recording:
             self.record[self.next].copy_(self.step)
             self.next = (self.next + 1) % len(self.record)
+            if self.holds_all and self.next == 0:
+                self.moved.append(self.record.to("cpu", copy=True))  # waits for the device
             self.steps.append((plan.step, int(plan.counts.sum()), plan.num_decodes))
         self.step.zero_()
 
@@ -126,19 +135,29 @@ class ExpertLoad:
     def clear_record(self) -> None:
         """Empties the record."""
         self.steps.clear()
+        self.moved.clear()
         self.next = 0
 
     def summed(self, counts: Tensor) -> Tensor:
         """The counts of all ranks; may overwrite `counts`."""
         return self.ranks.all_reduce(counts) if self.is_summed else counts
 
+    def _rows(self, count: int) -> np.ndarray:
+        """The record of the last `count` steps, int32 [count, layers with experts, experts], the oldest
+        first."""
+        if self.holds_all:
+            parts = (*self.moved, self.record[: self.next].clone())
+            return np.concatenate([self.summed(part.to(self.record.device)).cpu().numpy() for part in parts])
+        order = [(self.next - count + i) % len(self.record) for i in range(count)]
+        record: np.ndarray = self.summed(self.record).cpu().numpy()[order]
+        return record
+
     def dump(self, folder: Path) -> tuple[str, str]:
         """Writes the record to a file, the oldest step first, and clears it; the host waits for the device.
         Returns the file's path, "" if there is none, and an error, "" if there is none."""
         if not (count := len(self.steps)):
             return "", "nothing was recorded"
-        order = [(self.next - count + i) % len(self.record) for i in range(count)]
-        record = self.summed(self.record).cpu().numpy()[order]
+        record = self._rows(count)
         steps = np.array(self.steps, np.int64).reshape(count, 3)
         self.clear_record()
         if self.ranks.rank != 0:

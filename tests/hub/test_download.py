@@ -57,6 +57,25 @@ async def test_small_files_first_and_weights_to_the_same_folder(hub: Hub, model:
     assert not hub.served, "what is stored is not fetched again"
 
 
+async def test_stored_files_are_compared_where_that_is_asked_for(hub: Hub, model: HubModel) -> None:
+    folder, _ = await weights(model)
+    stored = (folder / WEIGHTS).resolve()
+    stored.chmod(0o600)
+    stored.write_bytes(bytes(len(hub.files[WEIGHTS])))
+    hub.served.clear()
+    await weights(model)
+    assert not hub.served and (folder / WEIGHTS).read_bytes() != hub.files[WEIGHTS], "it is trusted"
+    await fetch_weights(model, lambda progress: None, checks=True)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS] and hub.served[WEIGHTS]
+
+
+async def test_checksums_need_the_hub(hub: Hub, model: HubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    await weights(model)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match="checksums of org/tiny are on the hub"):
+        await fetch_weights(model, lambda progress: None, checks=True)
+
+
 async def test_a_transfer_that_breaks_is_resumed(hub: Hub, model: HubModel) -> None:
     """Whether within one start or by the next one: what is here is not sent again."""
     hub.cuts[WEIGHTS] = 23_000_000

@@ -56,7 +56,7 @@ OTHERWISE = dict.fromkeys(
 
 def working() -> dict[str, Row]:
     found = {flag: row for row in rows() for flag in (row.flag, *row.aliases)}
-    return {flag: found[flag] for flag in SUPPORTED if flag in found and found[flag].status == "works"}
+    return {flag: found[flag] for flag in SUPPORTED if flag in found and found[flag].acts}
 
 
 def cases() -> list[tuple[str, str | None]]:

@@ -33,6 +33,9 @@ def value(parsed: ParsedOptions, name: str) -> Any:
         ("--disable-radix-cache false", "disable_radix_cache", False, "flag --disable-radix-cache"),
         ("--no-disable-radix-cache", "disable_radix_cache", False, "flag --no-disable-radix-cache"),
         ("--chunked-prefill-size -1", "chunked_prefill_size", -1, "flag --chunked-prefill-size"),
+        ("--model-checksum", "model_checksum", "", "flag --model-checksum"),
+        ("--model-checksum --port 1", "model_checksum", "", "flag --model-checksum"),
+        ("--model-checksum sums", "model_checksum", "sums", "flag --model-checksum"),
         ("--concurrency-limit 7", "max_running_requests", 7, "flag --concurrency-limit"),
         ("--reuse_cache 0", "disable_radix_cache", True, "flag --reuse_cache"),
         ("--max-batch-size 0", "max_running_requests", "auto", None),
@@ -48,6 +51,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
     ("words", "problem"),
     [
         ("--prt 1", "--prt is no flag of this runtime; did you mean --port?"),
+        ("--expert-distribution-recorder-buffer-size 0", "0 holds no step; give a number of steps, or -1"),
         ("--qqqqqq", "`runtime options` lists all"),
         ("--port", "--port needs a value: int >=0 <=65535"),
         ("--port --host x", "--port needs a value"),

@@ -16,7 +16,7 @@ from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_mach
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance
 from runtime.options.resolve import plan_for, resolve
-from runtime.options.table import by_flag, by_name, rows
+from runtime.options.table import Row, by_flag, by_name, rows
 
 
 class Model:
@@ -68,7 +68,7 @@ def test_values_and_sources(words: str, name: str, value: Any, source: str) -> N
 
 def test_every_value_is_explained() -> None:
     made = plan()
-    works = {row.name for row in rows() if row.status == "works"}
+    works = {row.name for row in rows() if row.acts}
     assert works | {"num_ranks", "max_step_tokens"} == made.why.keys()
     assert all(origin.reason for origin in made.why.values() if origin.source == "derived")
 
@@ -271,6 +271,52 @@ def test_a_folder_without_a_model() -> None:
         plan_for(from_values({"model_path": "/does/not/exist"}))
 
 
+CHOICES = [
+    (row, choice)
+    for row in rows()
+    if row.acts and not row.name.startswith("null_")
+    for choice in row.choices or ()
+    if choice not in row.later and f" {choice}," not in f"{row.missing},".replace(":", ",")
+]
+
+
+@pytest.mark.parametrize(("row", "choice"), CHOICES, ids=lambda x: x if isinstance(x, str) else x.flag)
+def test_a_choice_that_is_here_is_possible_somewhere(row: Row, choice: str) -> None:
+    """What no device does is named as missing by the table."""
+    refusals = []
+    for device in DEVICES:
+        try:
+            plan(f"{'' if row.name == 'device' else f'--device {device}'} {row.flag} {choice}")
+        except OptionsError as error:
+            refusals += [
+                problem
+                for problem in error.problems
+                if f"{row.flag} {choice} " in problem
+                and any(
+                    words in problem for words in ("is not possible on", "has no adapter", "not here yet")
+                )
+            ]
+    assert len(refusals) < len(DEVICES), refusals[0]
+
+
+def test_all_ranks_hold_whole_experts_with_the_former_switch() -> None:
+    parsed = from_argv("--tp 2 --enable-ep-moe".split())
+    made = resolve(parsed, Sparse, DEVICES["cpu"], MACHINE)
+    assert made.experts.expert_parallel_size == 2
+    assert made.why["expert_parallel_size"] == Provenance(
+        2, "flag --enable-ep-moe", "tp is --tensor-parallel-size: whole experts on every rank"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "says"),
+    [("auto", 96, False), ("96", 96, False), ("100", 96, True), ("9999999999", 96, True)],
+)
+def test_what_became_of_the_tokens_that_were_asked_for(asked: str, tokens: int, says: bool) -> None:
+    notice = plan(f"--max-total-tokens {asked}").memory.pool_notice(tokens)
+    assert bool(notice) == says and (not says or f"--max-total-tokens {asked} became {tokens}: " in notice)
+
+
 def test_this_machine_is_measured() -> None:
     machine = this_machine()
     assert machine.cores >= 1 and machine.memory_bytes > 2**20 and machine.entropy != this_machine().entropy
@@ -282,7 +328,7 @@ def test_an_unknown_device() -> None:
 
 
 names = sorted(
-    flag for flag, row in by_flag().items() if row.status in ("works", "superseded") and flag != "--config"
+    flag for flag, row in by_flag().items() if (row.acts or row.status == "superseded") and flag != "--config"
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.layers.moe.feed_forward import Router
 from runtime.messages.ranks import CountExperts, ExpertCounts
-from runtime.ranks import open_executor
+from runtime.ranks import expert_counts, open_executor
 from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
@@ -84,6 +84,28 @@ def test_counts_are_those_of_the_routers(
     asked(executor, "stop")
     run(planner)
     assert asked(executor, "read").num_steps == 0
+
+
+def test_a_record_without_bound_goes_to_host_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(expert_counts, "ROWS", 3)
+    records = []
+    for steps in (100, expert_counts.ALL_STEPS):
+        executor, ready = start(folder, expert_steps=steps)
+        planner = Planner(executor, ready, 4)
+        asked(executor, "start")
+        run(planner)
+        dumped = asked(executor, "dump", str(tmp_path / str(steps)))
+        records.append((dumped.num_steps, load_file(dumped.file)))
+        run(planner)
+        again = asked(executor, "dump", str(tmp_path / str(steps)))
+        records[-1] += (load_file(again.file),)
+    (count, *bounded), (other_count, *unbounded) = records
+    assert count == other_count > 2 * 3
+    for one, other in zip(bounded, unbounded, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_graphs_count_and_padding_does_not(folder: Path) -> None:

@@ -77,8 +77,7 @@ class NullExecutor:
         self._widths = np.full(start.max_slots, -1, np.int32)
         self._prompt_widths = np.full(start.max_slots, -1, np.int32)
         progress("start", 1.0)
-        tokens = DEFAULT_POOL_TOKENS if start.max_total_tokens is None else start.max_total_tokens
-        num_pages = tokens // start.page_size
+        num_pages = _num_pages(start)
         # its memory is never touched
         host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)
         self.ready = RankReady(
@@ -270,6 +269,15 @@ def _logprobs(num_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray, np.n
         return _NO_FLOATS, _NO_INTS, _NO_FLOATS
     top_ids = np.tile(np.arange(width, dtype=np.int32), num_tokens)
     return np.zeros(num_tokens, np.float32), top_ids, np.zeros(num_tokens * width, np.float32)
+
+
+def _num_pages(start: StartRank) -> int:
+    """Pages without the padding page: no more of those that were asked for than sequences can use."""
+    default = DEFAULT_POOL_TOKENS // start.page_size
+    if start.max_total_tokens is None:
+        return default
+    usable = start.max_slots * -(-start.max_len // start.page_size)
+    return min(start.max_total_tokens // start.page_size, max(usable, default))
 
 
 def _read_options(start: StartRank) -> NullOptions:

@@ -29,8 +29,5 @@ def typed_events(payloads: list[Fields]) -> bytes:
     """Payloads as events that have their `type` as event name, as in OpenAI's Responses and Anthropic's
     API."""
     return b"".join(
-        [
-            b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload))
-            for payload in payloads
-        ]
+        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
     )

@@ -49,7 +49,7 @@ OLD = (
         help="Former name of --swa-full-tokens-ratio.",
         means="--swa-full-tokens-ratio",
     ),
-    _old("--enable-ep-moe", "--moe-a2a-backend", "none"),
+    _old("--enable-ep-moe", "--expert-parallel-size", "tp"),
     _old("--enable-deepep-moe", "--moe-a2a-backend", "deepep"),
     _old("--enable-flashinfer-cutlass-moe", "--moe-runner-backend", "flashinfer_cutlass"),
     _old("--enable-flashinfer-cutedsl-moe", "--moe-runner-backend", "flashinfer_cutedsl"),

@@ -98,7 +98,7 @@ def _is_kept(row: Row, alias: str, value: object, only_working: bool, notes: lis
     if row.status == "superseded":
         notes.append(f"{alias} is left out: {row.note}")
         return False
-    if row.status == "works":
+    if row.acts:
         if value not in row.later:
             return True
         reason = f"{value} is not here yet"

@@ -3,6 +3,8 @@
 from typing import Annotated as A
 from typing import Literal
 
+from msgspec import Meta
+
 from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import (
     Amount,
@@ -30,14 +32,17 @@ MoeRunner = Literal[
 MoeExchange = Literal["none", "deepep", "mooncake", "mori", "ascend_fuseep", "flashinfer"]
 
 
+RecordSize = A[int, Meta(ge=-1)]  # steps; -1: all
+
+
 class Experts(Group, frozen=True, kw_only=True):
     """Experts"""
 
     expert_parallel_size: A[
-        Count,
+        Count | Literal["tp"],
         option(
-            "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group "
-            "each expert is split.",
+            "Groups of the --tensor-parallel-size ranks (tp: all of them) that experts are spread over, and "
+            "split within.",
             aliases=("--ep", "--ep-size"),
         ),
     ] = 1
@@ -96,10 +101,10 @@ class Experts(Group, frozen=True, kw_only=True):
         ),
     ] = None
     expert_distribution_recorder_buffer_size: A[
-        Count,
+        RecordSize,
         option(
-            "Steps that the record holds, the latest ones.",
-            note="4 bytes for each layer and expert, on the device",
+            "Steps that the record holds, the latest ones; -1: all.",
+            note="4 bytes for each layer and expert, on the device; of -1 in host memory",
         ),
     ] = 1000
     deepep_config: A[str | None, on_device("cuda", "Tuned settings of DeepEP, as JSON.")] = None
@@ -138,6 +143,7 @@ class Experts(Group, frozen=True, kw_only=True):
 class ExpertsPlan(Experts, frozen=True, kw_only=True):
     """Expert parallelism in force."""
 
+    expert_parallel_size: int
     moe_runner_backend: str
 
     @property
@@ -152,13 +158,13 @@ def moe_runner_backend(device: DeviceFacts) -> Derived:
     return Derived("triton" if device.name == "cuda" else "own", f"they are the kernels of {device.name}")
 
 
-def expert_parallel_aliases(moe_a2a_backend: str, tensor_parallel_size: int) -> dict[int, Derived]:
-    """What a default --expert-parallel-size stands for: an all-to-all backend spreads experts over all
-    ranks."""
-    if moe_a2a_backend == "none":
-        return {}
-    return {
-        1: Derived(
-            tensor_parallel_size, f"--moe-a2a-backend {moe_a2a_backend} spreads whole experts over all ranks"
-        )
+def expert_parallel_aliases(moe_a2a_backend: str, tensor_parallel_size: int) -> dict[int | str, Derived]:
+    """What words and a default --expert-parallel-size stand for: an all-to-all backend spreads experts over
+    all ranks."""
+    words: dict[int | str, Derived] = {
+        "tp": Derived(tensor_parallel_size, "tp is --tensor-parallel-size: whole experts on every rank")
     }
+    if moe_a2a_backend != "none":
+        why = f"--moe-a2a-backend {moe_a2a_backend} spreads whole experts over all ranks"
+        words[1] = Derived(tensor_parallel_size, why)
+    return words

@@ -1,8 +1,9 @@
 """Kernels of attention, sampling, grammars and matrix multiplication."""
 
 from typing import Annotated as A
-from typing import Literal
+from typing import Literal, get_args
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned
 from runtime.options.facts import MachineFacts, ModelFacts
@@ -26,6 +27,10 @@ AttentionBackend = Literal[
     "ascend",
     "intel_xpu",
 ]
+NO_ADAPTER = tuple(
+    name for name in get_args(AttentionBackend) if name not in BACKENDS or not BACKENDS[name].has_adapter
+)
+WITHOUT = f"not here yet: {', '.join(NO_ADAPTER)}"
 SparseAttention = Literal[
     "flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm"
 ]
@@ -36,13 +41,18 @@ class Kernels(Group, frozen=True, kw_only=True):
 
     attention_backend: A[
         AttentionBackend | Auto,
-        option("Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs."),
+        option(
+            "Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs.",
+            missing=WITHOUT,
+        ),
     ] = "auto"
     prefill_attention_backend: A[
-        AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")
+        AttentionBackend | Auto,
+        option("Kernels of attention for prompts, where they differ.", missing=WITHOUT),
     ] = "auto"
     decode_attention_backend: A[
-        AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")
+        AttentionBackend | Auto,
+        option("Kernels of attention for decodes, where they differ.", missing=WITHOUT),
     ] = "auto"
     sampling_backend: A[
         Literal["ascend", "flashinfer", "pytorch"] | Auto,

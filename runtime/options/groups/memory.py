@@ -104,6 +104,15 @@ class MemoryPlan(Memory, frozen=True, kw_only=True):
             self.offload_prefetch_step,
         )
 
+    def pool_notice(self, num_tokens: int) -> str:
+        """What became of --max-total-tokens, where the pages hold another number of tokens; else empty."""
+        if self.max_total_tokens in (None, num_tokens):
+            return ""
+        return (
+            f"--max-total-tokens {self.max_total_tokens} became {num_tokens}: whole pages, no more than "
+            "sequences can use, and what --mem-fraction-static leaves room for"
+        )
+
     @property
     def window_ratio(self) -> float:
         """Cached tokens of sliding-window layers for each cached token of full layers; 0: shared pages."""

@@ -118,7 +118,9 @@ class Model(Group, frozen=True, kw_only=True):
         option(
             "Check the files of the model against a list of SHA-256 checksums before they are loaded.",
             note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be "
-            "in it; see models.md",
+            "in it; without a value, the list of the hub that the model is from; see models.md",
+            missing="the checksums of another repository of a hub, by its name",
+            bare="",
         ),
     ] = None
     json_model_override_args: A[

@@ -5,7 +5,7 @@ from typing import Literal
 
 from runtime.options.declare import Amount, Count, Derived, Group, option, planned
 
-RECURRENT = "acts on models with recurrent layers, of which this version loads none yet"
+RECURRENT = "no model family with recurrent layers is here yet"
 
 
 class States(Group, frozen=True, kw_only=True):
@@ -13,24 +13,27 @@ class States(Group, frozen=True, kw_only=True):
 
     max_mamba_cache_size: A[
         Count | None,
-        option("Sequence states that the cache holds; overrides --mamba-full-memory-ratio.", note=RECURRENT),
+        option(
+            "Sequence states that the cache holds; overrides --mamba-full-memory-ratio.", missing=RECURRENT
+        ),
     ] = None
     mamba_ssm_dtype: A[Literal["float32", "bfloat16", "float16"] | None, planned("Type of the states.")] = (
         None
     )
     mamba_full_memory_ratio: A[
-        Amount, option("Memory of states in relation to that of keys and values.", note=RECURRENT)
+        Amount, option("Memory of states in relation to that of keys and values.", missing=RECURRENT)
     ] = 0.9
     mamba_scheduler_strategy: A[
         Literal["auto", "no_buffer", "extra_buffer"],
         option(
             "Where states are kept for prefixes: in prompts only, or with a second one of each sequence "
             "also while it decodes.",
-            note=f"both go with overlap and with pages of any size; {RECURRENT}",
+            note="both go with overlap and with pages of any size",
+            missing=RECURRENT,
         ),
     ] = "auto"
     mamba_track_interval: A[
-        Count, option("Tokens between two kept states while a sequence decodes.", note=RECURRENT)
+        Count, option("Tokens between two kept states while a sequence decodes.", missing=RECURRENT)
     ] = 256
     mamba_backend: A[Literal["triton", "flashinfer"], planned("Kernels of state-space layers.")] = "triton"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None

@@ -27,7 +27,8 @@ class Tiers(Group, frozen=True, kw_only=True):
         Literal["direct", "kernel", "kernel_ascend"],
         option(
             "What copies pages between host and device.",
-            note="the same copies on a CPU and on an NPU, where kernel_ascend is possible too",
+            note="kernel_ascend is possible on an NPU",
+            missing="each device copies in one way, whatever is chosen",
         ),
     ] = "kernel"
     hicache_mem_layout: A[

@@ -13,6 +13,8 @@ def experts_fit_ranks(options: Values) -> str | None:
         options["moe_data_parallel_size"],
         options["tensor_parallel_size"],
     )
+    if experts == "tp":
+        experts = ranks
     if experts > 1 and replicas > 1 and experts * replicas != ranks:
         return (
             f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
@@ -37,6 +39,16 @@ def experts_fit_ranks(options: Values) -> str | None:
         return (
             f"--moe-runner-backend cutlass has no {options['quantization']} with --expert-parallel-size "
             "above 1; choose another runner"
+        )
+    return None
+
+
+def records_hold_steps(options: Values) -> str | None:
+    """The record of expert counts holds some steps, or all."""
+    if options["expert_distribution_recorder_buffer_size"] == 0:
+        return (
+            "--expert-distribution-recorder-buffer-size 0 holds no step; give a number of steps, or -1 "
+            "for all"
         )
     return None
 
@@ -127,7 +139,7 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
     return None
 
 
-OPTION_RULES: tuple[OptionRule, ...] = (experts_fit_ranks, balancing_needs_spread_experts)
+OPTION_RULES: tuple[OptionRule, ...] = (experts_fit_ranks, records_hold_steps, balancing_needs_spread_experts)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     experts_divide,

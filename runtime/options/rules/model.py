@@ -105,6 +105,16 @@ def embeddings_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def checksums_are_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--model-checksum without a value has a hub to ask."""
+    if plan.model.model_checksum == "" and plan.model.hub_model is None:
+        return (
+            "--model-checksum without a value takes the checksums of the hub, and --model-path is a folder "
+            "of this machine; give a file with checksums"
+        )
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (null_timing_needs_the_null_device,)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
@@ -114,4 +124,5 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     hidden_states_are_computed,
     pooled_texts_stay_whole,
     embeddings_are_computed,
+    checksums_are_known,
 )

@@ -141,7 +141,8 @@ def test_only_rank_0_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    "max_total_tokens,num_pages", [(None, 1 + DEFAULT_POOL_TOKENS // 4), (40, 11), (41, 11)]
+    "max_total_tokens,num_pages",
+    [(None, 1 + DEFAULT_POOL_TOKENS // 4), (40, 11), (41, 11), (10**12, 1 + DEFAULT_POOL_TOKENS // 4)],
 )
 def test_pages_hold_the_tokens_asked_for_and_one_is_padding(
     max_total_tokens: int | None, num_pages: int

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.core import Core
-from runtime.errors import StartError
+from runtime.errors import OptionsError, StartError
 from runtime.models.config.checksums import check_files
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -62,6 +62,11 @@ def test_what_is_not_as_listed_is_named(text: str, reason: str, folder: Path) ->
     (listed := folder.parent / "sums").write_text(text)
     with pytest.raises(StartError, match=reason):
         check_files(folder, listed)
+
+
+def test_without_a_file_the_hub_is_asked() -> None:
+    with pytest.raises(OptionsError, match="takes the checksums of the hub, and --model-path is a folder"):
+        plan_for(from_values({"device": "null", "model_checksum": ""}))
 
 
 @pytest.mark.anyio

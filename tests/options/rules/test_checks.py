@@ -69,6 +69,11 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "cutlass has no fp8",
         {"quantization": None},
     ),
+    (
+        {"expert_distribution_recorder_buffer_size": 0, "expert_distribution_recorder_mode": "stat"},
+        "holds no step",
+        {"expert_distribution_recorder_buffer_size": -1, "expert_distribution_recorder_mode": "stat"},
+    ),
     ({"enable_eplb": True}, "nothing to balance", {"expert_parallel_size": 2, "tensor_parallel_size": 2}),
     (
         {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3},
