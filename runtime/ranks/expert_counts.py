@@ -23,7 +23,6 @@ from runtime.messages.ranks import CountExperts, ExpertCounts
 from runtime.messages.steps import StepPlan
 from runtime.ranks.transfers import Fetched, Transfers
 
-
 ALL_STEPS = -1  # as number of steps: the record holds all of them
 ROWS = 256  # steps of such a record that stay on the device, before they move to host memory together
 
