@@ -21,7 +21,10 @@ COMMANDS = {
     "chat": ("runtime.cli.chat", "talk to a running server, or start one, in this terminal"),
     "options": ("runtime.cli.options", "list every option with its status"),
     "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),
-    "translate": ("runtime.cli.translate", "turn a command line of SGLang, vLLM or RTP-LLM into one of ours"),
+    "translate": (
+        "runtime.cli.translate",
+        "turn a command line of vLLM, SGLang, llama.cpp, Ollama and others into ours",
+    ),
     "completion": ("runtime.cli.completion", "print a completion script for bash, zsh or fish"),
 }
 

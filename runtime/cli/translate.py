@@ -1,4 +1,4 @@
-"""`runtime translate -- COMMAND`: the command of another system as one of `runtime serve`."""
+"""`runtime translate COMMAND`: the command of another system as one of `runtime serve`."""
 
 import argparse
 import shlex
@@ -10,6 +10,8 @@ import msgspec
 from runtime.errors import OptionsError
 from runtime.options.compat.translate import translate
 
+OWN = ("--yaml", "--json", "--only-working", "-h", "--help")
+
 
 def run(argv: Sequence[str]) -> int:
     """Prints the command on stdout and a line for each change on stderr. Raises OptionsError for a command of
@@ -18,53 +20,61 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="runtime translate",
         allow_abbrev=False,
-        usage="runtime translate [--yaml | --json] [--only-working] -- COMMAND ...",
-        description="Turn a server's command line of SGLang, vLLM or RTP-LLM into one of `runtime serve`. "
-        "Without words after -- the command is read from standard input.",
+        usage="runtime translate [--yaml | --json] [--only-working] COMMAND ...",
+        description="Turn a command line of SGLang, vLLM, llama.cpp, Ollama, TGI, LMDeploy or RTP-LLM "
+        "into one of `runtime serve`; `docker run` lines of them too. Without a command it is read from "
+        "standard "
+        "input, where it may have several lines.",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--yaml", action="store_true", help="print a file for --config")
-    form.add_argument("--json", action="store_true", help="print an object: system, command, settings, notes")
+    form.add_argument(
+        "--json", action="store_true", help="print an object: system, command, settings, environment, notes"
+    )
     parser.add_argument(
         "--only-working", action="store_true", help="leave out options that this version refuses"
     )
-    arguments, stray = parser.parse_known_args(own)
-    if stray:
-        raise OptionsError([f"put -- before the command: runtime translate -- {shlex.join(stray)}"])
+    arguments = parser.parse_args(own)
     translation = translate(theirs or _read(), only_working=arguments.only_working)
     if arguments.json:
-        print(
-            msgspec.json.encode(
-                {
-                    "system": translation.system,
-                    "command": translation.words(),
-                    "settings": dict(translation.settings),
-                    "notes": translation.notes,
-                }
-            ).decode()
-        )
+        fields = {
+            "system": translation.system,
+            "command": translation.words(),
+            "settings": dict(translation.settings),
+            "environment": translation.environment,
+            "notes": translation.notes,
+        }
+        print(msgspec.json.encode(fields).decode())
         return 0
-    print(
-        translation.yaml() if arguments.yaml else shlex.join(translation.words()),
-        end="" if arguments.yaml else "\n",
-    )
+    print(translation.yaml() if arguments.yaml else translation.line() + "\n", end="")
+    if arguments.yaml and translation.environment:
+        print(f"# to set in the environment: {', '.join(translation.environment)}", file=sys.stderr)
     for note in translation.notes:
         print(f"# {note}", file=sys.stderr)
     return 0
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own options, which come first, and the command to translate, also behind `--`."""
     words = list(argv)
-    return (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    end = next((i for i, word in enumerate(words) if word not in OWN), len(words))
+    return words[:end], words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
 
 
 def _read() -> list[str]:
+    """The words of standard input; a line's end is a `;` unless it is within quotes or behind a backslash.
+    Raises OptionsError."""
     if sys.stdin.isatty():
-        raise OptionsError(
-            ["there is no command; give it behind --, as in: runtime translate -- vllm serve MODEL"]
-        )
-    text = sys.stdin.read().replace("\\\n", " ")
-    try:
-        return shlex.split(text, comments=True)
-    except ValueError as error:
-        raise OptionsError([f"the command on standard input cannot be read: {error}"]) from None
+        raise OptionsError(["there is no command; give one, as in: runtime translate vllm serve MODEL"])
+    words: list[str] = []
+    rest = ""
+    for line in sys.stdin.read().replace("\\\n", " ").splitlines():
+        rest += line
+        try:
+            words += [*shlex.split(rest, comments=True), ";"]
+            rest = ""
+        except ValueError:  # a quotation that goes on in the next line
+            rest += "\n"
+    if rest:
+        raise OptionsError(["the command on standard input cannot be read: a quotation has no end"])
+    return words

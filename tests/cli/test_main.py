@@ -20,12 +20,8 @@ from runtime.cli import COMMANDS, main
         (["serve", "--help", "lora"], 0, "--enable-lora", ""),
         (["serve", "--help", "nothing"], 2, "", "there is no group nothing"),
         (["serve", "--prt", "1"], 2, "", "did you mean --port?"),
-        (
-            ["translate", "vllm", "serve", "x", "--port", "1"],
-            2,
-            "",
-            "put -- before the command: runtime translate -- vllm serve x --port 1",
-        ),
+        (["translate", "vllm", "serve", "x", "--port", "1"], 0, "serve --model-path x --port 1", ""),
+        (["translate", "vllm-router", "--worker-urls", "http://a"], 2, "", "put nginx in front of them"),
         (["serve", "--kv-events-config", "{bad"], 2, "", "--kv-events-config {bad is not JSON: "),
         (["serve", "--kv-events-config", "{bad"], 2, "", "give an object of publisher, endpoint, "),
         (

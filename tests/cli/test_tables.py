@@ -42,15 +42,30 @@ def test_translate(capsys: pytest.CaptureFixture[str]) -> None:
     theirs = ["vllm", "serve", "/m", "--max-num-seqs", "8", "--swap-space", "4"]
     assert main(["translate", "--", *theirs]) == 0
     printed = capsys.readouterr()
-    assert printed.out == "runtime serve --model-path /m --max-running-requests 8\n"
+    assert printed.out == "runtime serve --model-path /m --max-running-requests 8 --port 8000\n"
     assert printed.err.startswith("# --swap-space is left out")
     assert main(["translate", "--yaml", "--", *theirs]) == 0
-    assert capsys.readouterr().out == 'model-path: "/m"\nmax-running-requests: 8\n'
+    assert capsys.readouterr().out == 'model-path: "/m"\nmax-running-requests: 8\nport: 8000\n'
     assert main(["translate", "--json", "--", *theirs]) == 0
     assert json.loads(capsys.readouterr().out)["settings"] == {
         "--model-path": "/m",
         "--max-running-requests": "8",
+        "--port": "8000",
     }
+
+
+def test_translate_takes_a_command_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["CUDA_VISIBLE_DEVICES=1", "vllm", "serve", "/m", "--port", "1", "-dp", "2"]
+    assert main(["translate", *command]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == (
+        "CUDA_VISIBLE_DEVICES=1 runtime serve --model-path /m --port 1 --data-parallel-size 2\n"
+    )
+    assert "# this version refuses --data-parallel-size: --only-working leaves that out" in printed.err
+    assert main(["translate", "--only-working", "--yaml", *command]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == 'model-path: "/m"\nport: 1\n'
+    assert "to set in the environment: CUDA_VISIBLE_DEVICES" in printed.err
 
 
 def test_translate_reads_standard_input(
@@ -60,6 +75,11 @@ def test_translate_reads_standard_input(
         "sys.stdin", io.StringIO("# a script\npython -m sglang.launch_server \\\n  --port 1 # comment\n")
     )
     assert main(["translate"]) == 0 and capsys.readouterr().out == "runtime serve --port 1\n"
+    script = "export HCCL_BUFFSIZE=400\nvllm serve '/a\n b' # two lines\necho done\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(script))
+    assert main(["translate", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings == {"--hccl-buffer-mb": "400", "--model-path": "/a\n b", "--port": "8000"}
     monkeypatch.setattr("sys.stdin", io.StringIO('sglang "'))
     assert main(["translate"]) == 2 and "cannot be read" in capsys.readouterr().err
 

@@ -37,6 +37,7 @@ COMMON = frozenset(
         "--model",
         "--nnodes",
         "--node-rank",
+        "--max-logprobs",
         "--enable-eplb",
     }
 )
@@ -91,8 +92,12 @@ SAME: tuple[tuple[str, str, dict[str, Value]], ...] = (
     ("--enable-return-routed-experts", "--enable-return-routed-experts", {}),
 )
 
+# options whose value is a JSON list
+JSON_LISTS = {"--allowed-origins": "--cors-origins", "--logits-processors": "--logit-processors"}
+
 # switches of theirs, as flags of ours with their values; an empty list is what happens anyway
 SWITCHES: dict[str, list[tuple[str, Value]]] = {
+    "--enable-expert-parallel": [("--expert-parallel-size", "tp")],
     "--enforce-eager": [("--disable-cuda-graph", True)],
     "--enable-prefix-caching": [],
     "--no-enable-prefix-caching": [("--disable-radix-cache", True)],
@@ -114,6 +119,10 @@ SWITCHES: dict[str, list[tuple[str, Value]]] = {
 # (their flag, its word), as flags of ours with their values. Their lower priorities go first; who has none
 # comes last here, not as 0
 CHOICES: dict[tuple[str, str], list[tuple[str, Value]]] = {
+    **{("--task", task): [] for task in ("auto", "generate")},
+    **{("--task", task): [("--is-embedding", True)] for task in ("embed", "embedding")},
+    **{("--runner", runner): [] for runner in ("auto", "generate")},
+    ("--runner", "pooling"): [("--is-embedding", True)],
     ("--scheduling-policy", "fcfs"): [],
     ("--scheduling-policy", "priority"): [
         ("--enable-priority-scheduling", True),
@@ -139,13 +148,35 @@ DRAFT = {
 
 # (their flag, why there is nothing of the kind here)
 WITHOUT: tuple[tuple[str, str], ...] = (
+    ("--task", "a model that classifies or ranks does so by itself"),
+    ("--runner", "a model that classifies or ranks does so by itself"),
+    ("--convert", "a model that classifies or ranks does so by itself"),
+    ("--chat-template-content-format", "templates show which form of content they read"),
+    ("--response-role", "answers are of the role assistant"),
+    ("--uds", "the server listens on TCP: --host and --port"),
+    ("--log-config-file", "see --log-format and --log-level"),
+    ("--rope-scaling", "config.json says it; --json-model-override-args changes it"),
+    ("--rope-theta", "config.json says it; --json-model-override-args changes it"),
+    (
+        "--num-scheduler-steps",
+        "a step is planned while the one before it runs; see --disable-overlap-schedule",
+    ),
+    ("--use-v2-block-manager", "there is one kind of pages"),
+    ("--preemption-mode", "sequences that give their pages up are computed again, not swapped"),
+    ("--guided-decoding-disable-any-whitespace", "see --constrained-json-disable-any-whitespace"),
+    ("--tokenizer-revision", "the tokenizer is of the model's --revision"),
+    ("--code-revision", "no code of a model folder is ever run"),
+    ("--worker-use-ray", "ranks are processes that the server starts itself"),
+    ("--headless", "several nodes are planned and not here yet"),
+    ("--allow-credentials", "the pages of --cors-origins may use what the API has"),
+    ("--allowed-methods", "the pages of --cors-origins may use what the API has"),
+    ("--allowed-headers", "the pages of --cors-origins may use what the API has"),
     ("--swap-space", "sequences that give their pages up are computed again, not swapped"),
     ("--distributed-executor-backend", "ranks are processes that the server starts itself"),
     ("--num-gpu-blocks-override", "give --max-total-tokens, in tokens"),
     ("--compilation-config", "see --enable-torch-compile"),
     ("-O", "see --enable-torch-compile"),
     ("--kv-transfer-config", "see --disaggregation-mode and --disaggregation-transfer-backend"),
-    ("--allowed-origins", "give --cors-origins, several words instead of JSON"),
     ("--middleware", "mount runtime.asgi() in an application with your middleware"),
     ("--kv-cache-memory-bytes", "give --max-total-tokens, in tokens"),
     ("--max-log-len", "see --log-requests-level"),
