@@ -29,7 +29,7 @@ from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.ranks.weights_loader import without_progress
+from runtime.devices.progress import without_progress
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)

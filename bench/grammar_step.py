@@ -29,7 +29,7 @@ from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.ranks.weights_loader import without_progress
+from runtime.devices.progress import without_progress
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20

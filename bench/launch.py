@@ -27,7 +27,7 @@ from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.ranks.weights_loader import without_progress
+from runtime.devices.progress import without_progress
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
 "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,

@@ -29,9 +29,10 @@ from runtime.admin.control import Control
 from runtime.admin.intake import Intake, check_open
 from runtime.admin.memory_saver import MemorySaver
 from runtime.admin.scheduler_commands import SchedulerCommands
+from runtime.admin.start_progress import StartProgress
 from runtime.admin.status import Status
 from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
-from runtime.hub.download import ProgressLine
+from runtime.hub.download import fetch_weights
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
@@ -62,7 +63,7 @@ class Core:
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included
         self._state: State = "loading"
-        self._download = ProgressLine()
+        self._progress = StartProgress.of_model(self.model)
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
         self._warmups = warmup.parse(plan.http.warmups)
@@ -78,9 +79,8 @@ class Core:
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
         )
-        self.card: ModelCard = model_card(
-            plan, self.model, {} if self.adapters is None else self.adapters.cards
-        )
+        cards = {} if self.adapters is None else self.adapters.cards
+        self.card: ModelCard = model_card(plan, self.model, cards)
         self.replicas = Replicas(
             plan,
             self.model,
@@ -89,6 +89,7 @@ class Core:
             metrics=metrics,
             adapters=None if self.adapters is None else self.adapters.setup,
             on_death=logs.rank_died,
+            on_progress=self._progress.rank,
         )
         self._text = TextPipeline(
             plan,
@@ -161,12 +162,14 @@ class Core:
     async def _serve(self) -> None:
         begin = time.monotonic()
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._progress.run)
             tasks.start_soon(self._text.run)  # the tokenizer loads while the ranks load the weights
-            await check_model(self.plan, self._download)
+            await check_model(self.plan, self._progress)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
-            await warmup.run(self._warmups, self._router.submit, self.card.limits)
+            await warmup.run(self._warmups, self._router.submit, self.card.limits, self._progress)
+            self._progress.end()
             if self._state == "loading":
                 self._state = "ready"
             self._settled.set()
@@ -214,14 +217,16 @@ class Core:
 
     def health(self) -> Health:
         """What the runtime can do at this moment."""
+        if self._state == "loading":
+            return self._progress.health("loading")
         if self._state != "ready":
-            return Health(self._state, self._download.text if self._state == "loading" else "")
+            return Health(self._state)
         if released := self.memory_saver.released:
             return Health(
                 "released", f"{', '.join(released)} released; /resume_memory_occupation resumes them"
             )
         if self.replicas.is_recovering:
-            return Health("recovering")
+            return self._progress.health("recovering")
         return Health("paused" if self.control.is_paused else "ready")
 
     def load(self) -> Load:
@@ -265,17 +270,25 @@ def options_in_force(plan: Plan, load: Load) -> Fields:
     return {**options}
 
 
-async def check_model(plan: Plan, download: ProgressLine) -> None:
+async def check_model(plan: Plan, progress: StartProgress) -> None:
     """Downloads what is missing of the model, and compares its files with --model-checksum, before anything
     is loaded. Raises StartError."""
     if plan.model.hub_model is not None:
-        await download.fetch(plan.model.hub_model, checks=plan.model.model_checksum == "")
+        progress.update("download")
+        await fetch_weights(
+            plan.model.hub_model,
+            lambda report: progress.update("download", report.done, report.total),
+            checks=plan.model.model_checksum == "",
+        )
+        progress.end()
     if plan.model.model_checksum:
         begin = time.monotonic()
+        progress.update("checksums")
         count = await anyio.to_thread.run_sync(
             check_files, Path(plan.model.model_path), Path(plan.model.model_checksum)
         )
         log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
+        progress.end()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

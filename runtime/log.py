@@ -10,6 +10,7 @@ application.
 """
 
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 SILENT = 100
+CLEAR = "\r\x1b[K"  # takes away what the cursor's line has
 
 
 class Output:
@@ -30,10 +32,20 @@ class Output:
         self.level = SILENT
         self.stream: TextIO | None = None
         self.renderers: tuple[Processor, ...] = ()
+        self.over = ""  # the line on the terminal that the next one is written over
+        self.is_terminal = False
 
     def write(self, line: str) -> None:
         """Writes a rendered line."""
-        print(line, file=self.stream or sys.stderr, flush=True)
+        if self.over:
+            line = f"{CLEAR}{line}\n{self.over}"
+        print(line, end="" if self.over else "\n", file=self.stream or sys.stderr, flush=True)
+
+    def overwrite(self, line: str) -> None:
+        """Writes a line that the next one takes the place of; an empty one takes it away."""
+        if self.is_terminal and line != self.over:
+            self.over = line
+            print(f"{CLEAR}{line}", end="", file=self.stream or sys.stderr, flush=True)
 
     debug = info = warning = error = exception = critical = write
 
@@ -46,7 +58,9 @@ def setup(level: str = "info", format: str = "text", stream: TextIO | None = Non
     `stream` is given."""
     _output.level = LEVELS[level]
     _output.stream = stream
-    _output.renderers = _json() if format == "json" else _text((stream or sys.stderr).isatty())
+    is_terminal = (stream or sys.stderr).isatty()
+    _output.renderers = _json() if format == "json" else _text(is_terminal)
+    _output.is_terminal = is_terminal and format == "text" and level in ("debug", "info")
 
 
 class _Forward(logging.Handler):
@@ -72,6 +86,18 @@ def silence() -> None:
     """Writes no lines any more, as before `setup`."""
     _output.level = SILENT
     _output.stream = None
+    _output.is_terminal = False
+
+
+def is_terminal() -> bool:
+    """Whether lines of level info go to a terminal, as text."""
+    return _output.is_terminal
+
+
+def overwrite(text: str) -> None:
+    """On a terminal, one line at the bottom that the next call writes over, with log lines going on above it;
+    an empty one takes it away. Elsewhere nothing."""
+    _output.overwrite(text[: shutil.get_terminal_size().columns - 1])
 
 
 def get(name: str) -> structlog.BoundLogger:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
@@ -24,10 +24,13 @@ State = Literal["loading", "ready", "paused", "released", "recovering", "drainin
 
 class Health(Struct, frozen=True):
     """What the runtime can do at this moment. While it is loading, paused, released or recovering, requests
-    are taken in and wait. `detail` is safe to show."""
+    are taken in and wait. `detail` is safe to show. While it is loading or recovering, `phase` says what it
+    does, and `fraction` how much of this phase is done, from 0 to 1."""
 
     state: State
     detail: str = ""
+    phase: str | UnsetType = UNSET
+    fraction: float | UnsetType = UNSET
 
 
 class CacheReport(Struct, frozen=True):

@@ -131,11 +131,15 @@ class Ranks:
         is cancelled, it stops them all. `setup` is what standby ranks load; its device, number of ranks,
         environment and host memory are those that they were made with.
 
+        `on_progress` is called with what the ranks report, and with "process" before and "ready" after it.
+
         Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way.
         """
         assert not self._is_started and not self._is_stopping, "ranks start once"
         self._is_started = True
         self._setup = setup or self._setup
+        for index in range(self._setup.tp_size):
+            on_progress(LoadProgress(index, "process"))
         try:
             if not self._ranks:
                 self._spawn(asyncio.get_running_loop())
@@ -150,6 +154,8 @@ class Ranks:
                 ready = [rank.ready for rank in self._ranks if rank.ready is not None]
                 if len(ready) == len(self._ranks):
                     self._is_ready = True
+                    for each in ready:
+                        on_progress(LoadProgress(each.rank, "ready"))
                     return ready
                 await self._changed.wait()
         except BaseException:

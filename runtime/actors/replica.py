@@ -24,6 +24,7 @@ from runtime.actors.supervisor import Supervisor
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
+from runtime.messages.ranks import LoadProgress
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import StepLog
@@ -54,10 +55,11 @@ class Replica:
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
+        on_progress: Callable[[LoadProgress], None],
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `adapters` gives
-        what new ranks must know of adapters; `on_death` is called
-        for each death of a rank."""
+        what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
+        ranks start."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
@@ -69,6 +71,7 @@ class Replica:
             num_standby=plan.parallel.standby_ranks,
             adapters=adapters,
             on_death=on_death,
+            on_progress=on_progress,
         )
         self.commands = RankCommands(self.supervisor)
         self.storage: StorageActor | None = None  # with --hicache-storage-backend

@@ -13,6 +13,7 @@ from runtime.actors.replica import Replica
 from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import AdapterSetup, LoadAdapter
+from runtime.messages.ranks import LoadProgress
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.models.config.model_config import ModelConfig
@@ -32,8 +33,9 @@ class Replicas:
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
+        on_progress: Callable[[int, LoadProgress], None],
     ) -> None:
-        """The arguments are those of Replica."""
+        """The arguments are those of Replica; `on_progress` gets the replica's index as well."""
         self._replicas = [
             Replica(
                 plan,
@@ -45,6 +47,7 @@ class Replicas:
                 metrics=metrics,
                 adapters=adapters,
                 on_death=on_death,
+                on_progress=partial(on_progress, index),
             )
             for index, inbox in enumerate(inboxes)
         ]

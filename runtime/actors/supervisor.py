@@ -80,10 +80,11 @@ class Supervisor:
         num_standby: int = 0,
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
+        on_progress: Callable[[LoadProgress], None] = lambda progress: None,
     ) -> None:
         """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
         ranks; `adapters` gives the adapters that new ranks must load; `on_death` is called for each death,
-        before the other ranks are stopped."""
+        before the other ranks are stopped; `on_progress` as ranks start, until each is ready."""
         self.ranks = Ranks(start)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
@@ -91,6 +92,7 @@ class Supervisor:
         self.sleep_state = SleepState()
         self.setup = start  # what new ranks are started with
         self._adapters = adapters
+        self._on_progress = on_progress
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._soft_watchdog_s = soft_watchdog_s
@@ -223,7 +225,7 @@ class Supervisor:
         too often, StartError."""
         while True:
             try:
-                self.readies = await self.ranks.start(_log_progress, self.setup)
+                self.readies = await self.ranks.start(self._on_progress, self.setup)
                 self._ready_s = monotonic()
                 return
             except SpawnError as error:
@@ -263,9 +265,3 @@ class Supervisor:
             self.setup = structs.replace(self.setup, adapters=self._adapters())
         self.ranks = self.standby.take() or self._make_ranks()
         self._metrics.rank_restarts.add(1)
-
-
-def _log_progress(progress: LoadProgress) -> None:
-    log.get("start").debug(
-        "loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2)
-    )

@@ -9,6 +9,7 @@ from uuid import uuid4
 import anyio
 
 from runtime import log
+from runtime.admin.start_progress import StartProgress
 from runtime.errors import OptionsError, RequestError
 from runtime.messages.constraint import JsonObject
 from runtime.messages.requests import Delta, GenerateRequest, Sink, Tokens
@@ -46,9 +47,10 @@ def parse(warmups: str | None) -> list[str]:
     return names
 
 
-async def run(names: list[str], submit: Submit, limits: Limits) -> None:
+async def run(names: list[str], submit: Submit, limits: Limits, progress: StartProgress) -> None:
     """Runs warm-ups one after the other. One that fails is logged, and the server serves all the same."""
-    for name in names:
+    for done, name in enumerate(names):
+        progress.update("warm-up", done, len(names))
         begin = time.monotonic()
         length, params = WARMUPS[name](limits)
         end = EndSink()

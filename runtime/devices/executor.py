@@ -12,8 +12,6 @@ from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import StepPlan, StepResult
 
-Progress = Callable[[str, float], None]  # phase name, fraction done
-
 
 class Pending(Protocol):
     """Work that was launched: a step, or a reading of the expert counts. The device may still compute it

@@ -1,11 +1,9 @@
 """Downloads by a child process (child.py): the small files of a model before the options are resolved, its
 weights while the server is up already and says in /health how far they are."""
 
-import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,59 +12,10 @@ import anyio
 import msgspec
 from anyio.abc import ByteReceiveStream, Process
 from anyio.streams.text import TextReceiveStream
-from msgspec import Struct
 
-from runtime import log
 from runtime.errors import ModelError
 from runtime.hub.child import Job, Part, Report
 from runtime.hub.source import HubModel
-
-LOG_S = 5.0  # between log lines of a download
-REDRAW_S = 0.5  # on a terminal
-MIN_RATE_S = 2.0  # a rate is said of at least so long a time
-
-
-class Progress(Struct, frozen=True):
-    """How far a download is."""
-
-    done: int  # bytes
-    total: int  # bytes
-    rate: float  # bytes per second since it began
-    left_s: float  # seconds left at that rate; infinite: unknown
-
-    def __str__(self) -> str:
-        """For people: `1.2 of 15.0 GB, 42 MB/s, 5 min left`."""
-        text = f"{self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
-        if math.isinf(self.left_s):
-            return text
-        left = f"{self.left_s:.0f} s" if self.left_s < 100 else f"{self.left_s / 60:.0f} min"
-        return f"{text}, {self.rate / 1e6:.0f} MB/s, {left} left"
-
-
-class ProgressLine:
-    """Shows how far a download is: one line that is written over on a terminal, else a log line every few
-    seconds."""
-
-    def __init__(self) -> None:
-        self.text = ""  # how far it is, while it runs
-        self._last_s = -math.inf
-        self._is_terminal = sys.stderr.isatty()
-
-    async def fetch(self, model: HubModel, *, checks: bool = False) -> None:
-        """Downloads the weights of a model. `checks`: see Job. Raises ModelError."""
-        await fetch_weights(model, lambda progress: self._show(model.repo, progress), checks=checks)
-        self.text = ""
-
-    def _show(self, repo: str, progress: Progress) -> None:
-        now, is_done = time.monotonic(), progress.done >= progress.total
-        self.text = f"downloading {repo}: {progress}"
-        if not is_done and now - self._last_s < (REDRAW_S if self._is_terminal else LOG_S):
-            return
-        self._last_s = now
-        if self._is_terminal:
-            print(f"\r\x1b[K{self.text}", end="\n" if is_done else "", file=sys.stderr, flush=True)
-        else:
-            log.get("hub").info("downloading", model=repo, progress=str(progress))
 
 
 def fetch_config(model: HubModel) -> Path:
@@ -83,25 +32,18 @@ def fetch_config(model: HubModel) -> Path:
 
 
 async def fetch_weights(
-    model: HubModel, on_progress: Callable[[Progress], None], *, checks: bool = False
+    model: HubModel, on_progress: Callable[[Report], None], *, checks: bool = False
 ) -> Path:
     """Downloads the weights of a model and returns its folder; cancelling it ends the download, whose bytes
     stay. `checks`: see Job. Raises ModelError."""
-    begin, last = time.monotonic(), ""
+    last = ""
     async with _child(_command(model, "weights", checks=checks)) as lines:
         async for line in lines:
             last = line
             report = _report(line)
             if report is not None and report.total:
-                on_progress(_progress(report, time.monotonic() - begin))
+                on_progress(report)
     return _folder(model, [last])
-
-
-def _progress(report: Report, seconds: float) -> Progress:
-    rate = report.done / seconds if seconds >= MIN_RATE_S else 0.0
-    return Progress(
-        report.done, report.total, rate, (report.total - report.done) / rate if rate else math.inf
-    )
 
 
 def _command(model: HubModel, part: Part, *, checks: bool = False) -> list[str]:

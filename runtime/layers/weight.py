@@ -198,13 +198,22 @@ def allocate_weights(layer: LayerTree, formats: FormatLookup, prefix: str = "") 
             allocate_weights(child, formats, f"{prefix}{name}.")
 
 
-def finish_loading(layer: LayerTree) -> None:
-    """Calls `Layer.finish_loading` of a layer and of all below it, from the top down: a layer may change what
-    those below it pack."""
-    layer.finish_loading()
+def layers_below(layer: LayerTree) -> "Iterator[Layer]":
+    """All layers below a layer, from the top down."""
     for _, child in layer.children():
         if isinstance(child, Layer):
-            finish_loading(child)
+            yield child
+            yield from layers_below(child)
+
+
+def finish_loading(layer: LayerTree, finished: Callable[[], None] = lambda: None) -> None:
+    """Calls `Layer.finish_loading` of a layer and of all below it, from the top down: a layer may change what
+    those below it pack. `finished` is called after each."""
+    layer.finish_loading()
+    finished()
+    for _, child in layer.children():
+        if isinstance(child, Layer):
+            finish_loading(child, finished)
 
 
 def even_shard(full: int, ranks: RankGroup, what: str, flag: str = "--tp-size") -> Shard:

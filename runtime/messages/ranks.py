@@ -137,12 +137,19 @@ class StandingBy(Struct, frozen=True, array_like=True, tag="standing_by"):
     rank: int
 
 
+LoadPhase = Literal["process", "device", "weights", "packing", "compile", "profile", "pages", "ready"]
+"""The phases of a rank's start, in their order. A rank reports those from "device" to "pages". The event loop
+adds "process", in which the process starts and imports its libraries, and "ready"."""
+
+
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
-    """Progress of a rank's start: the phase, and the fraction of it that is done."""
+    """Progress of a rank's start: the phase, and how much of it is done. Units: bytes of the checkpoint for
+    weights, else a number of parts; a total of 0 is not known."""
 
     rank: int
-    phase: str
-    fraction: float
+    phase: LoadPhase
+    done: int = 0
+    total: int = 0
 
 
 class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):

@@ -5,7 +5,9 @@ Format: https://huggingface.co/docs/safetensors. A sharded checkpoint has an ind
 which file holds it.
 """
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -56,6 +58,13 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def stored_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of a tensor in a file. The names of safetensors' dtypes have the bits of an element (F8_E4M3,
+    BF16), except BOOL, which is stored as bytes."""
+    bits = re.search(r"\d+", dtype)
+    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+
+
 class TensorSlice:
     """A tensor in an open file. `reader`: safetensors' own slice object, which reads when it is indexed."""
 
@@ -63,6 +72,11 @@ class TensorSlice:
         self.name = name
         self.file = file
         self.reader = reader
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return stored_bytes(self.reader.get_shape(), self.reader.get_dtype())
 
 
 def tensors(files: list[Path]) -> Iterator[TensorSlice]:

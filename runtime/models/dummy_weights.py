@@ -7,8 +7,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from runtime.devices.executor import Progress
+from runtime.devices.progress import Gauge, Progress
 from runtime.layers.weight import Index, SourceTensor, Weight
+from runtime.models.checkpoint import stored_bytes
 
 MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them
 
@@ -17,7 +18,9 @@ def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress
     """Fills all parts of weights, by (weight name, part name), with uniform numbers in ±0.05; norm weights
     are 1. The numbers of a tensor follow from `seed` and its name, so that any split over ranks gives the
     same model."""
-    for done, ((name, part), weight) in enumerate(targets.items(), 1):
+    sources = [weight.sources[part] for (_, part), weight in targets.items()]
+    gauge = Gauge(progress, "weights", sum(stored_bytes(one.shape, one.dtypes[0]) for one in sources))
+    for (name, part), weight in targets.items():
         source = weight.sources[part]
         if source.shard.size == 0 or weight.is_optional:  # on another rank; or checkpoints may lack it
             continue
@@ -27,7 +30,8 @@ def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress
             weight.target(source).fill_(1)
         else:
             _fill(weight.target(source), source, _generator(seed, name, part))
-        progress("weights", done / len(targets))
+        gauge.add(stored_bytes(source.shape, source.dtypes[0]))
+    gauge.finish()
 
 
 def _generator(seed: int, name: str, part: str) -> torch.Generator:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.devices.executor import Progress
+from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
 from runtime.layers.quantization.quantized_weight import QuantizedWeight
 from runtime.layers.weight import (
@@ -22,6 +22,7 @@ from runtime.layers.weight import (
     Weight,
     allocate_weights,
     finish_loading,
+    layers_below,
     named_weights,
 )
 from runtime.models.base import Model, Renames
@@ -70,7 +71,7 @@ def load(
             _fill_from_files(targets, model, config, folder, progress, take=_copy)
         weights.clear()
         targets.clear()  # so that packing can free the weights that it replaces
-        finish_loading(model)
+        _pack(model, progress)
     return num_bytes
 
 
@@ -86,7 +87,7 @@ def check_weights(model: Model, config: ModelConfig, folder: Path) -> None:
     model must be one that is never filled."""
     allocate_weights(model, _formats(model, config, folder, ""))
     targets = {(name, part): weight for name, weight in named_weights(model) for part in weight.sources}
-    _fill_from_files(targets, model, config, folder, lambda phase, fraction: None, take=_check)
+    _fill_from_files(targets, model, config, folder, without_progress, take=_check)
 
 
 def target_name(tensor_name: str, packed_modules: PackedModules, renames: Renames = ()) -> tuple[str, str]:
@@ -190,17 +191,14 @@ def _fill_from_files(
     take: Callable[[TensorSlice, Weight, SourceTensor], None],
 ) -> None:
     packed_modules = model.packed_modules
-    missing, extra, done = dict(targets), [], 0
-    total = sum(not weight.is_optional for weight in targets.values())
-    files = tensors(weight_files(folder))
+    missing, extra = dict(targets), []
+    paths = weight_files(folder)
+    files = _gauged(tensors(paths), Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
     for tensor in files if config.moe is not None and config.moe.is_stacked else unstacked(files):
         key = target_name(tensor.name, packed_modules, model.renames)
         if key in missing:
             weight = missing.pop(key)
             take(tensor, weight, weight.sources[key[1]])
-            done += not weight.is_optional
-            if not weight.is_optional and done * 100 // total > (done - 1) * 100 // total:
-                progress("weights", done / total)
         elif not _is_redundant(key[0], config):
             extra.append(tensor)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
@@ -221,6 +219,22 @@ def _fill_from_files(
             f"{extra[0].name} in "
             f"{extra[0].file} among them; use the config.json that belongs to these weights"
         )
+
+
+def _gauged(slices: Iterator[TensorSlice], gauge: Gauge) -> Iterator[TensorSlice]:
+    """The same tensors; each counts when the next one is asked for."""
+    for tensor in slices:
+        yield tensor
+        gauge.add(tensor.num_bytes)
+    gauge.finish()
+
+
+def _pack(model: Model, progress: Progress) -> None:
+    """Brings the weights of all layers to the form that the device computes with."""
+    num_layers = sum(1 for _ in layers_below(model))
+    gauge = Gauge(progress, "packing", num_layers)
+    finish_loading(model, lambda: gauge.add(1))
+    gauge.finish()
 
 
 def _check(tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:

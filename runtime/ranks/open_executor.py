@@ -9,8 +9,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from runtime.devices.executor import Executor, Progress
+from runtime.devices.executor import Executor
 from runtime.devices.facts import DeviceFacts
+from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.devices.base import Device
-from runtime.devices.executor import Progress
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages, open_host
+from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.lora import LoraAdapters
@@ -53,6 +53,7 @@ def start_torch_rank(
 ) -> StartedRank:
     """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
     times = [perf_counter()]
+    progress("device", 0, 0)
     config = read_model(start)
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
@@ -60,7 +61,6 @@ def start_torch_rank(
     device = open_device(start, rank, dtype)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
-    progress("weights", 0.0)
     loader = WeightsLoader(device, start, config, dtype)
     loaded = loader.load(progress)
     model = loaded.model
@@ -70,10 +70,11 @@ def start_torch_rank(
     experts = open_load(device, mlps, start.expert_steps)
     device.memory.empty_cache()
     times.append(perf_counter())
-    progress("pages", 0.0)
+    progress("profile", 0, 0)
     kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
     num_bytes = min(budget, memory_for_pages(device, model, start, config, kv_dtype))
+    progress("pages", 0, 0)
     sizes, kv = allocate_pages(device, model, start, config, kv_dtype, num_bytes)
     slots = open_slots(rank, device, start, config, len(sizes))
     host = open_host_tier(rank, start, device, kv, sizes)
@@ -98,7 +99,6 @@ def start_torch_rank(
     )
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, kv_dtype, sizes, host)
     times.append(perf_counter())
-    progress("pages", 1.0)
     phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
     ready = RankReady(
         rank=rank,

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from runtime import log
 from runtime.devices.base import Device
-from runtime.devices.executor import Progress
+from runtime.devices.progress import Progress, without_progress
 from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
@@ -34,10 +34,6 @@ def read_model(start: StartRank) -> ModelConfig:
         overrides=start.config_overrides,
     )
     return structs.replace(config, has_wide_head=start.has_wide_head)
-
-
-def without_progress(phase: str, fraction: float) -> None:
-    """A Progress that reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class WeightsLoader:
             )
         compiled = None
         if self.start.compiled.is_enabled:
-            progress("compile", 0.0)
+            progress("compile", 0, 0)
             assert is_generative(model), "options allow no compilation of an encoder"
             explains = self.start.compiled.explains
             compiled = compile_layers(model, self.device, self.dtype, explains=explains)

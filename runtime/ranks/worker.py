@@ -39,6 +39,7 @@ from runtime.messages.ranks import (
     CountExperts,
     FromRank,
     GrammarPrepared,
+    LoadPhase,
     LoadProgress,
     PrepareGrammar,
     Profile,
@@ -244,8 +245,8 @@ class RankWorker:
         with self._sending:
             self._writer.publish(self._results.encode(message))
 
-    def _progress(self, phase: str, fraction: float) -> None:
-        self._send(LoadProgress(self._rank, phase, fraction))
+    def _progress(self, phase: LoadPhase, done: int, total: int) -> None:
+        self._send(LoadProgress(self._rank, phase, done, total))
 
 
 def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:

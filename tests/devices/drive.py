@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.devices.executor import Executor
+from runtime.devices.progress import without_progress
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.messages.steps import (
@@ -22,7 +23,6 @@ from runtime.messages.steps import (
     WindowPages,
 )
 from runtime.ranks.open_executor import open_executor
-from runtime.ranks.weights_loader import without_progress
 from runtime.scheduling.drafts import Draft
 from runtime.scheduling.step_builder import draft_parents
 

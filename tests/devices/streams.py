@@ -17,6 +17,7 @@ from torch import Tensor
 
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
@@ -113,7 +114,7 @@ class StreamedRunner(TorchExecutor):
             return replace(device, streams=streams)
 
         facts = FACTS if inner is None else inner.facts
-        super().__init__(start_torch_rank(0, start, lambda phase, fraction: None, opened, facts))
+        super().__init__(start_torch_rank(0, start, without_progress, opened, facts))
 
 
 def install(patch: pytest.MonkeyPatch, streams: Streams) -> None:

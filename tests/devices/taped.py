@@ -22,8 +22,8 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.executor import Progress
 from runtime.devices.facts import ANY_K
+from runtime.devices.progress import Progress
 from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
 from runtime.layers.attention.sdpa import _locations as locations

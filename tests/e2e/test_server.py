@@ -95,6 +95,32 @@ def server(checkpoint: Callable[[str], Path]) -> Iterator[Server]:
         yield running
 
 
+def test_health_says_how_far_a_start_is() -> None:
+    """Phases come in the order of a start, and a fraction of each; a server that is ready has none."""
+    command = ["serve", "--port", "0", "--num-threads", "1", "--log-format", "json", "--standby-ranks", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime", *command, "--warmups", "generate"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        url = next(json.loads(line)["url"] for line in process.stderr if "listening" in line)
+        seen = []
+        while (answer := httpx.get(f"{url}/health", timeout=WAIT_S)).status_code == 503:
+            seen.append(answer.json())
+        assert answer.json() == {"state": "ready", "detail": ""}
+        assert all(each["state"] == "loading" for each in seen)
+        reported = [each for each in seen if "phase" in each]
+        assert all(0 <= each["fraction"] <= 1 and each["detail"] for each in reported)
+        order = ["process", "device", "weights", "packing", "compile", "profile", "pages", "warm-up"]
+        found = [order.index(each["phase"]) for each in reported]
+        assert found == sorted(found) and found[0] == 0, "a rank takes seconds to import torch"
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_S)
+
+
 def test_chat_streams_what_it_says_at_once(server: Server) -> None:
     messages: Any = [{"role": "user", "content": "Hello!"}]
     whole = server.client.chat.completions.create(

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 
-import runtime.actors.supervisor
 from runtime import Engine
 from runtime.actors.ranks import Ranks
 from runtime.errors import Unavailable
@@ -77,7 +76,7 @@ class Killer:
 @asynccontextmanager
 async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Patches what starts ranks so that one is killed at this moment of its start."""
-    spawn, progress = Ranks._spawn, runtime.actors.supervisor._log_progress
+    spawn, start = Ranks._spawn, Ranks.start
     current: list[Ranks] = []
 
     def spawned(self: Ranks, loop: Any) -> None:
@@ -86,10 +85,13 @@ async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> 
         if moment == "spawned":
             killer.strike(self)
 
-    def progressed(report: LoadProgress) -> None:
-        progress(report)
-        if report.phase == moment:
-            killer.strike(current[0])
+    async def started(self: Ranks, on_progress: Any, setup: Any = None) -> Any:
+        def progressed(report: LoadProgress) -> None:
+            on_progress(report)
+            if report.phase == moment:
+                killer.strike(current[0])
+
+        return await start(self, progressed, setup)
 
     async def watch_imports() -> None:
         while moment == "importing" and not killer.num_kills:
@@ -99,7 +101,7 @@ async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> 
 
     with patch.context() as patched:
         patched.setattr(Ranks, "_spawn", spawned)
-        patched.setattr(runtime.actors.supervisor, "_log_progress", progressed)
+        patched.setattr(Ranks, "start", started)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch_imports)
             yield

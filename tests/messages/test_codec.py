@@ -76,7 +76,7 @@ RESULT = StepResult(
 
 TO_RANK = [START, PLAN, StopRank()]
 FROM_RANK = [
-    LoadProgress(0, "weights", 0.5),
+    LoadProgress(0, "weights", 5, 10),
     RankReady(
         rank=0, num_pages=3, weights_bytes=1, pages_bytes=2, device_name="null", phases_s={"load": 0.5}
     ),

@@ -138,11 +138,16 @@ def test_stacks_of_experts_are_read_as_strictly(
 def test_progress_and_sizes(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path, shard_size="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    seen: list[tuple[str, float]] = []
+    seen: list[tuple[str, int, int]] = []
     message = start_rank(folder)
-    ready = open_executor(0, message, lambda phase, fraction: seen.append((phase, fraction))).ready
-    weights = [fraction for phase, fraction in seen if phase == "weights"]
-    assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == 1
+    ready = open_executor(0, message, lambda *report: seen.append(report)).ready
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    weights = [done for phase, done, total in seen if phase == "weights" and total == size]
+    assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == size and len(weights) > 10
+    phases = [phase for phase, _, _ in seen]
+    assert list(dict.fromkeys(phases)) == ["device", "weights", "packing", "profile", "pages"]
+    packed = [(done, total) for phase, done, total in seen if phase == "packing"]
+    assert packed[0][0] == 0 < packed[-1][0] == packed[-1][1]
     on_disk = sum(
         tensor.nbytes for path in folder.glob("*.safetensors") for tensor in load_file(path).values()
     )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from runtime.devices.progress import without_progress
 from runtime.errors import ModelError
 from runtime.models.config.model_config import read_config
 from runtime.options.facts import MachineFacts
@@ -52,7 +53,7 @@ def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
 
     folder = make_pooled(family, top, tmp_path)
     plan, found = planned(folder, max_total_tokens=4096)
-    rank = open_executor(0, start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    rank = open_executor(0, start_rank(plan, read_config(folder)), without_progress)
     rank.close()
     ready = rank.ready
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
@@ -81,7 +82,7 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
 
     folder = make_checkpoint(family, tmp_path)
     plan, found = planned(folder, dtype=dtype, max_total_tokens=4096, page_size=8)
-    rank = open_executor(0, start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    rank = open_executor(0, start_rank(plan, read_config(folder)), without_progress)
     rank.close()
     ready = rank.ready
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
@@ -183,7 +184,7 @@ def test_lora_slots(family: str, tmp_path: Path) -> None:
     adapters = open_adapters(plan, config)
     assert adapters is not None
     found = footprint(plan, config, MACHINE, stored_weights(folder), adapters.setup())
-    rank = open_executor(0, start_rank(plan, config, adapters.setup()), lambda phase, fraction: None)
+    rank = open_executor(0, start_rank(plan, config, adapters.setup()), without_progress)
     rank.close()
     ready = rank.ready
     assert (

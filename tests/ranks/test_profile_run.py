@@ -11,12 +11,12 @@ import torch
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.progress import without_progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.ranks.profile_run import largest_step
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.ranks.weights_loader import without_progress
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 

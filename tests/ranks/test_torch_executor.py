@@ -9,12 +9,12 @@ import torch
 
 from runtime.cache.pool_sizes import Pools
 from runtime.devices.executor import Executor
+from runtime.devices.progress import without_progress
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
 from runtime.messages.requests import TokenBans
 from runtime.ranks.open_executor import open_executor
 from runtime.ranks.start import count_pages
-from runtime.ranks.weights_loader import without_progress
 from runtime.text.token_bans import packed
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import VOCAB_SIZE, make_checkpoint

@@ -69,7 +69,7 @@ class Process:
         return Wire[FromRank](FromRank).decode(body)
 
     def receive_ready(self) -> RankReady:
-        assert self.receive() == LoadProgress(0, "start", 1.0)
+        assert self.receive() == LoadProgress(0, "device", 1, 1)
         ready = self.receive()
         assert isinstance(ready, RankReady) and ready.device_name == "null"
         return ready

@@ -23,10 +23,10 @@ from pstats import Stats
 import msgspec
 import numpy as np
 
-from runtime.devices.executor import Progress
 from runtime.devices.host_memory import open_host
 from runtime.devices.null.options import NullOptions
 from runtime.devices.options import read_options
+from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
@@ -76,7 +76,7 @@ class NullExecutor:
         self._lengths = np.zeros(start.max_slots, np.int64)  # as every rank has them: messages/steps.py
         self._widths = np.full(start.max_slots, -1, np.int32)
         self._prompt_widths = np.full(start.max_slots, -1, np.int32)
-        progress("start", 1.0)
+        progress("device", 1, 1)
         num_pages = _num_pages(start)
         # its memory is never touched
         host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)

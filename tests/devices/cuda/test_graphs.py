@@ -25,8 +25,8 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
-from runtime.devices.executor import Progress
 from runtime.devices.facts import ANY_K
+from runtime.devices.progress import Progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.start import start_torch_rank

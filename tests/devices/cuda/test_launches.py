@@ -16,11 +16,11 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.transfers import Here
-from runtime.ranks.weights_loader import without_progress
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, sampling, start_rank

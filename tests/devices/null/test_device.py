@@ -10,10 +10,10 @@ from msgspec import structs
 
 from runtime.devices.executor import Executor
 from runtime.devices.null.device import DEFAULT_POOL_TOKENS
+from runtime.devices.progress import without_progress
 from runtime.errors import StartError
 from runtime.messages.steps import Admit, Samples, StepPlan, StepResult
 from runtime.ranks.open_executor import open_executor
-from runtime.ranks.weights_loader import without_progress
 from tests.devices.drive import sampling, start_rank
 from tests.devices.plans import decodes, ints, start_null
 
