@@ -23,13 +23,13 @@ import torch
 from bench.shapes import SHAPES
 from runtime.devices.base import Device
 from runtime.devices.executor import Pending
+from runtime.devices.progress import without_progress
 from runtime.messages.ranks import CompileConfig, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.devices.progress import without_progress
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)

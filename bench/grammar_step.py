@@ -22,6 +22,7 @@ from bench.grammar import ENDLESS, EOS, SIZE
 from bench.record import record
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.progress import without_progress
 from runtime.grammar.backend import BACKENDS, GrammarVocabulary, find_byte_ids
 from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.messages.ranks import StartRank
@@ -29,7 +30,6 @@ from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.devices.progress import without_progress
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20

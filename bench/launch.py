@@ -21,13 +21,13 @@ from bench.record import record
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from runtime.devices.progress import without_progress
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
 "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
