@@ -119,6 +119,19 @@ class Load(Struct, frozen=True, kw_only=True):
     pages_bytes: int = 0  # device memory of all ranks
 
 
+class OpenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request that has not ended. Its tokens are the sums of its sequences."""
+
+    rid: str
+    tenant: str  # the name of its tenant
+    state: Literal["tokenizing", "waiting", "running"]
+    age_s: float | None = None  # seconds since it came; None while it is tokenised, as the numbers are 0 then
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # tokens of the prompt that were found in the prefix cache
+    completion_tokens: int = 0  # so far
+    max_completion_tokens: int = 0
+
+
 class ExpertControls(Protocol):
     """Counts of tokens per expert."""
 
@@ -161,6 +174,10 @@ class Controls(Protocol):
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         """Ends those requests of `tenant` whose id begins with `prefix`; their clients get the tokens so far,
         with reason abort. -> how many"""
+        ...
+
+    def open_requests(self, most: int, tenant: Tenant = DEFAULT_TENANT) -> tuple[int, list[OpenRequest]]:
+        """-> how many requests of `tenant` have not ended, and the oldest `most` of them."""
         ...
 
     def start_profile(self, params: Profile) -> str:

@@ -54,6 +54,10 @@ class OpenRequests:
             self._owners[request_id] = request.tenant.name
             self._num_by_owner[request.tenant.name] += 1
 
+    def owner(self, request_id: str) -> str:
+        """The name of an open request's tenant; "" for one that is not open."""
+        return self._owners.get(request_id, "")
+
     def num_of(self, tenant: Tenant) -> int:
         """How many open requests a tenant has."""
         return self._num_by_owner[tenant.name]

@@ -38,6 +38,14 @@ class Router:
         """Requests that have not ended: being tokenised, waiting and running."""
         return len(self._open_requests)
 
+    def open_ids(self, tenant: Tenant = DEFAULT_TENANT) -> list[str]:
+        """Ids of the requests of `tenant` that have not ended, oldest first."""
+        return self._open_requests.ids(tenant)
+
+    def owner(self, request_id: str) -> str:
+        """The name of the tenant of an open request; "" for one that is not open."""
+        return self._open_requests.owner(request_id)
+
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Takes a request in; its output goes to `sink`, which gets nothing when this raises.
 

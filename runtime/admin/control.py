@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.admin.expert_load import ExpertLoad
+from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
@@ -20,6 +21,7 @@ from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
+from runtime.service import OpenRequest
 
 
 class Control:
@@ -85,6 +87,12 @@ class Control:
         """Ends those requests of `tenant` whose ids begin with `prefix`, with reason abort. -> how many"""
         self._commands.check()
         return self._cancel(lambda i: i.startswith(prefix), tenant)
+
+    def open_requests(self, most: int, tenant: Tenant = DEFAULT_TENANT) -> tuple[int, list[OpenRequest]]:
+        """-> how many requests of `tenant` have not ended, and the oldest `most` of them."""
+        opened = self._router.open_ids(tenant)
+        rosters = [one.scheduler.roster for one in self._replicas if one.scheduler is not None]
+        return len(opened), [describe(i, self._router.owner(i), rosters) for i in opened[:most]]
 
     def start_profile(self, params: Profile) -> str:
         """The ranks begin to record a profile. -> the folder of their files"""

@@ -49,6 +49,12 @@ async def test_clients_receive_an_abort_by_another_client() -> None:
     async with running(null_step_s=0.002, max_running_requests=2) as core:
         sinks = [ask(core, name, max_new_tokens=1000) for name in ("a-1", "a-2", "b-1", "a-3")]
         await until(lambda: len(sinks[1].token_ids()) > 2)
+        total, rows = core.control.open_requests(3)
+        assert total == 4 and [row.rid for row in rows] == ["a-1", "a-2", "b-1"]
+        assert [row.state for row in rows] == ["running", "running", "waiting"]
+        assert rows[1].completion_tokens > 2 and rows[1].max_completion_tokens == 1000
+        assert rows[2].completion_tokens == 0 and all(row.prompt_tokens for row in rows)
+        assert all(row.age_s is not None and row.age_s >= 0 for row in rows)
         assert core.control.abort("a-") == 3
         await until(lambda: all(sinks[i].finishes for i in (0, 1, 3)))
         assert [sinks[i].finishes[0].reason for i in (0, 1, 3)] == [FinishReason.ABORT] * 3

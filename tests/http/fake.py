@@ -32,7 +32,7 @@ from runtime.messages.requests import (
 from runtime.messages.sampling import Limits, check
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.detect import AnswerFormats
-from runtime.service import AdapterCard, Health, Load, ModelCard
+from runtime.service import AdapterCard, Health, Load, ModelCard, OpenRequest
 
 VOCAB = 1000
 WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", ' "fox"', "\n", " end"]
@@ -96,6 +96,11 @@ class FakeControls:
         self.record(("abort", prefix))
         self.tenants.append(tenant)
         return 2
+
+    def open_requests(self, most: int, tenant: Tenant = DEFAULT_TENANT) -> tuple[int, list[OpenRequest]]:
+        self.tenants.append(tenant)
+        self.record(("open_requests", most))
+        return 2, [OpenRequest(rid="r1", tenant="t", state="running", age_s=1.5, prompt_tokens=3)]
 
     def start_profile(self, profile: Profile) -> str:
         self.record(profile)

@@ -3,14 +3,18 @@
 from typing import Annotated as A
 from typing import Literal
 
+import msgspec
 from msgspec import Meta, Struct
+from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
 from runtime.http.operation import EmptyBody, Operation
 from runtime.messages.ranks import Profile
 from runtime.messages.scheduler import PauseMode
-from runtime.service import Service
+from runtime.service import OpenRequest, Service
+
+MAX_LISTED = 500  # open requests in one answer
 
 
 class PauseBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +51,13 @@ class Aborted(Struct, forbid_unknown_fields=True):
     """The number of aborted requests."""
 
     aborted: int
+
+
+class OpenRequests(Struct, forbid_unknown_fields=True):
+    """The requests that have not ended: how many there are, and the oldest of them."""
+
+    total: int
+    requests: list[OpenRequest]
 
 
 class Profiled(Struct, forbid_unknown_fields=True):
@@ -87,6 +98,12 @@ async def abort(service: Service, body: AbortBody) -> dict[str, object]:
             "give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid"
         )
     return {"aborted": service.control.abort("" if body.abort_all else body.rid, service.tenant)}
+
+
+def open_requests(service: Service, _: Request) -> dict[str, object]:
+    """The requests that have not ended, oldest first, without their texts."""
+    total, requests = service.control.open_requests(MAX_LISTED, service.tenant)
+    return {"total": total, "requests": msgspec.to_builtins(requests)}
 
 
 async def start_profile(service: Service, body: ProfileBody) -> dict[str, object]:
@@ -138,6 +155,13 @@ OPERATIONS = (
         example={"rid": "x"},
         answers=(Aborted,),
         call=abort,
+    ),
+    Operation(
+        "GET",
+        "/open_requests",
+        "Requests that wait and run, without their texts",
+        answers=(OpenRequests,),
+        show=open_requests,
     ),
     Operation(
         "GET POST",

@@ -100,3 +100,24 @@ async def test_load_in_the_forms_of_sglang() -> None:
     ) == (48, 16, 160, 0.3)
     assert load["aggregate"]["total_reqs"] == one["num_total_reqs"] == 0
     assert (await call(FakeService(), "/get_load", "GET")).json()[0]["num_tokens"] == 48
+
+
+async def test_open_requests_are_listed_without_texts() -> None:
+    service = FakeService()
+    answer = await call(service, "/open_requests", "GET")
+    assert service.controls.calls == [("open_requests", 500)]
+    assert answer.json() == {
+        "total": 2,
+        "requests": [
+            {
+                "rid": "r1",
+                "tenant": "t",
+                "state": "running",
+                "age_s": 1.5,
+                "prompt_tokens": 3,
+                "cached_tokens": 0,
+                "completion_tokens": 0,
+                "max_completion_tokens": 0,
+            }
+        ],
+    }
