@@ -23,6 +23,7 @@ from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.admin.health import SharedProbe
 from runtime.http.auth import refuse_early, with_key_checks
 from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
+from runtime.http.console import routes as console
 from runtime.http.exact_routes import ExactRoutes
 from runtime.http.fields.request_id import request_id, with_request_id
 from runtime.http.hosts import AllowedHosts
@@ -124,6 +125,7 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
     return [
         *[operation.bind(service, settings) for operation in bound],
         SharedProbe(service).route(),
+        *console.routes(is_enabled=settings.has_console),
         *openapi.routes(),
         socket.route(service, settings, generating),
     ]

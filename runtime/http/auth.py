@@ -30,7 +30,19 @@ from runtime.messages.tenants import ADMINISTRATOR, ANONYMOUS, DEFAULT_TENANT, T
 
 Level = Literal["open", "user", "admin"]
 
-OPEN = frozenset({"/", "/health", "/health_generate", "/ping", "/metrics", "/openapi.json", "/docs"})
+OPEN = frozenset(
+    {
+        "/",
+        "/health",
+        "/health_generate",
+        "/ping",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/console",
+        "/console/{name}",
+    }
+)
 ADMIN = frozenset(
     {
         "/flush_cache",
@@ -40,6 +52,7 @@ ADMIN = frozenset(
         "/pause_generation",
         "/continue_generation",
         "/abort_request",
+        "/open_requests",
         "/set_internal_state",
         "/slow_down",
         "/freeze_gc",

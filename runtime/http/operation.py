@@ -37,7 +37,7 @@ Call = Callable[[Service, Any], Awaitable[object]]
 Show = Callable[[Service, Request], object]  # raises RequestError
 
 # What an answer is encoded as. "sse" and "ndjson": where the body asks for a stream; otherwise JSON.
-Media = Literal["json", "sse", "ndjson", "text", "binary", "html"]
+Media = Literal["json", "sse", "ndjson", "text", "binary", "html", "any"]
 
 
 class EmptyBody(Struct, frozen=True):

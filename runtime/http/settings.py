@@ -23,6 +23,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()  # pages of these origins may read answers
     access_level: str | None = None  # lowest level that the access log writes; None: no access log
     unlogged_paths: tuple[str, ...] = ()  # path prefixes that the access log leaves out
+    has_console: bool = True  # the page at /console is served
 
 
 DEFAULT = HttpSettings()
@@ -42,6 +43,7 @@ def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
         cors_origins=plan.http.cors_origins or (),
         access_level=plan.logs.log_level_http,
         unlogged_paths=plan.logs.uvicorn_access_log_exclude_prefixes,
+        has_console=not plan.http.disable_console,
     )
 
 

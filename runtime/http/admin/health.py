@@ -1,4 +1,4 @@
-"""GET /, /health, /ping, /health_generate and /metrics: whether the server serves, and its metrics."""
+"""GET /health, /ping, /health_generate and /metrics: whether the server serves, and its metrics."""
 
 import time
 from typing import Literal
@@ -108,11 +108,6 @@ class SharedProbe:
             return self.last
 
 
-def greet(_: Service, __: Request) -> Response:
-    """GET /, by which Ollama's clients look for a server."""
-    return Response("runtime is running; /docs lists what it serves\n", media_type="text/plain")
-
-
 def health(service: Service, _: Request) -> Response:
     """GET /health: the state of the server; 503 while it does not serve."""
     state = service.health()
@@ -129,9 +124,6 @@ PROBE = Operation("GET", "/health_generate", "Whether it serves, by generating a
 OPERATIONS = (
     Operation("GET", "/health", "Whether it serves", answers=(Health,), show=health),
     Operation("GET", "/ping", "Whether it serves", answers=(Health,), show=health),
-    Operation(
-        "GET", "/", "A greeting, by which Ollama's clients look for a server", media="text", show=greet
-    ),
     PROBE,
     Operation("GET", "/metrics", "Figures for Prometheus", media="text", show=metrics),
 )

@@ -32,6 +32,7 @@ MEDIA = {
     "text": "text/plain",
     "binary": "application/octet-stream",
     "html": "text/html",
+    "any": "*/*",
 }
 # Types of refusals by tag; other routes refuse as OpenAI's do.
 ERRORS: dict[str, type[Struct]] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}

@@ -2,6 +2,7 @@
 
 from runtime.http.admin import adapters, control, expert_load, health, memory_saver
 from runtime.http.anthropic import messages
+from runtime.http.console import routes as console
 from runtime.http.embeddings import embeddings, scores
 from runtime.http.native import generate, info, load, parse, sessions
 from runtime.http.ollama import embed as ollama_embed
@@ -33,6 +34,6 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         *sessions.OPERATIONS,
     ),
     "Vectors": (*embeddings.OPERATIONS, *scores.OPERATIONS),
-    "Health": (*health.OPERATIONS, DOCUMENT, PAGE),
+    "Health": (*health.OPERATIONS, *console.OPERATIONS, DOCUMENT, PAGE),
     "Control": (*control.OPERATIONS, *memory_saver.OPERATIONS, *adapters.OPERATIONS, *expert_load.OPERATIONS),
 }

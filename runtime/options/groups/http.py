@@ -66,6 +66,9 @@ class Http(Group, frozen=True, kw_only=True):
     cors_origins: A[
         tuple[str, ...] | None, option("Origins of web pages whose scripts may use the API; * for all.")
     ] = None
+    disable_console: A[
+        bool, option("Don't serve the page /console: chat, figures, running requests and options.")
+    ] = False
     ssl_certfile: A[
         str | None, option("PEM file with the certificate and those that signed it: serves HTTPS and HTTP/2.")
     ] = None
