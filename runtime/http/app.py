@@ -127,7 +127,11 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
         SharedProbe(service).route(),
         *console.routes(is_enabled=settings.has_console),
         *openapi.routes(),
-        socket.route(service, settings, generating),
+        socket.route(
+            service,
+            settings,
+            {path: settings.unknown_fields.serving(serve, path) for path, serve in generating.items()},
+        ),
     ]
 
 

@@ -46,6 +46,26 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class UnknownField(InvalidRequest):
+    """A body has a field that its type has not."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        parent: str = "",
+        name: str = "",
+        known: tuple[str, ...] = (),
+    ) -> None:
+        """`parent`: msgspec's path of the object that has the field `name`; "": the body itself. `known`:
+        the fields of the body."""
+        super().__init__(message, param=param)
+        self.parent = parent
+        self.name = name
+        self.known = known
+
+
 class Problem(Struct, forbid_unknown_fields=True):
     """The error in OpenAI's form; `param` is the wrong field."""
 
@@ -193,7 +213,8 @@ def convert(value: object, kind: type[T], names: Mapping[str, str]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise renamed(invalid(error, known=getattr(kind, "__struct_fields__", ())), names) from None
+        found = invalid(error, known=getattr(kind, "__struct_fields__", ()))
+        raise renamed(InvalidRequest(found.message, param=found.param), names) from None
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -225,6 +246,10 @@ def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> Inva
     if field["kind"].startswith("missing"):
         return InvalidRequest(f"{param} is missing", param=param)
     near = [] if path else get_close_matches(name, known, n=1)
-    return InvalidRequest(
-        f"{param} is not a known field" + (f"; did you mean {near[0]}?" if near else ""), param=param
+    return UnknownField(
+        f"{param} is not a known field" + (f"; did you mean {near[0]}?" if near else ""),
+        param=param,
+        parent=match["path"] or "",
+        name=field["name"],
+        known=known,
     )

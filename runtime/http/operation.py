@@ -11,6 +11,7 @@ route itself with `route`, `json_route` or `body_route`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +28,7 @@ from runtime.http.fields.headers import read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.tenant_service import service_for, tenant_in
+from runtime.http.unknown_fields import UnknownFields, warned
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
@@ -75,11 +77,13 @@ class Operation(Struct, frozen=True):
     def bind(self, service: Service, settings: HttpSettings) -> Route:
         """The route of a row that names its function."""
         if self.serve is not None:
-            return self.route(_answering(service, self.serve, settings))
+            return self.route(_answering(service, self.path, self.serve, settings))
         if self.call is not None:
             call = self.call
             return self.body_route(
-                lambda tenant, body: call(service_for(service, tenant), body), settings.max_body_bytes
+                lambda tenant, body: call(service_for(service, tenant), body),
+                settings.max_body_bytes,
+                settings.unknown_fields,
             )
         assert self.show is not None
         show = self.show
@@ -106,14 +110,19 @@ class Operation(Struct, frozen=True):
 
         return self.route(endpoint)
 
-    def body_route(self, call: Callable[[Tenant, Any], Awaitable[object]], max_bytes: int) -> Route:
+    def body_route(
+        self, call: Callable[[Tenant, Any], Awaitable[object]], max_bytes: int, unknown_fields: UnknownFields
+    ) -> Route:
         """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
         returns for the tenant and the body: a Response, or a value of one of `answers`."""
         decoder: msgspec.json.Decoder[Struct] = msgspec.json.Decoder(self.body or EmptyBody)
 
         async def endpoint(request: Request) -> ASGIApp:
-            body = await read_body(request.scope, request.receive, max_bytes)
-            return self._response(await call(tenant_in(request.scope), errors.decode(body or b"{}", decoder)))
+            content = await read_body(request.scope, request.receive, max_bytes)
+            body, ignored = unknown_fields.attempt(
+                partial(errors.decode, decoder=decoder), content or b"{}", self.path
+            )
+            return warned(self._response(await call(tenant_in(request.scope), body)), ignored)
 
         return self.route(endpoint)
 
@@ -132,16 +141,17 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoint:
+def _answering(service: Service, path: str, serve: Serve, settings: HttpSettings) -> Endpoint:
     async def endpoint(request: Request) -> ASGIApp:
         try:
             body = await read_body(request.scope, request.receive, settings.max_body_bytes)
         except RequestError as error:  # not all of it has been read
             return respond_early(errors.error_response(error, errors.path_of(request)))
-        answer = serve(service_for(service, tenant_in(request.scope)), body)
+        own = service_for(service, tenant_in(request.scope))
+        answer, ignored = settings.unknown_fields.attempt(partial(serve, own), body, path)
         if isinstance(answer, Answer):
             answer.exchange.apply_headers(read_headers(request.headers))
             answer.interval = max(settings.stream_interval, answer.interval)
-        return answer
+        return warned(answer, ignored)
 
     return endpoint

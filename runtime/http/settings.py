@@ -7,6 +7,7 @@ from msgspec import Struct
 from runtime.http.auth import Keys
 from runtime.http.hosts import ANY_HOST, AllowedHosts
 from runtime.http.key_file import names_of, read_key_file, read_secret
+from runtime.http.unknown_fields import REFUSING, UnknownFields
 from runtime.options.groups.http import is_loopback
 from runtime.options.plan import Plan
 
@@ -22,6 +23,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     keys: Keys = Keys()
     cors_origins: tuple[str, ...] = ()  # pages of these origins may read answers
     access_level: str | None = None  # lowest level that the access log writes; None: no access log
+    unknown_fields: UnknownFields = REFUSING
     unlogged_paths: tuple[str, ...] = ()  # path prefixes that the access log leaves out
     has_console: bool = True  # the page at /console is served
 
@@ -42,6 +44,7 @@ def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
         keys=open_keys(plan, is_local=is_loopback(plan.http.host) if is_local is None else is_local),
         cors_origins=plan.http.cors_origins or (),
         access_level=plan.logs.log_level_http,
+        unknown_fields=UnknownFields(plan.api.unknown_fields),
         unlogged_paths=plan.logs.uvicorn_access_log_exclude_prefixes,
         has_console=not plan.http.disable_console,
     )

@@ -203,7 +203,8 @@ class Finish(Struct, frozen=True):
     """How a sequence ended, and its token counts."""
 
     reason: FinishReason
-    matched: str | int | None  # the stop string or token id that ended it; None for eos and length
+    # the stop string, or the id of the stop token or end-of-text token, that ended it; None: another reason
+    matched: str | int | None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens that were found in the prefix cache

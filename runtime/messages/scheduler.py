@@ -83,7 +83,7 @@ class Ended(Struct, frozen=True):
 
     sequence_id: int
     reason: FinishReason
-    matched: int | None  # the stop token id, unless it is the model's own eos
+    matched: int | None  # the stop token or end-of-text token; None: a limit
     cached_tokens: int  # prompt tokens that were found in the prefix cache
     loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from
 

@@ -16,12 +16,9 @@ EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
 class ResultTokens:
     """Appends tokens to their sequences, and ends these at stop tokens and at their maximum length."""
 
-    def __init__(
-        self, eos_ids: tuple[int, ...], force: Callable[[Sequence, list[int]], None], end: EndSequence
-    ) -> None:
+    def __init__(self, force: Callable[[Sequence, list[int]], None], end: EndSequence) -> None:
         """`force` gets the tokens that a grammar forces after those of a sequence; `end` ends a sequence:
-        with its reason, the stop token that matched, and the list that it is appended to."""
-        self.eos_ids = eos_ids
+        with its reason, the end-of-text or stop token that matched, and the list that it is appended to."""
         self._force = force
         self._end = end
 
@@ -42,7 +39,7 @@ class ResultTokens:
             if result.forced and (forced := result.forced.get(row)):
                 self._force(sequence, forced)
             if token in sequence.stop_ids:
-                self._end(sequence, FinishReason.STOP, None if token in self.eos_ids else token, ended)
+                self._end(sequence, FinishReason.STOP, token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
 
@@ -74,8 +71,7 @@ class ResultTokens:
             if (forced := result.forced.get(row)) and len(taken) == len(tokens):
                 self._force(sequence, forced)
             if (token := taken[-1]) in sequence.stop_ids:
-                matched = None if token in self.eos_ids else token
-                self._end(sequence, FinishReason.STOP, matched, step.ended)
+                self._end(sequence, FinishReason.STOP, token, step.ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, step.ended)
 

@@ -110,7 +110,7 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
         )
-        self._results = ResultTokens(config.eos_ids, self.planner.drafts.force, self._end)
+        self._results = ResultTokens(self.planner.drafts.force, self._end)
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock

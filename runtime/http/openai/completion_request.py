@@ -106,6 +106,9 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     thinking_token_budget: JsonValue = None
     return_token_offsets: JsonValue = None
     return_mm_kwargs: JsonValue = None
+    guided_whitespace_pattern: JsonValue = None
+    logits_processors: JsonValue = None
+    early_stopping: JsonValue = None
 
 
 class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
@@ -146,6 +149,7 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_options: JsonValue = None
     session_id: str | None = None
     spaces_between_special_tokens: bool | None = None
+    guided_decoding_backend: str | None = None
     # constraint of the output: at most one of these (http/fields/constraint.py)
     response_format: JsonDict | None = None
     json_schema: JsonDict | str | None = None  # SGLang; also regex, ebnf and structural_tag
@@ -172,6 +176,7 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonDict | None = None
     reasoning_effort: str | float | None = None  # passed to the chat template
+    enable_thinking: bool | None = None  # passed to the chat template
     reasoning: Reasoning | None = None
     documents: list[JsonDict] | None = None
     input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; messages are then not rendered
@@ -201,6 +206,7 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     echo: JsonValue = None
     add_special_tokens: JsonValue = None
     chat_template: JsonValue = None
+    best_of: JsonValue = None
 
 
 class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):

@@ -92,7 +92,8 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
 
 
 def finish_fields(finish: Finish | None) -> dict[str, object]:
-    """`finish_reason` as in OpenAI's API, and as an extension `matched_stop`: the stop string or token."""
+    """`finish_reason` as in OpenAI's API, and as an extension `matched_stop`: the stop string, stop
+    token or end-of-text token."""
     if finish is None:
         return {"finish_reason": None}
     return {"finish_reason": finish.reason.value, "matched_stop": finish.matched}

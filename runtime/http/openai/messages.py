@@ -50,6 +50,8 @@ def _template_args(body: ChatBody) -> Fields:
     if effort is not None:
         args.setdefault("reasoning_effort", effort)
     is_thinking = effort != "none" if effort is not None else reasoning_options.enabled
+    if body.enable_thinking is not None:
+        is_thinking = body.enable_thinking
     if is_thinking is not None and args.keys().isdisjoint(THINKING_FLAGS):
         args.update(dict.fromkeys(THINKING_FLAGS, is_thinking))
     if body.documents is not None:

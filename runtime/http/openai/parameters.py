@@ -168,6 +168,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "include_reasoning": "false: reasoning is left out",
                 "request_id": "as `rid`",
                 "documents": "passed to the chat template",
+                "enable_thinking": "as in `chat_template_kwargs`, which comes first; `thinking` gets the same value",
                 "add_special_tokens": "whether the tokenizer adds its BOS token to a text; a chat's template "
                 "adds it itself, so true is a 400",
             },
@@ -179,6 +180,9 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "session_id": "common prefixes are found in the cache",
                 "spaces_between_special_tokens": "only slow tokenizers had a use for it",
             },
+        ),
+        *_rows(
+            "vLLM", "no effect", {"guided_decoding_backend": "--grammar-backend has one for all requests"}
         ),
         *_rows(
             "SGLang",
@@ -226,6 +230,9 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "mm_processor_kwargs": _IMAGES,
                 "prompt_embeds": "give texts or token ids",
                 "chat_template": "templates are the server's: --chat-template",
+                "guided_whitespace_pattern": "--constrained-json-whitespace-pattern has one for all requests",
+                "logits_processors": "named ones are served by /generate: processors.md",
+                "early_stopping": "there is no beam search",
             },
         ),
         ("length_penalty", Parameter("vLLM", "400", "there is no beam search", neutral=1)),
@@ -237,11 +244,15 @@ _HERE: dict[type[Shared], dict[str, str]] = {
     ChatBody: {
         "echo": "not in a chat; continue_final_message is similar",
         "add_special_tokens": "the chat template writes them",
+        "best_of": "n gives several answers",
     }
 }
 _REFUSED: dict[type[Shared], dict[str, Parameter]] = {
     kind: {name: PARAMETERS[name] for name in kind.__struct_fields__ if PARAMETERS[name].status == "400"}
-    | {name: Parameter("vLLM", "400", note) for name, note in _HERE.get(kind, {}).items()}
+    | {
+        name: Parameter("vLLM", "400", note, neutral=1 if name == "best_of" else None)
+        for name, note in _HERE.get(kind, {}).items()
+    }
     for kind in (ChatBody, CompletionBody)
 }
 

@@ -32,6 +32,7 @@ from runtime.http.openai.stored.upload import receive_file
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings, has_tenants
 from runtime.http.tenant_service import tenant_in
+from runtime.http.unknown_fields import REFUSING, UnknownFields
 from runtime.json_value import Fields
 from runtime.messages.tenants import Tenant
 from runtime.metrics import Metrics
@@ -89,6 +90,7 @@ class StoredObjects:
         metrics: Metrics | None = None,
         tenant_quota: float = 1.0,
         max_line_bytes: int = MAX_LINE_BYTES,
+        unknown_fields: UnknownFields = REFUSING,
     ) -> None:
         """`metrics` count what fails. `tenant_quota`: as in Tenant.quota; `max_line_bytes`: of a line of a
         batch. Blocking. Raises StartError when the folder can't be used; what is damaged in it goes to
@@ -100,7 +102,9 @@ class StoredObjects:
         self.storage = (
             None
             if disk is None
-            else Storage(service, disk, Quota(max_bytes, tenant_quota), self._tasks, max_line_bytes)
+            else Storage(
+                service, disk, Quota(max_bytes, tenant_quota), self._tasks, max_line_bytes, unknown_fields
+            )
         )
         self.responses = Responses(service, ResponseStore(disk, tenant_quota=tenant_quota), self._tasks)
 
@@ -132,11 +136,19 @@ class Storage:
     """Files and batches of one folder."""
 
     def __init__(
-        self, service: Service, disk: Disk, quota: Quota, tasks: StoredTasks, max_line_bytes: int
+        self,
+        service: Service,
+        disk: Disk,
+        quota: Quota,
+        tasks: StoredTasks,
+        max_line_bytes: int,
+        unknown_fields: UnknownFields,
     ) -> None:
         """Blocking."""
+        self.unknown_fields = unknown_fields
         self.files = Files(disk, quota)
-        self.batches = Batches(self.files, ENDPOINTS, max_line_bytes)
+        endpoints = {path: unknown_fields.serving(serve, path) for path, serve in ENDPOINTS.items()}
+        self.batches = Batches(self.files, endpoints, max_line_bytes)
         self.files.sweep(self.batches.unfinished_files(), deletes=not self.batches.is_damaged)
         self._runner = BatchRunner(service, self.batches, tasks)
 
@@ -148,7 +160,7 @@ class Storage:
             GET_FILE.json_route(lambda request: self._file(request).shown()),
             DELETE_FILE.route(self._delete),
             FILE_CONTENT.route(self._content),
-            CREATE_BATCH.body_route(self._create, MAX_BATCH_BODY),
+            CREATE_BATCH.body_route(self._create, MAX_BATCH_BODY, self.unknown_fields),
             LIST_BATCHES.json_route(self._list_batches),
             GET_BATCH.json_route(lambda request: self._record(request).batch),
             CANCEL_BATCH.route(self._cancel),
@@ -227,6 +239,7 @@ def open_stored_objects(service: Service, plan: Plan, metrics: Metrics) -> Store
         metrics,
         plan.api.tenant_quota if has_tenants(plan) else 1.0,
         plan.http.max_body_bytes,
+        UnknownFields(plan.api.unknown_fields),
     )
 
 

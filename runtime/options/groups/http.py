@@ -195,6 +195,14 @@ class Api(Group, frozen=True, kw_only=True):
             "from OpenAI's."
         ),
     ] = "model"
+    unknown_fields: A[
+        Literal["refuse", "warn"],
+        option(
+            "What to do with fields of a request that are not known: answer 400, or ignore them with a "
+            "warning header and a line in the log.",
+            note="Ollama's routes always ignore them",
+        ),
+    ] = "refuse"
     max_logprobs: A[
         MaxLogprobs,
         option(

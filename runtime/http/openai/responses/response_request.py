@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.fields.sampling import SamplingFields
+from runtime.http.openai.parameters import NOTHING
 from runtime.http.openai.responses import tools
 from runtime.json_value import JsonDict, JsonValue
 from runtime.messages.sampling import CacheSalt, Priority
@@ -63,6 +64,10 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: JsonDict | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: JsonDict | None = None
+    enable_thinking: bool | None = None
     # accepted without effect
     truncation: Literal["auto", "disabled"] | None = None  # --allow-auto-truncate decides
     user: str | None = None
@@ -81,6 +86,12 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     moderation: JsonValue = None
     image: JsonValue = None
     access_programs: JsonValue = None
+    request_id: JsonValue = None
+    mm_processor_kwargs: JsonValue = None
+    enable_response_messages: JsonValue = None
+    previous_input_messages: JsonValue = None
+    previous_response: JsonValue = None
+    vllm_xargs: JsonValue = None
 
 
 NOT_SERVED = (
@@ -91,6 +102,12 @@ NOT_SERVED = (
     "moderation",
     "image",
     "access_programs",
+    "request_id",
+    "mm_processor_kwargs",
+    "enable_response_messages",
+    "previous_input_messages",
+    "previous_response",
+    "vllm_xargs",
 )
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
@@ -99,7 +116,7 @@ INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothi
 def check(body: ResponseBody) -> None:
     """Raises InvalidRequest, naming the field, for what is not supported."""
     for name in NOT_SERVED:
-        if getattr(body, name) is not None:
+        if getattr(body, name) not in (None, *NOTHING):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
     for name in body.include or ():
         if name not in INCLUDES:

@@ -21,7 +21,7 @@ from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
-from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer
+from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer, read_response
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.responses.table import OPEN, StoredResponse
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
@@ -30,6 +30,7 @@ from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
+from runtime.http.unknown_fields import warned
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
@@ -114,22 +115,26 @@ class Responses:
             INPUT_ITEMS.route(self._input_items),
         ]
 
-    async def _prepared(self, service: Service, request: Request, settings: HttpSettings) -> PreparedResponse:
-        body = await read_body(request.scope, request.receive, settings.max_body_bytes)
-        return await PreparedResponse.read(service, self.store, body)
+    async def _prepared(
+        self, service: Service, request: Request, settings: HttpSettings
+    ) -> tuple[PreparedResponse, list[str]]:
+        """-> the request, and unknown fields of it that were ignored"""
+        content = await read_body(request.scope, request.receive, settings.max_body_bytes)
+        body, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
+        return await PreparedResponse.read(service, self.store, body), ignored
 
     def _creating(self, settings: HttpSettings) -> Endpoint:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared = await self._prepared(service, request, settings)
+            prepared, ignored = await self._prepared(service, request, settings)
             serving = answer(service, prepared, self.store.put)
             serving.exchange.apply_headers(read_headers(request.headers))
             serving.interval = settings.stream_interval
             if prepared.body.background:
-                return await self._start(prepared, serving, service.tenant)
+                return warned(await self._start(prepared, serving, service.tenant), ignored)
             if prepared.body.store:
                 self.store.check()
-            return serving
+            return warned(serving, ignored)
 
         return create
 
@@ -165,11 +170,12 @@ class Responses:
         return queued
 
     def _counting(self, settings: HttpSettings) -> Endpoint:
-        async def count(request: Request) -> Response:
+        async def count(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared = await self._prepared(service, request, settings)
+            prepared, ignored = await self._prepared(service, request, settings)
             ids = await self.service.control.tokenize(chat_prompt(prepared.chat))
-            return json_response(responses.InputTokens("response.input_tokens", len(ids)))
+            tokens = responses.InputTokens("response.input_tokens", len(ids))
+            return warned(json_response(tokens), ignored)
 
         return count
 

@@ -39,6 +39,10 @@ SAME = (
     "chat_template_kwargs",
     "priority",
     "cache_salt",
+    "extra_key",
+    "include_stop_str_in_output",
+    "structured_outputs",
+    "enable_thinking",
     "parallel_tool_calls",
     "stream",
     "model",
@@ -48,22 +52,26 @@ NAMES = {"max_new_tokens": "max_output_tokens", "prompt": "input", "input_ids": 
 _decoder = msgspec.json.Decoder(ResponseBody)
 
 
+def read_response(content: bytes) -> ResponseBody:
+    """The body of a request. Raises InvalidRequest."""
+    return decode(content, _decoder)
+
+
 class PreparedResponse:
     """A checked request: the chat request that it becomes, and the response object without output."""
 
     @classmethod
-    async def read(cls, service: Service, store: ResponseStore, body: bytes) -> Self:
-        """The request in a body, with the conversation that it continues. Raises RequestError."""
-        decoded = decode(body, _decoder)
-        adapter = adapter_named(service.card, decoded.model)
-        check(decoded)
-        before = decoded.previous_response_id
+    async def read(cls, service: Service, store: ResponseStore, body: ResponseBody) -> Self:
+        """The request with the conversation that it continues. Raises RequestError."""
+        adapter = adapter_named(service.card, body.model)
+        check(body)
+        before = body.previous_response_id
         context = (
             []
             if before is None
             else (await store.find(before, service.tenant, "previous_response_id")).conversation
         )
-        return cls(service, decoded, context, adapter)
+        return cls(service, body, context, adapter)
 
     def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
         """Raises RequestError."""
