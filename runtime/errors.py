@@ -29,8 +29,6 @@ Messages are safe to show to a client: they never hold a secret, a path of this 
 import signal
 from typing import ClassVar
 
-from runtime.json_value import JsonDict
-
 DISTRIBUTION = "runtime-serve"  # what pip installs; PyPI's `runtime` is another package
 
 # the out-of-memory killer, an operator or a container's end
@@ -73,7 +71,7 @@ class RequestError(RuntimeFault):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str] = "internal_error"
-    details: ClassVar[JsonDict | None] = None  # what Anthropic's clients act upon
+    details: ClassVar[dict[str, object] | None] = None  # what Anthropic's clients act upon
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

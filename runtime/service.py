@@ -67,7 +67,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     sampling_defaults: Fields = {}
     formats: AnswerFormats = AnswerFormats()  # how tool calls and reasoning are written in answers
     preferred: Fields = {}  # defaults of SamplingParams for all requests: --preferred-sampling-params
-    has_tags: bool = False  # structural tags can constrain parts of a text (--grammar-backend xgrammar)
+    has_grammars: bool = False  # answers can be constrained
     pooling: Pooling | None = (
         None  # how an embedding model or classifier pools; None: the model generates text
     )

@@ -184,7 +184,7 @@ def model_card(plan: Plan, model: ModelConfig, adapters: dict[str, AdapterCard])
         preferred=preferred,
         pooling=model.pooling,
         formats=answer_formats(plan),
-        has_tags=plan.kernels.grammar_backend == "xgrammar",
+        has_grammars=grammar_setup(plan, model) is not None,
         weight_version=plan.weights.weight_version,
         storage=plan.tiers.hicache_storage_backend,
         has_cache_report=plan.api.enable_cache_report,

@@ -113,7 +113,10 @@ def open_backend(setup: GrammarSetup) -> Backend:
         special=special_tokens(vocabulary, setup),
     )
     backend: Backend = import_module(BACKENDS[setup.backend][0]).create_backend(terms)
-    return backend
+    if setup.backend == "llguidance":
+        return backend
+    with_calls: Backend = import_module("runtime.grammar.with_calls").WithCalls(backend, terms)
+    return with_calls
 
 
 def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:

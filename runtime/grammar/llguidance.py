@@ -7,9 +7,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids
+from runtime.grammar.call_grammar import CallGrammar
 from runtime.grammar.choice_syntax import choices_as_regex
 from runtime.grammar.json_schema import prepare_schema
-from runtime.messages.constraint import Grammar
+from runtime.messages.constraint import Calls, Grammar
 
 
 class _TokenizerAdapter:
@@ -34,6 +35,7 @@ class LLGuidance:
 
     def __init__(self, terms: GrammarVocabulary) -> None:
         self.byte_ids = find_byte_ids(terms)
+        self._special = terms.special
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_TokenizerAdapter(terms)), len(terms.tokens), list(terms.eos_ids)
         )
@@ -65,10 +67,10 @@ class LLGuidance:
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "ebnf":
-                try:
-                    return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
-                except Exception as error:  # its reader of GBNF raises whatever comes up
-                    raise GrammarError(f"the EBNF can't be read: {error}") from error
+                return LLMatcher.grammar_from_lark(_lark_of(grammar.text))
+            case "calls":
+                calls = msgspec.json.decode(grammar.text, type=Calls)
+                return CallGrammar(self._special, self._json, _lark_of).write(calls)
             case "choice":
                 return LLMatcher.grammar_from_regex(choices_as_regex(grammar.text))
             case "structural_tag":
@@ -110,6 +112,14 @@ class LLGuidanceMatcher:
     def jump_forward(self) -> list[int]:
         """See Matcher.jump_forward."""
         return self.inner.compute_ff_tokens()
+
+
+def _lark_of(ebnf: str) -> str:
+    """Lark's notation of GBNF. Raises GrammarError."""
+    try:
+        return any_to_lark(ebnf)
+    except Exception as error:  # the library's reader of GBNF raises whatever comes up
+        raise GrammarError(f"the EBNF can't be read: {error}") from error
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -94,6 +94,10 @@ class XGrammar:
                 return compiler.compile_structural_tag(triggered_by_tokens(grammar.text, self._special))
             case "choice":
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
+            case "calls":
+                raise GrammarError(
+                    "calls are not compiled here"
+                )  # with_calls.py has another backend for them
 
 
 def _bounds_as_pattern(node: JsonDict, path: str) -> None:

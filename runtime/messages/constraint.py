@@ -1,4 +1,4 @@
-"""Constraints on the form of an answer: one rule, of one of six kinds.
+"""Constraints on the form of an answer: one rule, of one of seven kinds.
 
 A rule becomes a `Grammar`, two strings that are sent to the processes that compile it (runtime/grammar).
 Nothing here depends on a backend.
@@ -14,7 +14,7 @@ MAX_CHARS = 1 << 18  # characters of a rule
 MAX_CHOICES = 1_024
 
 Source = A[str, Meta(min_length=1, max_length=MAX_CHARS)]
-Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
+Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice", "calls"]
 
 
 class JsonSchema(Struct, frozen=True, tag="json_schema"):
@@ -40,7 +40,7 @@ class Ebnf(Struct, frozen=True, tag="ebnf"):
 
 
 class StructuralTag(Struct, frozen=True, tag="structural_tag"):
-    """Free text in which tagged parts keep to a schema; `tag` is xgrammar's JSON description of it."""
+    """AnyText text in which tagged parts keep to a schema; `tag` is xgrammar's JSON description of it."""
 
     tag: Source
 
@@ -51,7 +51,50 @@ class Choice(Struct, frozen=True, tag="choice"):
     choices: A[tuple[Source, ...], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
-Rule = JsonSchema | JsonObject | Regex | Ebnf | StructuralTag | Choice
+class Lark(Struct, frozen=True, tag="lark"):
+    """A text of a context-free grammar in Lark's notation, as llguidance reads it; only within Calls."""
+
+    grammar: Source
+
+
+class AnyText(Struct, frozen=True, tag="free"):
+    """Any text; only within Calls. Special tokens in `marks` may be part of it."""
+
+    marks: tuple[str, ...] = ()
+
+
+class PythonArguments(Struct, frozen=True, tag="python_arguments"):
+    """Keyword arguments of a call in Python, with literals; only within Calls."""
+
+
+INDEX = "\ue000"  # in CallForm.begin, stands for a number
+
+
+class CallForm(Struct, frozen=True):
+    """How one function is called: what stands before its arguments and behind them."""
+
+    begin: str
+    arguments: JsonSchema | Lark | AnyText | PythonArguments
+    end: str
+
+
+class Calls(Struct, frozen=True, tag="calls"):
+    """Calls of functions as a model writes them, alone, or in place of another answer, or in free text.
+
+    `before` the first call, `between` two, `after` the last. Texts may hold special tokens. With a free
+    `answer`, calls begin where the text has `trigger`, a beginning of the first form.
+    """
+
+    forms: A[tuple[CallForm, ...], Meta(min_length=1)]
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    is_single: bool = False
+    answer: JsonSchema | JsonObject | Regex | Ebnf | Choice | AnyText | None = None
+    trigger: str = ""
+
+
+Rule = JsonSchema | JsonObject | Regex | Ebnf | StructuralTag | Choice | Calls
 
 
 class Grammar(Struct, frozen=True, array_like=True):
@@ -88,3 +131,5 @@ def grammar_of(rule: Rule) -> Grammar:
             return Grammar("structural_tag", text)
         case Choice(choices=choices):
             return Grammar("choice", msgspec.json.encode(choices).decode())
+        case Calls():
+            return Grammar("calls", msgspec.json.encode(rule).decode())

@@ -6,6 +6,7 @@
     xml_syntax.py         two more syntaxes, in markup
     literal_syntax.py     two more syntaxes, in other notations
     tool_call_formats.py  the table of tool-call formats: markers and syntaxes, data only
+    call_frames.py        the texts around calls in each format, for grammars
     reasoning_formats.py  the table of reasoning formats
     answer_parser.py      the parser of one answer, made from a row of each table
     channel_parser.py     the same for gpt-oss and Muse, whose answers are messages with headers

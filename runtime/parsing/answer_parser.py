@@ -34,8 +34,6 @@ class ToolCallFormat(Struct, frozen=True, kw_only=True):
     known: tuple[str, ...] = ()
     dropped_markers: tuple[str, ...] = ()  # markers around the text of an answer, which are not reported
     separators: str = ",;"  # between calls, in addition to white space
-    # texts before and behind a call's arguments, with NAME in place of its name; None: arguments are not JSON
-    json_frame: tuple[str, str] | None = None
     call_id_length: int = 0  # letters and digits of a call's id, where the template requires a length
     models: str = ""
 

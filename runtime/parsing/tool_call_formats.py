@@ -14,7 +14,6 @@ _HERMES = ToolCallFormat(
     models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, pocket",
     syntaxes=(JsonCalls(),),
     sections=(Section("<tool_call>", "</tool_call>"),),
-    json_frame=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
 )
 
 

@@ -111,6 +111,45 @@ def test_a_strict_function_keeps_to_its_schema_where_the_model_calls_it_by_itsel
     )[2]
 
 
+SCORE: Any = {
+    "type": "object",
+    "properties": {"score": {"type": "integer", "minimum": 10, "maximum": 19}},
+    "required": ["score"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_tools_and_a_schema_are_a_call_or_an_answer_in_the_schema(server: Server, effort: str) -> None:
+    """As agents with an output type ask: first a call, then the answer."""
+    form = {"type": "json_schema", "json_schema": {"name": "score", "schema": SCORE}}
+    fields: dict[str, Any] = {
+        "tools": [WEATHER, TIME],
+        "response_format": form,
+        "reasoning_effort": effort,
+        "max_completion_tokens": 300,
+    }
+    answer = server.client.chat.completions.create(**ASK | fields).choices[0]
+    content, reasoning, calls = parts_of(answer.message)
+    assert answer.finish_reason == "tool_calls" and not content and len(calls) == 1
+    jsonschema.validate(calls[0][1], WEATHER["function"]["parameters"])
+    assert streamed(server, **fields) == (content, reasoning, calls)
+    fields["messages"] = [{"role": "user", "content": "Count from 1 to 5."}]
+    for n in (1, 2):
+        counted = server.client.chat.completions.create(
+            **ASK | fields | {"n": n, "temperature": 0.5, "seed": 3}
+        )
+        for choice in counted.choices:
+            content, reasoning, calls = parts_of(choice.message)
+            if calls:
+                jsonschema.validate(
+                    calls[0][1],
+                    {"get_weather": WEATHER, "get_time": TIME}[calls[0][0]]["function"]["parameters"],
+                )
+            else:
+                jsonschema.validate(json.loads(content), SCORE)
+
+
 @pytest.mark.parametrize(
     ("fields", "thinks", "calls"),
     [

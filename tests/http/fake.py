@@ -210,7 +210,7 @@ class FakeService:
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
     formats: AnswerFormats = AnswerFormats()
-    has_tags: bool = False
+    has_grammars: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
     held: FakeMemorySaver = field(init=False)
@@ -232,7 +232,7 @@ class FakeService:
             sampling_defaults=self.defaults | self.preferred,
             preferred=self.preferred,
             formats=self.formats,
-            has_tags=self.has_tags,
+            has_grammars=self.has_grammars,
             adapters=self.adapters.cards if self.adapters is not None else {},
             storage=self.storage,
             has_cache_report=self.has_cache_report,

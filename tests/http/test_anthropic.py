@@ -16,7 +16,7 @@ from runtime.http.app import http_app
 from runtime.http.auth import Keys
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.answer_format import Output
-from runtime.messages.constraint import StructuralTag
+from runtime.messages.constraint import Calls
 from runtime.messages.requests import Chat, Finish, FinishReason
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from tests.http.fake import FakeService
@@ -269,7 +269,7 @@ def test_why_it_stopped(reason: FinishReason, matched: Any, expected: tuple[str,
 
 
 async def test_what_newer_clients_send_and_look_for() -> None:
-    service = FakeService(formats=HERMES, says=SAYS, has_tags=True)
+    service = FakeService(formats=HERMES, says=SAYS, has_grammars=True)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
     ) as http:
@@ -284,7 +284,7 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         }
         answer = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
         assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
-        assert isinstance(service.requests[-1].params.constraint, StructuralTag)  # strict
+        assert isinstance(service.requests[-1].params.constraint, Calls)  # strict
         message = answer.json()
         assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
         assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"

@@ -21,6 +21,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import (
+    calls_or,
     required_calls,
     requires_call,
     strict_calls,
@@ -119,18 +120,21 @@ def prepare(
 
 def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
     rule, where = constraint_of(body)
-    calls = required_calls(body, tools)
-    if calls is None and rule is None and card.has_tags and not body.ignore_eos:
-        return strict_calls(body, tools, card.formats.tool_call_format), {"constraint": "tools"}
-    if calls is None:
-        return rule, where
-    if rule is not None:
+    form = card.formats.tool_calls
+    if (required := required_calls(body, tools)) is None:
+        if rule is not None:
+            return calls_or(body, tools, form, rule), where
+        if card.has_grammars and not body.ignore_eos:
+            return strict_calls(body, tools, form), {"constraint": "tools"}
+        return None, {}
+    # clients send response_format with every request, and mean answers that are no calls
+    if rule is not None and not where["constraint"].startswith("response_format"):
         raise InvalidRequest(
             f"tool_choice requires a call, and {where['constraint']} another form of the answer; "
             "give one of them",
             param="tool_choice",
         )
-    return calls, {"constraint": "tool_choice"}
+    return required, {"constraint": "tool_choice"}
 
 
 def _reading(service: Service, body: ChatBody, tools: Tools) -> ReaderSettings | None:

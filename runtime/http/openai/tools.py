@@ -1,6 +1,7 @@
 """Tools of a chat request: their schemas, and the constraints that tool_choice and strict tools put on the
 answer."""
 
+from collections.abc import Mapping
 from typing import Annotated as A
 from typing import Literal
 
@@ -10,9 +11,19 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
 from runtime.http.openai.completion_request import ChatBody
-from runtime.json_value import Fields
-from runtime.messages.constraint import JsonSchema, Rule, StructuralTag
-from runtime.parsing.answer_parser import ToolCallFormat
+from runtime.json_value import Fields, JsonValue
+from runtime.messages.constraint import (
+    INDEX,
+    CallForm,
+    Calls,
+    AnyText,
+    JsonSchema,
+    PythonArguments,
+    Rule,
+    StructuralTag,
+)
+from runtime.parsing import call_frames as frames
+from runtime.parsing.call_frames import CALL_FRAMES, CallFrame
 from runtime.parsing.schema_types import Tools
 
 DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referenced from its root
@@ -124,33 +135,62 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
     return JsonSchema(msgspec.json.encode(schema).decode())
 
 
-def strict_calls(body: ChatBody, tools: Tools, form: ToolCallFormat | None) -> Rule | None:
-    """The constraint for free text in which calls, in the model's own format, follow the schemas of tools
-    with `strict`; None without such tools."""
+def strict_calls(body: ChatBody, tools: Tools, form: str | None) -> Calls | None:
+    """The constraint for free text in which calls, in the model's own format `form`, follow the schemas of
+    tools with `strict`; None without such tools, and for formats whose calls no text begins."""
     functions: list[Fields] = body.tools or []  # checked by `tools_of`
     names = {tool["function"]["name"] for tool in functions if tool["function"].get("strict") is True}
-    if form is None or form.json_frame is None or names.isdisjoint(tools):
+    frame = CALL_FRAMES.get(form or "")
+    if frame is None or not frame.trigger or frame.body not in ("json", "object") or names.isdisjoint(tools):
         return None
-    begin, end = form.json_frame
-    tags = [
-        {
-            "type": "tag",
-            "begin": begin.replace("NAME", name),
-            "end": end,
-            "content": {
-                "type": "json_schema",
-                "json_schema": (parameters if name in names else None) or {"type": "object"},
-            },
-        }
-        for name, parameters in tools.items()
-    ]
-    tag_format = {
-        "type": "triggered_tags",
-        "triggers": [form.sections[0].begin],
-        "tags": tags,
-        "stop_after_first": body.parallel_tool_calls is False,
-    }
-    return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": tag_format}).decode())
+    schemas = {name: (schema if name in names else None) or {} for name, schema in tools.items()}
+    return structs.replace(own_calls(body, schemas, frame), answer=AnyText(), trigger=frame.trigger)
+
+
+def calls_or(body: ChatBody, tools: Tools, form: str | None, rule: Rule) -> Rule:
+    """The constraint for calls in the model's own format `form`, or an answer that `rule` allows. Without a
+    format no call would be recognised; structural tags leave room for calls in their free text."""
+    frame = CALL_FRAMES.get(form or "")
+    if frame is None or not tools or isinstance(rule, StructuralTag | Calls):
+        return rule
+    return structs.replace(own_calls(body, tools, frame), answer=rule)
+
+
+def own_calls(body: ChatBody, tools: Tools, frame: CallFrame) -> Calls:
+    """The calls of these tools in the model's own format; as many as the model likes, unless
+    parallel_tool_calls is false."""
+    return Calls(
+        tuple([_form(name, schema, frame) for name, schema in tools.items()]),
+        before=frame.before,
+        between=frame.between,
+        after=frame.after,
+        is_single=body.parallel_tool_calls is False,
+    )
+
+
+def _form(name: str, schema: Mapping[str, JsonValue], frame: CallFrame) -> CallForm:
+    begin = frame.begin.replace(frames.INDEX, INDEX).replace(frames.NAME, name)
+    match frame.body:
+        case "json" | "object":
+            arguments: Fields = {"type": "object", **schema}
+            if frame.body == "object":
+                arguments = _call_object(name, arguments, "parameters")
+            return CallForm(begin, JsonSchema(msgspec.json.encode(arguments).decode()), frame.end)
+        case "python":
+            return CallForm(begin, PythonArguments(), frame.end)
+    return CallForm(begin, AnyText(frame.text), frame.end)
+
+
+def _call_object(name: str, arguments: Fields, word: str) -> Fields:
+    """The schema of a call as an object, whose arguments are called `word`."""
+    shared = {key: arguments[key] for key in DEFINITIONS if key in arguments}
+    own = {key: value for key, value in arguments.items() if key not in DEFINITIONS}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, word: own},
+        "required": ["name", word],
+        "additionalProperties": False,
+    } | shared
 
 
 def calls_schema(tools: Tools) -> Fields:
@@ -170,15 +210,6 @@ def calls_schema(tools: Tools) -> Fields:
                         f"two tools define {word}.{key} differently; give one of them another name",
                         param="tools",
                     )
-        arguments = {"type": "object"} | {
-            key: value for key, value in parameters.items() if key not in DEFINITIONS
-        }
-        items.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": arguments},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
+        own = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
+        items.append(_call_object(name, {"type": "object"} | own, "arguments"))
     return {"type": "array", "items": items[0] if len(items) == 1 else {"anyOf": items}} | shared

@@ -16,7 +16,7 @@ from runtime.http.app import http_app
 from runtime.http.openai.completion_request import ChatBody, Message
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.openai.tools import required_calls, tools_of
-from runtime.messages.constraint import JsonObject, JsonSchema, StructuralTag
+from runtime.messages.constraint import JsonSchema
 from runtime.messages.sampling import Free
 from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
@@ -350,28 +350,3 @@ def test_definitions_move_to_the_root() -> None:
     jsonschema.validate([{"name": "f", "arguments": {"p": {"x": 1}}}], schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate([{"name": "f", "arguments": {"p": {}}}], schema)
-
-
-async def test_strict_functions_keep_to_their_schemas_where_the_backend_can() -> None:
-    tools = [{"type": "function", "function": ADD["function"] | {"strict": True}}, NOW]
-    asked = []
-    for has_tags, fields in (
-        (True, {}),
-        (True, {"parallel_tool_calls": False}),
-        (False, {}),
-        (True, {"tools": [ADD]}),
-        (True, {"tool_choice": "none"}),
-        (True, {"response_format": {"type": "json_object"}}),
-    ):
-        service = FakeService(formats=HERMES, says=SAYS, has_tags=has_tags)
-        async with client_of(service) as client:
-            await client.chat.completions.create(**ASK | {"tools": tools} | fields)
-        asked.append(service.requests[0].params.constraint)
-    assert isinstance(asked[0], StructuralTag) and isinstance(asked[1], StructuralTag)
-    first, second = [json.loads(rule.tag)["format"] for rule in asked[:2]]
-    assert first["triggers"] == ["<tool_call>"] and [
-        tag["content"]["json_schema"] for tag in first["tags"]
-    ] == [ADD["function"]["parameters"], {"type": "object"}]
-    assert first["tags"][0]["begin"] == '<tool_call>\n{"name": "add", "arguments": '
-    assert (first["stop_after_first"], second["stop_after_first"]) == (False, True)
-    assert asked[2:5] == [None, None, None] and isinstance(asked[5], JsonObject)
