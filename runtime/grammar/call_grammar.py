@@ -12,11 +12,11 @@ from runtime.grammar.json_schema import prepare_schema
 from runtime.json_value import Fields
 from runtime.messages.constraint import (
     INDEX,
+    AnyText,
     CallForm,
     Calls,
     Choice,
     Ebnf,
-    AnyText,
     JsonObject,
     JsonSchema,
     Lark,

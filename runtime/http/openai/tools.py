@@ -14,9 +14,9 @@ from runtime.http.openai.completion_request import ChatBody
 from runtime.json_value import Fields, JsonValue
 from runtime.messages.constraint import (
     INDEX,
+    AnyText,
     CallForm,
     Calls,
-    AnyText,
     JsonSchema,
     PythonArguments,
     Rule,
