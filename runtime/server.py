@@ -131,7 +131,7 @@ def _grpc_server(core: Core, plan: Plan, settings: HttpSettings, tls: ssl.SSLCon
         plan.http.ssl_ca_certs,
         tls,
     )
-    server = rpc.Rpc(core, settings, plan.http.host, plan.http.port, credentials)
+    server = rpc.Rpc(core, settings, plan.http.host, plan.http.port, credentials, plan.http.max_connections)
     _log_listening("grpc", plan, server.port)
     return partial(server.serve, remaining_s=core.deadline.remaining_s)
 

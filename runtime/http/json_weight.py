@@ -39,13 +39,18 @@ async def check_weight(body: bytes, max_body_bytes: int) -> None:
 
 def check_weight_now(weight: int, max_body_bytes: int) -> None:
     """Raises TooLarge for a weight above what `max_body_bytes` allow."""
-    most = max(MIN_WEIGHT, max_body_bytes // BYTES_PER_UNIT)
+    most = most_weight(max_body_bytes)
     if weight > most:
         raise TooLarge(
             f"the body has too many JSON values: they weigh {weight} (number 1, text 4, list or object 5, "
             f"key 3 more), and this server takes {most} (more with a larger --max-body-bytes); send fewer "
             "at once"
         )
+
+
+def most_weight(max_body_bytes: int) -> int:
+    """The largest weight that may be decoded at once."""
+    return max(MIN_WEIGHT, max_body_bytes // BYTES_PER_UNIT)
 
 
 def weight_of(body: bytes) -> int:

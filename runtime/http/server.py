@@ -27,6 +27,7 @@ from runtime.http.acceptor import Acceptor, ConnectionLimit
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
 from runtime.http.fields.request_id import request_id, with_request_id
+from runtime.http.grace import GRACE_S, cancel_after_grace
 from runtime.http.http1 import HTTP2_PREFACE, Http1, Http1Server
 from runtime.http.http2 import Http2, Http2Server
 from runtime.http.http2_stream import Http2Stream
@@ -40,8 +41,6 @@ from runtime.regular_file import check_regular
 LOG = logging.getLogger("runtime.http")
 
 BACKLOG = 2048
-GRACE_S = 30.0  # for running answers, after a request to shut down
-FLUSH_S = 0.2  # of it in any case: for what was written last to leave
 SPARE_PATHS = frozenset({"/health", "/ping", "/health_generate", "/metrics"})  # answered even if full
 SPARE_IDLE_S = 5.0  # that a connection for them may take to ask
 STUCK_S = 30.0  # for which a client may take nothing of what waits for it
@@ -111,7 +110,7 @@ async def serve(
     max_connections: int = 8192,
 ) -> None:
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
-    end, and no longer than `remaining_s` says, but FLUSH_S. `has_h2c`: HTTP/2 is spoken without TLS too.
+    end, and no longer than `remaining_s` says, and FLUSH_S more. `has_h2c`: HTTP/2 is spoken without TLS too.
     Above `max_connections`, only requests for SPARE_PATHS are answered."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
         server = _Server(app, tasks, stuck_s, root_path, has_h2c, max_connections)
@@ -125,8 +124,11 @@ async def serve(
             await asyncio.wait(accepting)
             for sock in sockets:
                 sock.close()
-        with anyio.move_on_after(min(grace_s, max(FLUSH_S, remaining_s()))):
+        async with anyio.create_task_group() as draining:
+            end = draining.cancel_scope
+            draining.start_soon(cancel_after_grace, end, remaining_s, grace_s)
             await server.drain()
+            end.cancel()
         server.cut()
 
 

@@ -1,8 +1,9 @@
 """The methods of the gRPC service. A request takes the same path as POST /generate; only its encoding
 differs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 
+import anyio
 from anyio.to_thread import run_sync
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -31,7 +32,11 @@ from runtime.messages.tenants import Tenant
 from runtime.rpc.schema import load
 from runtime.service import Service
 
+STUCK_S = 30.0  # for which a client may take nothing of what waits for it
 NUMBERS = ("sampling_seed", "priority")  # 64-bit numbers are strings in the JSON of protobuf
+
+
+Write = Callable[[Message], Awaitable[None]]  # returns when the message is on its way
 
 
 class Caller(Struct, frozen=True):
@@ -59,7 +64,9 @@ class Calls:
     async def embed(self, request: Message, caller: Caller) -> Message:
         """-> EmbedResponse"""
         body = await self._body(request)
-        answer = embeddings(self._service_of(caller), encode({"input": body.pop("texts", [])} | body))
+        content = encode({"input": body.pop("texts", [])} | body)
+        await check_weight(content, self.settings.max_body_bytes)
+        answer = embeddings(self._service_of(caller), content)
         answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
         result = await answer.complete()
         assert isinstance(result, Embeddings)
@@ -73,8 +80,8 @@ class Calls:
         aborted = self.service.control.abort(request.rid, caller.tenant)
         return self.types["AbortResponse"](aborted=aborted)
 
-    async def generate(self, request: Message, caller: Caller) -> AsyncGenerator[Message, None]:
-        """Yields GenerateResponse messages."""
+    async def generate(self, request: Message, caller: Caller, write: Write) -> None:
+        """Writes GenerateResponse messages."""
         content = encode(await self._body(request))
         await check_weight(content, self.settings.max_body_bytes)
         answer = generate(self._service_of(caller), content)
@@ -91,8 +98,9 @@ class Calls:
                 for choice, delta in waiting.all():
                     fields = exchange.requests[0].id, choice, answer.answer_format.visible(choice, delta)
                     is_large = large.is_large({choice: delta})
-                    yield (
-                        await large.compute(self._response, *fields) if is_large else self._response(*fields)
+                    await waiting.send(
+                        write,
+                        await large.compute(self._response, *fields) if is_large else self._response(*fields),
                     )
         except RequestError as error:
             raise renamed(error, answer.names) from None
@@ -146,26 +154,40 @@ class Calls:
 
 
 class Waiting:
-    """Deltas that gRPC has not sent yet, merged to one for each choice."""
+    """Deltas that gRPC has not sent yet, merged to one for each choice. A client that takes nothing is left
+    when too much waits for it, or after STUCK_S."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.deltas: dict[int, Delta] = {}
         self.num_tokens = 0
+        self.max_tokens = MAX_WAITING_TOKENS * sum(request.params.n for request in exchange.requests)
+        self._sending: anyio.CancelScope | None = None
 
     def take(self, choice: int, delta: Delta) -> None:
         """Adds a delta."""
         waiting = self.deltas.get(choice)
         self.deltas[choice] = delta if waiting is None else merged(waiting, delta)
         self.num_tokens += len(delta.token_ids)
+        for token in delta.logprobs or ():
+            self.num_tokens += len(token.top) + len(token.picked)
+        if self.num_tokens > self.max_tokens and self._sending is not None:
+            self._sending.cancel()
         self.exchange.ready.set()
 
     def all(self) -> list[tuple[int, Delta]]:
-        """Removes and returns all deltas. Raises Overloaded when the client reads too slowly."""
-        if self.num_tokens > MAX_WAITING_TOKENS * sum(request.params.n for request in self.exchange.requests):
-            raise Overloaded("the client takes nothing of its stream")
+        """Removes and returns all deltas."""
         deltas, self.deltas, self.num_tokens = self.deltas, {}, 0
         return list(deltas.items())
+
+    async def send(self, write: Write, message: Message) -> None:
+        """Sends a message. Raises Overloaded when the client does not take it."""
+        with anyio.move_on_after(STUCK_S) as self._sending:
+            await write(message)
+        if self._sending.cancelled_caught:
+            self.deltas.clear()
+            raise Overloaded("the client takes nothing of its stream")
+        self._sending = None
 
 
 def body_of(request: Message) -> Fields:

@@ -3,20 +3,25 @@ are those of the HTTP routes."""
 
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TypeAlias
 
 import anyio
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
+from runtime.errors import InternalFault, Overloaded, RequestError, StartError
 from runtime.http.auth import Level
+from runtime.http.body_budget import BodyLease
+from runtime.http.grace import GRACE_S, cancel_after_grace
 from runtime.http.settings import HttpSettings
+from runtime.messages.tenants import Tenant
 from runtime.regular_file import read_regular
-from runtime.rpc.calls import Caller, Calls
+from runtime.rpc.calls import STUCK_S, Caller, Calls, Write
+from runtime.rpc.messages import Messages
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
 
@@ -31,13 +36,26 @@ CODES = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-GRACE_S = 30.0  # for running calls, after shutdown
+
+OPTIONS = {
+    "grpc.so_reuseport": 0,
+    "grpc.max_concurrent_streams": 1024,  # of one connection; further calls wait in the client
+    "grpc.server_handshake_timeout_ms": 15_000,
+    "grpc.compression_enabled_algorithms_bitset": 1,  # none: compressed messages are refused
+    "grpc.keepalive_time_ms": 60_000,  # a client that is gone without a word is noticed
+    "grpc.keepalive_timeout_ms": 20_000,
+}
 
 Context: TypeAlias = grpc.aio.ServicerContext
+Call: TypeAlias = Callable[[Message, Caller, Write], Awaitable[None]]
 
 
 class Rpc:
-    """A gRPC server. It listens from its construction on."""
+    """A gRPC server. It listens from its construction on.
+
+    Whatever a call says is read after its key was checked; a call without an answer to come (Health) is not
+    read at all.
+    """
 
     def __init__(
         self,
@@ -46,21 +64,27 @@ class Rpc:
         host: str,
         port: int,
         credentials: grpc.ServerCredentials | None = None,
+        max_connections: int = 8192,
     ) -> None:
-        """Raises StartError when the address cannot be used."""
+        """`max_connections`: open at once, and calls that run at once. Raises StartError when the address
+        cannot be used."""
         self.settings = settings
+        self.messages = Messages(settings.max_body_bytes, settings.max_total_body_bytes)
+        self.max_calls = max_connections
+        self.num_calls: Counter[str] = Counter()  # that run now, by tenant
+        limits = {"grpc.max_receive_message_length": settings.max_body_bytes} | OPTIONS
         self.server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", settings.max_body_bytes), ("grpc.so_reuseport", 0)]
+            options=[*limits.items(), ("grpc.max_allowed_incoming_connections", max_connections)]
         )
         calls, (types, methods) = Calls(service, settings), load()
         handlers: dict[str, grpc.RpcMethodHandler] = {}
         for name, takes, several, gives in methods:
-            level = LEVELS.get(name, "user")
             call = getattr(calls, name.lower())
-            make = grpc.unary_stream_rpc_method_handler if several else grpc.unary_unary_rpc_method_handler
-            method = (self._several if several else self._one)(level, types[takes], call)
-            # messages are decoded after authentication
-            handlers[name] = make(method, response_serializer=types[gives].SerializeToString)
+            # calls with one message are the same on the wire, and this kind reads it when it is asked to
+            handlers[name] = grpc.stream_stream_rpc_method_handler(
+                self._method(LEVELS.get(name, "user"), types[takes], call if several else answering(call)),
+                response_serializer=types[gives].SerializeToString,
+            )
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -80,40 +104,56 @@ class Rpc:
             await shutdown.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.server.stop(min(GRACE_S, remaining_s()) if shutdown.is_set() else 0)
+                if shutdown.is_set():
+                    await self._drain(remaining_s)
+                await self.server.stop(0)
 
-    def _one(
-        self, level: Level, kind: type[Message], call: Callable[[Message, Caller], Awaitable[Message]]
-    ) -> Callable[[bytes, Context], Awaitable[Message]]:
-        async def method(data: bytes, context: Context) -> Message:
+    async def _drain(self, remaining_s: Callable[[], float]) -> None:
+        """Takes no more calls; returns when those that run have ended, or at the deadline."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_after_grace, tasks.cancel_scope, remaining_s)
+            await self.server.stop(GRACE_S)
+            tasks.cancel_scope.cancel()
+
+    def _method(
+        self, level: Level, kind: type[Message], call: Call
+    ) -> Callable[[object, Context], Awaitable[None]]:
+        async def method(_: object, context: Context) -> None:
+            lease = BodyLease(self.messages.budget)
+            tenant = None
             try:
                 caller = self._authenticate(level, context)
-                return await call(_read(kind, data), caller)
+                if level == "open":
+                    message = kind()
+                else:
+                    self._begin(caller.tenant)
+                    tenant = caller.tenant
+                    message = await self.messages.read(kind, context.read, lease)
+                await call(message, caller, context.write)
             except Exception as error:
-                await _refuse(error, context)
-
-        return method
-
-    def _several(
-        self,
-        level: Level,
-        kind: type[Message],
-        call: Callable[[Message, Caller], AsyncGenerator[Message, None]],
-    ) -> Callable[[bytes, Context], AsyncIterator[Message]]:
-        async def method(data: bytes, context: Context) -> AsyncIterator[Message]:
-            answers = None
-            try:
-                caller = self._authenticate(level, context)
-                answers = call(_read(kind, data), caller)
-                async for message in answers:
-                    yield message
-            except Exception as error:
+                lease.release()
                 await _refuse(error, context)
             finally:
-                if answers is not None:
-                    await answers.aclose()
+                lease.release()
+                if tenant is not None:
+                    self._end(tenant)
 
         return method
+
+    def _begin(self, tenant: Tenant) -> None:
+        """One more call of a tenant runs. Raises Overloaded for too many, of all tenants or of this one."""
+        if self.num_calls.total() >= self.max_calls or self.num_calls[tenant.name] >= tenant.most(
+            self.max_calls
+        ):
+            raise Overloaded(
+                "as many calls run as this server takes (--max-connections, --tenant-quota); try again"
+            )
+        self.num_calls[tenant.name] += 1
+
+    def _end(self, tenant: Tenant) -> None:
+        self.num_calls[tenant.name] -= 1
+        if not self.num_calls[tenant.name]:
+            del self.num_calls[tenant.name]
 
     def _authenticate(self, level: Level, context: Context) -> Caller:
         metadata = context.invocation_metadata() or ()
@@ -123,12 +163,17 @@ class Rpc:
         return Caller(self.settings.keys.identify(level, headers), headers)
 
 
-def _read(kind: type[Message], data: bytes) -> Message:
-    """Raises InvalidRequest."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name} of runtime.proto: {error}") from None
+def answering(call: Callable[[Message, Caller], Awaitable[Message]]) -> Call:
+    """A call with one answer as one that writes it."""
+
+    async def answer(message: Message, caller: Caller, write: Write) -> None:
+        answer = await call(message, caller)
+        with anyio.move_on_after(STUCK_S) as limit:
+            await write(answer)
+        if limit.cancelled_caught:
+            raise Overloaded("the client does not take the answer")
+
+    return answer
 
 
 async def _refuse(error: Exception, context: Context) -> None:

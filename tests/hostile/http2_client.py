@@ -51,8 +51,8 @@ class Client:
             raise EOFError
         for event in self.wire.receive_data(data):
             match event:
-                case h2.events.ResponseReceived():
-                    self.heads[event.stream_id] = {
+                case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                    self.heads[event.stream_id] = self.heads.get(event.stream_id, {}) | {
                         bytes(name, "ascii") if isinstance(name, str) else name: (
                             bytes(value, "latin-1") if isinstance(value, str) else value
                         )
