@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import h2.config
+import h2.connection
+import h2.settings
 import httpx
 import pytest
 from websockets.sync.client import connect
@@ -74,6 +78,7 @@ class Process:
         """Sends the signals, one after the other. -> seconds from the last one to the end. No child is
         left."""
         left = children(self.process.pid)
+        begin = time.monotonic()
         for number in signals:
             self.process.send_signal(number)
             begin = time.monotonic()
@@ -127,6 +132,8 @@ def post(path: str, body: bytes, length: int | None = None) -> bytes:
     return f"{head}content-length: {length}\r\n\r\n".encode() + body
 
 
+GRPC = "runtime.v1.Runtime"
+GRPC_ENDLESS = b"\x12\x01x\x22\x06\x10\xa0\x8d\x06\x70\x01"  # text, max_new_tokens 100,000, ignore_eos
 ENDLESS = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 100_000, "ignore_eos": True}}
 
 
@@ -188,6 +195,62 @@ def batches(url: str, stack: ExitStack) -> None:
             time.sleep(0.05)
 
 
+class Http2:
+    """A connection of HTTP/2 that sends, and reads nothing."""
+
+    def __init__(self, url: str, stack: ExitStack, window: int = 65_535) -> None:
+        self.wire = h2.connection.H2Connection(h2.config.H2Configuration())
+        self.wire.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
+        self.wire.local_settings.acknowledge()
+        self.wire.initiate_connection()
+        self.sock = raw(url, stack, self.wire.data_to_send(), receive_buffer=4096)
+
+    def post(self, path: str, body: bytes, *, ends: bool = True, kind: str = "application/json") -> None:
+        number = self.wire.get_next_available_stream_id()
+        names = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "x", "content-type": kind}
+        self.wire.send_headers(number, [*names.items(), ("te", "trailers")])
+        self.wire.send_data(number, body, end_stream=ends)
+        self.sock.sendall(self.wire.data_to_send())
+
+
+def http2_idle(url: str, stack: ExitStack) -> None:
+    for _ in range(3):
+        Http2(url, stack)
+
+
+def http2_unfinished_bodies(url: str, stack: ExitStack) -> None:
+    connection = Http2(url, stack)
+    for path in ("/generate", "/v1/chat/completions", "/v1/files", "/v1/batches", "/flush_cache", "/nowhere"):
+        connection.post(path, b'{"text": ', ends=False)
+
+
+def http2_readers_without_a_window(url: str, stack: ExitStack) -> None:
+    connection = Http2(url, stack, window=0)
+    for _ in range(8):
+        connection.post("/generate", json.dumps(ENDLESS).encode())
+    time.sleep(0.5)
+
+
+HTTP2: tuple[Clients, ...] = (http2_idle, http2_unfinished_bodies, http2_readers_without_a_window)
+
+
+def grpc_frames(message: bytes, length: int | None = None) -> bytes:
+    return struct.pack(">BI", 0, len(message) if length is None else length) + message
+
+
+def grpc_unfinished_messages(url: str, stack: ExitStack) -> None:
+    connection = Http2(url, stack)
+    for name in ("Generate", "Embed", "Abort", "Health"):
+        connection.post(f"/{GRPC}/{name}", grpc_frames(b"x", 10**7), ends=False, kind="application/grpc")
+
+
+def grpc_readers_without_a_window(url: str, stack: ExitStack) -> None:
+    connection = Http2(url, stack, window=0)
+    for _ in range(8):
+        connection.post(f"/{GRPC}/Generate", grpc_frames(GRPC_ENDLESS), kind="application/grpc")
+    time.sleep(0.5)
+
+
 CLIENTS: tuple[Clients, ...] = (
     half_heads,
     unfinished_bodies,
@@ -201,18 +264,19 @@ CLIENTS: tuple[Clients, ...] = (
 
 
 def test_the_end_comes_in_time_with_every_kind_of_client(tmp_path: Path) -> None:
-    with serving(tmp_path, "--file-storage-path", str(tmp_path / "store")) as server, ExitStack() as stack:
-        for client in CLIENTS:
+    options = ("--file-storage-path", str(tmp_path / "store"), "--enable-h2c")
+    with serving(tmp_path, *options) as server, ExitStack() as stack:
+        for client in (*CLIENTS, *HTTP2):
             client(server.url, stack)
         assert server.ends(signal.SIGTERM) < TIMEOUT_S + MARGIN_S
         assert server.process.returncode == 0, server.log.read_text()[-3000:]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", (*CLIENTS, *HTTP2))
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
 def test_the_end_comes_in_time(tmp_path: Path, client: Clients, signals: tuple[int, ...]) -> None:
-    options = ("--file-storage-path", str(tmp_path / "store"))
+    options = ("--file-storage-path", str(tmp_path / "store"), "--enable-h2c")
     with serving(tmp_path, *options) as server, ExitStack() as stack:
         client(server.url, stack)
         assert server.ends(*signals) < TIMEOUT_S + MARGIN_S
@@ -228,6 +292,35 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
         assert server.ends(signal.SIGTERM) < MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+UNFINISHED = (unfinished_bodies, http2_unfinished_bodies)  # no request runs: draining is over at once
+
+
+@pytest.mark.parametrize("clients", [UNFINISHED, HTTP2], ids=["unfinished bodies", "http2"])
+def test_a_second_signal_ends_connections_at_once(tmp_path: Path, clients: tuple[Clients, ...]) -> None:
+    """In order, not by force: with exit code 0 and before FORCE_S."""
+    with serving(tmp_path, "--shutdown-timeout", "600", "--enable-h2c") as server, ExitStack() as stack:
+        for client in clients:
+            client(server.url, stack)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("draining")
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        assert server.ends(signal.SIGTERM) < MARGIN_S
+        assert server.process.returncode == 0, server.log.read_text()[-3000:]
+
+
+@pytest.mark.parametrize("seconds", [TIMEOUT_S, 600.0], ids=["deadline", "second signal"])
+def test_grpc_ends_in_time(tmp_path: Path, seconds: float) -> None:
+    options = ("--grpc-mode", "--shutdown-timeout", str(seconds))
+    with serving(tmp_path, *options) as server, ExitStack() as stack:
+        for client in (http2_idle, grpc_unfinished_messages, grpc_readers_without_a_window):
+            client(server.url.replace("grpc", "http"), stack)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("draining")
+        assert server.ends(*(() if seconds == TIMEOUT_S else (signal.SIGTERM,))) < TIMEOUT_S + MARGIN_S
         assert server.process.returncode == 0, server.log.read_text()[-3000:]
 
 
