@@ -17,7 +17,7 @@ import anyio
 from msgspec import structs
 
 from runtime import __version__, log
-from runtime.actors.channels import Channel, Listeners
+from runtime.actors.channels import Channel
 from runtime.actors.dispatcher import Dispatcher
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.replicas import Replicas
@@ -44,8 +44,9 @@ from runtime.models.config.checksums import check_files
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
-from runtime.settings import buckets, model_card, model_config
+from runtime.settings import buckets
 from runtime.shutdown import Deadline
+from runtime.start import prepare
 
 STOPPING = "the server is stopping; try again later"
 
@@ -57,30 +58,29 @@ class Core:
     tenant = DEFAULT_TENANT
 
     def __init__(self, plan: Plan, num_replicas: int = 1) -> None:
-        """Reads config.json and the adapters. Raises ModelError, OptionsError."""
-        self.plan = plan
-        self.model: ModelConfig = model_config(plan)
+        """Checks all that a start needs (start.py) before anything acts. Raises StartError."""
+        self.plan, prepared = plan, prepare(plan)
+        self.model: ModelConfig = prepared.model
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included
         self._state: State = "loading"
         self._progress = StartProgress.of_model(self.model)
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
-        self._warmups = warmup.parse(plan.http.warmups)
-        self._logs = logs = RequestLogs(plan, metrics)
+        self._warmups = prepared.warmups
         requests = Channel[GenerateRequest](math.inf)
         # bounded by max_queued_requests, which the router checks
         inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
         step_tokens = Channel[ToDetokenizer](64)
-        closed = Listeners[str]()  # ids of requests that have ended
-        self._open_requests = opened = OpenRequests(closed)
-        dispatcher = Dispatcher(inboxes, closed)
+        self._open_requests = opened = OpenRequests()
+        dispatcher = Dispatcher(inboxes, opened.closed)
         self._router = router = Router(opened, requests, dispatcher.send, check_open=self._check_open)
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
         )
         cards = {} if self.adapters is None else self.adapters.cards
-        self.card: ModelCard = model_card(plan, self.model, cards)
+        self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
+        self._logs = logs = RequestLogs(plan, metrics)
         self.replicas = Replicas(
             plan,
             self.model,
@@ -94,6 +94,7 @@ class Core:
         self._text = TextPipeline(
             plan,
             self.model,
+            prepared.text,
             self._open_requests,
             requests=requests,
             step_tokens=step_tokens,
@@ -142,7 +143,7 @@ class Core:
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
                 await anyio.to_thread.run_sync(self._logs.close, self.deadline.remaining_s())
-            self._text.close(Unavailable(STOPPING))
+            self._text.close()
 
     async def wait_ready(self) -> None:
         """Returns when requests are served. Raises the StartError or RankDied that prevents it."""
@@ -163,7 +164,7 @@ class Core:
         begin = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._progress.run)
-            tasks.start_soon(self._text.run)  # the tokenizer loads while the ranks load the weights
+            tasks.start_soon(self._text.run)
             await check_model(self.plan, self._progress)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
@@ -257,7 +258,7 @@ class Core:
         return self._text.token_bytes(token_id)
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
-        """The text of tokens. Raises Unavailable while the tokenizer loads."""
+        """The text of tokens."""
         return self._text.decode(token_ids, skip_special=skip_special)
 
 

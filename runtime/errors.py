@@ -53,6 +53,10 @@ class SpawnError(StartError):
     """The system refuses a process, memory or file descriptors for a rank. It may not later."""
 
 
+class AddressInUse(StartError):
+    """The address of the server is another program's at this moment."""
+
+
 class OptionsError(StartError):
     """The options cannot work. `problems` has one sentence for each thing that is wrong."""
 

@@ -52,3 +52,15 @@ def check_regular(path: str | Path) -> None:
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a UTF-8 file. Raises OSError as `read_regular`, UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode()
+
+
+def check_writable(folder: Path) -> None:
+    """Raises OSError for a folder that cannot be made or written to; makes nothing."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "permission denied", str(path))
+            return
+        if path.exists() or path.is_symlink():
+            code = errno.EEXIST if path == folder else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(folder))

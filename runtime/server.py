@@ -11,25 +11,29 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import anyio
 import uvloop
 from anyio.abc import TaskStatus
+from msgspec import Struct
 
 from runtime import log
+from runtime.admin.adapter_registry import AdapterRegistry, open_adapters
 from runtime.admin.systemd import Notifier
 from runtime.core import Core
-from runtime.errors import OptionsError, RuntimeFault, StartError, install_line
+from runtime.errors import AddressInUse, OptionsError, RuntimeFault, StartError, install_line
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
 from runtime.http.key_file import read_key_file
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
-from runtime.http.server import listen, serve, tls_context
+from runtime.http.server import check_address, listen, serve, tls_context
 from runtime.http.settings import HttpSettings, http_settings
-from runtime.options.facts import MOST_OPEN_FILES
+from runtime.options.facts import MOST_OPEN_FILES, missing_device
 from runtime.options.groups.http import other_files
 from runtime.options.plan import Plan
 from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
+from runtime.start import Prepared, prepare
 
 # Python's 700 new objects are the tokens of a few steps; most are gone by themselves soon after
 GC_THRESHOLDS = (10_000, 10, 10)
@@ -63,16 +67,55 @@ def _raise_open_files(plan: Plan) -> None:
         )
 
 
+class Checked(Struct, frozen=True):
+    """What a check has read of a start that can succeed."""
+
+    prepared: Prepared
+    adapters: AdapterRegistry | None
+    notes: list[str]  # what is in the way on this machine at this moment
+
+
+def check(plan: Plan) -> Checked:
+    """Refuses what `main` would refuse before anything acts, in the same order and words, but for what the
+    machine may have at another moment. Raises StartError."""
+    notes = []
+    _read_tls(plan)
+    try:
+        check_address(plan.http.host, plan.http.port)
+    except AddressInUse as error:
+        notes.append(str(error))
+    if plan.api.api_key_file is not None:
+        read_key_file(Path(plan.api.api_key_file))
+    prepared = prepare(plan)
+    adapters = open_adapters(plan, prepared.model)
+    if (problem := missing_device(plan.parallel.device)) is not None:
+        notes.append(problem)
+    return Checked(prepared, adapters, notes)
+
+
+def _read_tls(plan: Plan) -> ssl.SSLContext | None:
+    """The TLS of the server; None without. Raises StartError for files that do not do, and where gRPC is not
+    installed or cannot use them."""
+    files = (plan.http.ssl_certfile, plan.http.ssl_keyfile)
+    password, authorities = plan.http.ssl_keyfile_password, plan.http.ssl_ca_certs
+    tls = None if files[0] is None else tls_context(files[0], files[1], password, authorities)
+    if plan.http.grpc_mode:
+        _rpc().credentials_of(*files, password, authorities, tls)
+    return tls
+
+
+def _rpc() -> ModuleType:
+    try:
+        from runtime.rpc import server as rpc
+    except ImportError:
+        raise OptionsError([f"--grpc-mode needs grpcio and protobuf: {install_line('grpc')}"]) from None
+    return rpc
+
+
 async def main(plan: Plan) -> int:
     """Starts the core and a server, and waits for their end. -> exit code. Raises StartError."""
-    tls = None
-    if plan.http.ssl_certfile is not None:
-        tls = tls_context(
-            plan.http.ssl_certfile,
-            plan.http.ssl_keyfile,
-            plan.http.ssl_keyfile_password,
-            plan.http.ssl_ca_certs,
-        )
+    tls = _read_tls(plan)
+    check_address(plan.http.host, plan.http.port)
     settings = http_settings(plan)
     core = Core(plan)
     stored_objects = open_stored_objects(core, plan, core.instruments)
@@ -120,10 +163,7 @@ def _http_server(
 
 
 def _grpc_server(core: Core, plan: Plan, settings: HttpSettings, tls: ssl.SSLContext | None) -> Server:
-    try:
-        from runtime.rpc import server as rpc
-    except ImportError:
-        raise OptionsError([f"--grpc-mode needs grpcio and protobuf: {install_line('grpc')}"]) from None
+    rpc = _rpc()
     credentials = rpc.credentials_of(
         plan.http.ssl_certfile,
         plan.http.ssl_keyfile,

@@ -317,5 +317,5 @@ class Service(Protocol):
         ...
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
-        """The text of tokens. Raises Unavailable while the tokenizer loads."""
+        """The text of tokens."""
         ...

@@ -8,6 +8,7 @@ from random import Random
 from tempfile import mkdtemp
 
 import msgspec
+from msgspec import Struct
 
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
@@ -29,10 +30,11 @@ from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
-from runtime.service import AdapterCard, ModelCard
+from runtime.service import ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
-from runtime.text.tokenizer_files import read_files
+from runtime.text.infill import find_format
+from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 
 
@@ -148,6 +150,25 @@ def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
     )
 
 
+class TextSetup(Struct, frozen=True):
+    """The tokenizer, and how chats, infills and answers are written."""
+
+    vocabulary: Vocabulary
+    templates: ChatTemplates
+    infill_format: str | None  # None: the model has no tokens for infills
+    formats: AnswerFormats
+
+
+def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
+    """Reads the tokenizer and the templates. Raises OptionsError, ModelError."""
+    vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size)
+    templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name)
+    infill_format = find_format(
+        plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
+    )
+    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files))
+
+
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
     """The chat templates of the model or of --chat-template. Raises OptionsError, ModelError."""
     sources = template_sources(vocabulary.files.templates, choice, name)
@@ -171,9 +192,8 @@ def model_config(plan: Plan) -> ModelConfig:
     )
 
 
-def model_card(plan: Plan, model: ModelConfig, adapters: dict[str, AdapterCard]) -> ModelCard:
-    """What clients may know of the served model; `adapters` changes as adapters come and go. Raises
-    OptionsError, ModelError."""
+def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelCard:
+    """What clients may know of the served model, without adapters. Raises OptionsError."""
     preferred = preferred_sampling(plan)
     defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
     return ModelCard(
@@ -183,22 +203,20 @@ def model_card(plan: Plan, model: ModelConfig, adapters: dict[str, AdapterCard])
         sampling_defaults=defaults | preferred,
         preferred=preferred,
         pooling=model.pooling,
-        formats=answer_formats(plan),
+        formats=formats,
         has_grammars=grammar_setup(plan, model) is not None,
         weight_version=plan.weights.weight_version,
         storage=plan.tiers.hicache_storage_backend,
         has_cache_report=plan.api.enable_cache_report,
-        adapters=adapters,
+        adapters={},
         reads_items_apart=plan.api.multi_item_scoring_delimiter is not None,
     )
 
 
-def answer_formats(plan: Plan) -> AnswerFormats:
+def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     """How the model writes tool calls and reasoning. Raises OptionsError, ModelError."""
     sources = template_sources(
-        read_files(Path(plan.model.tokenizer_path)).templates,
-        plan.api.chat_template,
-        plan.api.hf_chat_template_name,
+        files.templates, plan.api.chat_template, plan.api.hf_chat_template_name
     ).by_name
     return select_formats(
         plan.api.tool_call_parser,

@@ -46,7 +46,7 @@ class EventsActor:
     def __init__(self, config: KVEvents, metrics: Metrics, replica: int = 0) -> None:
         """Opens the sockets. `replica` is the replica's index, and is added to the ports of TCP endpoints.
         Raises OptionsError."""
-        self._zmq = _zmq()
+        self._zmq = require_zmq()
         self._context = self._zmq.Context()
         self._replica = replica
         self._topic = config.topic.encode()
@@ -166,7 +166,8 @@ def _binds(endpoint: str) -> bool:
     )
 
 
-def _zmq() -> ModuleType:
+def require_zmq() -> ModuleType:
+    """The library that publishes events. Raises OptionsError where it is not installed."""
     try:
         import zmq
     except ImportError:

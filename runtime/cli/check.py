@@ -1,7 +1,7 @@
 """`runtime check`: what would happen, before anything does.
 
 aspects:
-    explain   every value in force with its source and reason
+    explain   every value in force with its source and reason; refuses what serve would refuse
     memory    what each rank will hold, from config.json and file headers
     doctor    what this machine has, and what it should have
 """
@@ -9,17 +9,20 @@ aspects:
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
-from runtime.models.config.model_config import read_config
-from runtime.options.facts import this_machine
+from runtime.options.facts import MachineFacts, this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
+
+if TYPE_CHECKING:
+    from runtime.server import Checked
 
 USAGE = (
     "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime "
@@ -63,7 +66,11 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     machine = this_machine()
     parsed = from_argv(options)
     plan = plan_for(parsed, machine)
+    checked = _check(plan)
     shown = plan.public()
+    notices = [*plan.notices, *checked.notes]
+    if plan.memory.max_total_tokens is not None:
+        notices += filter(None, [plan.memory.pool_notice(_footprint(plan, checked, machine)[0].pool_tokens)])
     if arguments.diff:
         options_given = parsed.options
         basics = {"model_path": options_given.model.model_path, "device": options_given.parallel.device}
@@ -74,10 +81,10 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
             if value["source"] not in ("default", "derived") or plan.why[name].value != usual[name].value
         }
     if arguments.json:
-        print(_json({"values": shown, "notices": plan.notices}))
+        print(_json({"values": shown, "notices": notices}))
         return 0
     print("\n".join(_explain_lines(shown)) or "nothing differs from the defaults")
-    for notice in plan.notices:
+    for notice in notices:
         print(f"note: {notice}")
     return 0
 
@@ -96,20 +103,9 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints the memory of one rank. Returns 0 if it fits, else 1."""
-    from runtime.admin.adapter_registry import open_adapters  # imports numpy, which --help need not wait for
-
     plan = plan_for(from_argv(options))
-    stored = stored_weights(Path(plan.model.model_path))
     machine = this_machine()
-    model = read_config(
-        plan.model.model_path,
-        is_embedding=plan.model.is_embedding,
-        pooling=plan.model.pooling,
-        quantization=plan.precision.quantization,
-        overrides=plan.model.json_model_override_args,
-    )
-    adapters = open_adapters(plan, model)
-    rank = footprint(plan, model, machine, stored, None if adapters is None else adapters.setup())
+    rank, stored = _footprint(plan, _check(plan), machine)
     fits = (
         rank.num_pages > 1 and rank.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
     )
@@ -128,6 +124,19 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits)))
     return 0 if fits else 1
+
+
+def _check(plan: Plan) -> "Checked":
+    """Raises StartError for what `runtime serve` would refuse."""
+    from runtime.server import check  # imports numpy and the HTTP server, which --help need not wait for
+
+    return check(plan)
+
+
+def _footprint(plan: Plan, checked: "Checked", machine: MachineFacts) -> tuple[Footprint, Stored]:
+    stored = stored_weights(Path(plan.model.model_path))
+    setup = None if checked.adapters is None else checked.adapters.setup()
+    return footprint(plan, checked.prepared.model, machine, stored, setup), stored
 
 
 def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from errno import EADDRINUSE
 from functools import partial
 from math import inf
 from typing import cast
@@ -22,7 +23,7 @@ from hypercorn.typing import AppWrapper
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.errors import HeadTooLarge, StartError, Unavailable
+from runtime.errors import AddressInUse, HeadTooLarge, StartError, Unavailable
 from runtime.http.acceptor import Acceptor, ConnectionLimit
 from runtime.http.body import respond_early
 from runtime.http.errors import error_response
@@ -58,10 +59,18 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise StartError(
+        kind = AddressInUse if error.errno == EADDRINUSE else StartError
+        raise kind(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
         ) from None
     return sockets
+
+
+def check_address(host: str, port: int) -> None:
+    """Listens for a moment, to refuse what `listen` refuses. Raises StartError; AddressInUse where another
+    program listens."""
+    for sock in listen(host, port):
+        sock.close()
 
 
 def tls_context(

@@ -91,5 +91,5 @@ class TenantService:
         return self._service.token_bytes(token_id)
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
-        """The text of tokens. Raises Unavailable while the tokenizer loads."""
+        """The text of tokens."""
         return self._service.decode(token_ids, skip_special=skip_special)

@@ -26,10 +26,11 @@ from runtime.layers.weight import (
     named_weights,
 )
 from runtime.models.base import Model, Renames
-from runtime.models.checkpoint import TensorSlice, tensors, weight_files
+from runtime.models.checkpoint import TensorSlice, tensors
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import WeightFormat
+from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.stacked_experts import unstacked
 

@@ -123,13 +123,18 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 def best_device(root: Path = Path("/")) -> str:
     """The name of the device that "auto" stands for on this machine: one with device files and installed
     packages, else cpu."""
-    for name, files, has_packages in (
-        ("npu", "davinci[0-9]*", _has_torch_npu),
-        ("cuda", "nvidia[0-9]*", _has_torch_cuda),
-    ):
+    for name, files, has_packages in ACCELERATORS:
         if any((root / "dev").glob(files)) and has_packages():
             return name
     return "cpu"
+
+
+def missing_device(name: str, root: Path = Path("/")) -> str | None:
+    """Why ranks cannot open a device on this machine, as far as can be seen without them; None: they may."""
+    for device, files, has_packages in ACCELERATORS:
+        if name == device and not (any((root / "dev").glob(files)) and has_packages()):
+            return f"--device {name} is not on this machine (/dev/{files}, packages): no server starts here"
+    return None
 
 
 def _has_torch_npu() -> bool:
@@ -145,6 +150,10 @@ def _has_torch_cuda() -> bool:
         and torch.origin is not None
         and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists()
     )
+
+
+# name, device files and whether its packages are installed; the best one first
+ACCELERATORS = (("npu", "davinci[0-9]*", _has_torch_npu), ("cuda", "nvidia[0-9]*", _has_torch_cuda))
 
 
 def device_facts(name: str) -> DeviceFacts:

@@ -7,17 +7,15 @@ largest step, and graphs one of the largest captured step, whose memory all grap
 driver for each graph is not counted.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
-from runtime.errors import ModelError
-from runtime.json_value import Fields
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.weight_files import read_header
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -33,7 +31,6 @@ from runtime.options.model_sizes import (
     saved_bytes,
     weight_count,
 )
-from runtime.regular_file import open_regular
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
@@ -85,36 +82,20 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def stored_weights(folder: Path) -> Stored:
-    """Reads the headers of a folder's safetensors files (eight bytes of length, then JSON). Raises ModelError
-    for a broken one."""
+    """Reads the headers of a folder's safetensors files. Raises ModelError for a broken one."""
     by_dtype: dict[str, int] = {}
     files = sorted(folder.glob("*.safetensors"))
     tensors = 0
     for file in files:
-        for name, entry in _header(file).items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                by_dtype[entry["dtype"]] = by_dtype.get(entry["dtype"], 0) + end - begin
-                tensors += 1
+        for tensor in read_header(file).values():
+            by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.num_bytes
+            tensors += 1
     return Stored(
         len(files),
         tensors,
         sum(by_dtype.values()),
         max(by_dtype, key=lambda name: by_dtype[name], default=""),
     )
-
-
-def _header(file: Path) -> dict[str, Fields]:
-    try:
-        with open_regular(file) as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""
-    except OSError as error:
-        raise ModelError(f"{file.name} cannot be read: {error.strerror}") from None
-    try:
-        return dict(json.loads(raw))
-    except ValueError:
-        raise ModelError(f"{file.name} is no safetensors file, or it is cut off; download it again") from None
 
 
 def footprint(

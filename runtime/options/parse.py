@@ -114,10 +114,15 @@ def _take(row: Row, words: list[str]) -> Value:
         return words.pop() if words and words[-1].lower() in ("true", "false", "0", "1") else True
     if row.takes == "many":
         taken = []
-        while words and not words[-1].startswith("--"):
+        while words and not _is_flag(words[-1]):
             taken.append(words.pop())
         return taken or None
-    return words.pop() if words and not words[-1].startswith("--") else row.bare
+    return words.pop() if words and not _is_flag(words[-1]) else row.bare
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word begins an option; -1 is a value."""
+    return word.startswith("--") or word.partition("=")[0] in by_flag()
 
 
 _VLLM = {theirs: ours for theirs, ours, _ in vllm.SAME if theirs.startswith("--")}

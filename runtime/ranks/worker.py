@@ -30,6 +30,7 @@ from threading import Lock, Thread, get_native_id
 from typing import NoReturn
 
 from runtime.devices.executor import Executor, Pending
+from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
@@ -249,28 +250,12 @@ class RankWorker:
         self._send(LoadProgress(self._rank, phase, done, total))
 
 
-def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:
+def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = NODES) -> None:
     """Binds this thread, and threads that it starts, to the cores of the rank's NUMA node, and so its memory.
     Raises StartError."""
     if not nodes:
         return
-    node = nodes[rank] if len(nodes) > 1 else nodes[0]
-    try:
-        text = (root / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
-    except OSError:
-        raise StartError(
-            f"--numa-node {node} is no node of this machine; `runtime check doctor` counts them"
-        ) from None
-    spans = [part.split("-") for part in text.split(",") if part]
-    cores = {
-        core for span in spans for core in range(int(span[0]), int(span[-1]) + 1)
-    } & os.sched_getaffinity(0)
-    if not cores:
-        raise StartError(
-            f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); "
-            "choose another"
-        )
-    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, cores_of(nodes[rank] if len(nodes) > 1 else nodes[0], root))
 
 
 def bind_to_parent(parent_pid: int, name: str) -> bool:

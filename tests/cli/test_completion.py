@@ -37,9 +37,7 @@ def test_bash(words: list[str], offered: list[str]) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_option_that_works_is_in_it(shell: str) -> None:
     text = script(shell)
-    missing = [
-        row.flag for row in rows() if row.acts and row.flag.removeprefix("--") not in text
-    ]
+    missing = [row.flag for row in rows() if row.acts and row.flag.removeprefix("--") not in text]
     assert not missing
 
 

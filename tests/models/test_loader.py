@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ModelError, StartError
-from runtime.models.checkpoint import INDEX_FILE
+from runtime.models.config.weight_files import INDEX_FILE
 from runtime.models.llama import Llama
 from runtime.models.loader import target_name
 from runtime.ranks.open_executor import open_executor

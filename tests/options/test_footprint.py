@@ -151,7 +151,7 @@ def test_what_bounds_the_pages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x05\0\0\0\0\0\0\0{", b"\x04\0\0\0\0\0\0\0abcd"])
 def test_broken_files_are_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut short"):
         stored_weights(tmp_path)
 
 

@@ -36,6 +36,7 @@ def value(parsed: ParsedOptions, name: str) -> Any:
         ("--model-checksum", "model_checksum", "", "flag --model-checksum"),
         ("--model-checksum --port 1", "model_checksum", "", "flag --model-checksum"),
         ("--model-checksum sums", "model_checksum", "sums", "flag --model-checksum"),
+        ("--enable-lora --max-lora-rank 8 --lora-target-modules all -m x", "model_path", "x", "flag -m"),
         ("--concurrency-limit 7", "max_running_requests", 7, "flag --concurrency-limit"),
         ("--reuse_cache 0", "disable_radix_cache", True, "flag --reuse_cache"),
         ("--max-batch-size 0", "max_running_requests", "auto", None),

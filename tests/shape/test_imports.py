@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("actors",),
     ("http",),
     ("admin", "rpc"),
+    ("start",),
     ("core",),
     ("engine", "server"),
     ("cli",),

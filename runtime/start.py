@@ -1,0 +1,138 @@
+"""The first stage of a start: everything that can be refused before anything acts.
+
+    options ──plan_for──► plan ──prepare──► Prepared ──► actors, ranks, sockets, folders
+
+`runtime serve`, the library, `runtime check explain` and `runtime check memory` go through `prepare`; a check
+ends behind it. It reads files, and it writes, sends and starts nothing.
+"""
+
+import ast
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from msgspec import Struct
+
+from runtime.actors.events import require_zmq
+from runtime.admin import warmup
+from runtime.devices.numa import cores_of
+from runtime.errors import StartError
+from runtime.models.config.checksums import read_list
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.weight_files import check_weight_files
+from runtime.options.plan import Plan
+from runtime.regular_file import check_writable
+from runtime.service import ModelCard
+from runtime.settings import TextSetup, model_card, model_config, open_text
+
+
+class Prepared(Struct, frozen=True):
+    """What a start has read and checked."""
+
+    model: ModelConfig
+    text: TextSetup
+    card: ModelCard  # without adapters
+    warmups: list[str]
+
+
+def prepare(plan: Plan) -> Prepared:
+    """Reads the model's configuration, tokenizer, templates and the headers of its weights, and checks what
+    else the options name. Raises StartError (ModelError, OptionsError) for what cannot be served."""
+    model = model_config(plan)
+    text = open_text(plan, model)
+    prepared = Prepared(model, text, model_card(plan, model, text.formats), warmup.parse(plan.http.warmups))
+    check_weights(plan)
+    check_machine(plan)
+    check_folders(plan)
+    for path in plan.api.logit_processors if plan.api.enable_custom_logit_processor else ():
+        check_class(path)
+    if plan.observe.kv_events_config is not None and plan.observe.kv_events_config.is_on:
+        require_zmq()
+    return prepared
+
+
+def check_weights(plan: Plan) -> None:
+    """The weights are in the folder, in whole files; those of a hub are downloaded later. Raises
+    StartError."""
+    if plan.model.load_format != "dummy" and plan.parallel.device != "null" and plan.model.hub_model is None:
+        check_weight_files(Path(plan.model.model_path))
+    if plan.model.model_checksum:
+        read_list(Path(plan.model.model_checksum))
+
+
+def check_machine(plan: Plan) -> None:
+    """The NUMA nodes exist, and have cores for this process. Raises StartError."""
+    for node in dict.fromkeys(plan.parallel.numa_node or ()):
+        cores_of(node)
+
+
+def check_folders(plan: Plan) -> None:
+    """The folders that will be written to are none that can't be. Raises StartError."""
+    logs, files = plan.logs, plan.api.file_storage_path
+    folders = [logs.crash_dump_folder, plan.observe.export_metrics_to_file_dir]
+    if logs.log_requests:
+        folders += [target for target in logs.log_requests_target or () if target not in ("stdout", "stderr")]
+    for folder in filter(None, folders):
+        try:
+            check_writable(Path(folder))
+        except OSError as error:
+            raise StartError(
+                f"{folder} cannot be written to: {error.strerror}; choose another folder"
+            ) from None
+    if files is not None:
+        try:
+            check_writable(Path(files))
+        except OSError as error:
+            raise StartError(
+                f"--file-storage-path {files} can't be used ({error}); name a folder that can be written"
+            ) from None
+
+
+def check_class(path: str) -> None:
+    """The module of --logit-processors is found, and has the class, as far as can be seen without running it.
+    Raises StartError."""
+    module, _, name = path.partition(":")
+    spec = find_module(module)
+    problem = ""
+    if spec is None:
+        problem = f"ModuleNotFoundError: No module named {module!r}"
+    elif spec.origin is not None and spec.origin.endswith(".py") and not may_bind(Path(spec.origin), name):
+        problem = f"AttributeError: module {module!r} has no attribute {name!r}"
+    if problem:
+        raise StartError(
+            f"--logit-processors {path} can't be loaded ({problem}); give package.module:Class of a module "
+            "that Python finds (for your own file set PYTHONPATH=FOLDER)"
+        )
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Where a module is, without importing it or its packages; None: nowhere."""
+    folders: list[str] | None = None
+    spec = None
+    for i, part in enumerate(parts := name.split(".")):
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]) if folders is None else part, folders)
+        if spec is None:
+            return None
+        folders = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def may_bind(file: Path, name: str) -> bool:
+    """Whether a Python file may bind a name, by its syntax alone: False where it plainly does not."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return True  # an import of it will say
+    bound: set[str] = set()
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                bound.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            case ast.Assign() | ast.AnnAssign():
+                bound |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            case ast.Expr():
+                pass
+            case _:
+                return True
+    return bool(bound & {name, "*", "__getattr__"})
