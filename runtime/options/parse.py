@@ -7,7 +7,6 @@
 Where an option is given several times, flags win over the file of --config, and that over the --profile.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import OptionsError
-from runtime.options.compat import vllm
+from runtime.options.compat.suggest import unknown
 from runtime.options.declare import Value
 from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
@@ -101,7 +100,7 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
             yield Setting(row, False, alias, f"flag {alias}")
         else:
             problems.append(
-                _unknown(alias, list(by_flag()), "flag")
+                unknown(alias, "flag")
                 if word.startswith("-")
                 else f"{word} stands alone: a value follows its flag"
             )
@@ -125,7 +124,6 @@ def _is_flag(word: str) -> bool:
     return word.startswith("--") or word.partition("=")[0] in by_flag()
 
 
-_VLLM = {theirs: ours for theirs, ours, _ in vllm.SAME if theirs.startswith("--")}
 MAX_YAML_BYTES = 1 << 20  # of a --config file
 
 
@@ -161,19 +159,11 @@ def _named(values: Mapping[str, object], source: str, where: str, problems: list
     for key, value in values.items():
         row = by_flag().get(canonical(f"--{key}"))
         if row is None or row.name == "config":
-            problems.append(_unknown(str(key), [flag[2:] for flag in by_flag()], "option") + where)
+            problems.append(unknown(str(key), "option") + where)
         elif value is not None or row.default is None:
             yield Setting(row, value, f"{key}", source)
         else:
             problems.append(f"{key}{where} has no value; expected {row.type}")
-
-
-def _unknown(alias: str, known: list[str], kind: str) -> str:
-    if kind == "flag" and (own := _VLLM.get(canonical(alias))) is not None:
-        return f"{alias} is vLLM's; here it is {own} (`runtime translate` takes whole commands)"
-    near = difflib.get_close_matches(canonical(alias), known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "`runtime options` lists all"
-    return f"{alias} is no {kind} of this runtime; {hint}"
 
 
 def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
