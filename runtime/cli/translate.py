@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.errors import OptionsError
-from runtime.options.compat.translate import translate
+from runtime.options.compat.manifest import IS_YAML, containers
+from runtime.options.compat.translate import Translation, translate
 
 OWN = ("--yaml", "--json", "--only-working", "-h", "--help")
 
@@ -24,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
         description="Turn a command line of SGLang, vLLM, llama.cpp, Ollama, TGI, LMDeploy or RTP-LLM "
         "into one of `runtime serve`; `docker run` lines of them too. Without a command it is read from "
         "standard "
-        "input, where it may have several lines.",
+        "input: lines of a script, a manifest of Kubernetes or a compose file.",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--yaml", action="store_true", help="print a file for --config")
@@ -35,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         "--only-working", action="store_true", help="leave out options that this version refuses"
     )
     arguments = parser.parse_args(own)
-    translation = translate(theirs or _read(), only_working=arguments.only_working)
+    translation = _translate([theirs] if theirs else _read(), arguments.only_working)
     if arguments.json:
         fields = {
             "system": translation.system,
@@ -61,14 +62,29 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:end], words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
 
 
-def _read() -> list[str]:
-    """The words of standard input; a line's end is a `;` unless it is within quotes or behind a backslash.
-    Raises OptionsError."""
+def _translate(commands: list[list[str]], only_working: bool) -> Translation:
+    """The translation of the first command that starts a server. Raises OptionsError with what is wrong with
+    each."""
+    problems: list[str] = []
+    for words in commands or [[]]:
+        try:
+            return translate(words, only_working=only_working)
+        except OptionsError as error:
+            problems += error.problems
+    raise OptionsError(list(dict.fromkeys(problems)))
+
+
+def _read() -> list[list[str]]:
+    """The commands of standard input: its lines as one, whose ends are `;` unless within quotes or behind a
+    backslash; of a manifest of Kubernetes or a compose file, one for each container. Raises OptionsError."""
     if sys.stdin.isatty():
         raise OptionsError(["there is no command; give one, as in: runtime translate vllm serve MODEL"])
+    text = sys.stdin.read()
+    if IS_YAML.search(text):
+        return containers(text)
     words: list[str] = []
     rest = ""
-    for line in sys.stdin.read().replace("\\\n", " ").splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         rest += line
         try:
             words += [*shlex.split(rest, comments=True), ";"]
@@ -77,4 +93,4 @@ def _read() -> list[str]:
             rest += "\n"
     if rest:
         raise OptionsError(["the command on standard input cannot be read: a quotation has no end"])
-    return words
+    return [words]

@@ -65,6 +65,7 @@ def find(words: Sequence[str]) -> Invocation:
     inside = container.read(clean)
     if inside is not None:
         clean = [*(f"{name}={value}" for name, value in inside.variables.items()), *inside.command]
+    clean = _unwrapped(clean)
     start, system, subcommands = _command(clean)
     after = clean[start + 1 :]
     after = after[: next((i for i, word in enumerate(after) if word in SHELL), len(after))]
@@ -75,6 +76,20 @@ def find(words: Sequence[str]) -> Invocation:
         container=inside,
         notes=(ROUTER_NOTE,) if clean[start].startswith("sglang_router") else (),
     )
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """The words with those that a shell gets in one (`bash -c "vllm serve ..."`) in its place. Raises
+    OptionsError for a quotation without end."""
+    for i, word in enumerate(words[:-2]):
+        if re.fullmatch(r"(.*/)?(ba|da)?sh", word) and re.fullmatch(r"-[el]*c", words[i + 1]):
+            try:
+                return [*words[:i], *shlex.split(words[i + 2].replace("\\\n", " ")), *words[i + 3 :]]
+            except ValueError:
+                raise OptionsError(
+                    [f"the words of {word} {words[i + 1]} have a quotation without end"]
+                ) from None
+    return words
 
 
 def _command(words: list[str]) -> tuple[int, System, tuple[str, ...]]:

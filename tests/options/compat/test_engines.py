@@ -245,6 +245,12 @@ LINES: list[tuple[str, str, str]] = [
         "",
     ),
     (
+        "docker run lmsysorg/sglang bash -lc 'FOO=1 python3 -m sglang.launch_server --model-path a/b "
+        "--port 1'",
+        "--model-path a/b --port 1",
+        "FOO is left out",
+    ),
+    (
         "docker run --entrypoint python3 --gpus 1 vllm/vllm-openai -m vllm.entrypoints.openai.api_server "
         "--model a/b",
         "--model-path a/b --port 8000",
