@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, System, tuple[str, ...]], ...] = (
     (r"(rtp_llm|maga_transformer)[./].*|(.*/)?rtp_llm", "rtp_llm", ()),
     (r"vllm\..*", "vllm", ()),
     (r"(.*/)?vllm", "vllm", ("serve",)),
-    (r"(.*/)?llama-(server|cli)", "llama_cpp", ()),
+    (r"(.*/)?llama-(server|cli)(\.exe)?", "llama_cpp", ()),
     (r"(.*/)?ollama", "ollama", ("serve", "run")),
     (r"(.*/)?text-generation-launcher", "tgi", ()),
     (r"(.*/)?lmdeploy", "lmdeploy", ("serve",)),
@@ -62,6 +62,7 @@ def find(words: Sequence[str]) -> Invocation:
     """The command among `words` that starts a server. Raises OptionsError if there is none, or one that
     starts no server."""
     clean = [word for word in words if not word or word.strip() not in ("", "\\")]
+    clean = _substituted(clean)
     inside = container.read(clean)
     if inside is not None:
         clean = [*(f"{name}={value}" for name, value in inside.variables.items()), *inside.command]
@@ -76,6 +77,23 @@ def find(words: Sequence[str]) -> Invocation:
         container=inside,
         notes=(ROUTER_NOTE,) if clean[start].startswith("sglang_router") else (),
     )
+
+
+def _substituted(words: list[str]) -> list[str]:
+    """The words of a script with the values of its variables in place of $NAME, and without the assignments
+    of those."""
+    values: dict[str, str] = {}
+    out: list[str] = []
+    for word in words:
+        for name, value in values.items():
+            plain = value.replace("\\", r"\\")
+            word = re.sub(rf"\${name}\b", plain, word.replace(f"${{{name}}}", value))
+        name, equals, given = word.partition("=")
+        if equals and name.isidentifier() and any(re.search(rf"\${{?{name}\b", one) for one in words):
+            values[name] = given
+        else:
+            out.append(word)
+    return out
 
 
 def _unwrapped(words: list[str]) -> list[str]:

@@ -245,6 +245,18 @@ LINES: list[tuple[str, str, str]] = [
         "",
     ),
     (
+        "export model=a/b ; volume=$PWD/data ; docker run -p 8080:80 -v ${volume}:/data "
+        + TGI_IMAGE
+        + "$model",
+        'HF_HUB_CACHE="$PWD/data" runtime serve --model-path a/b --port 8080 --host 0.0.0.0',
+        "",
+    ),
+    (
+        "TP=2 ; vllm serve $MODEL -tp $TP --port 1",
+        '--model-path "$MODEL" --tensor-parallel-size 2 --port 1',
+        "",
+    ),
+    (
         "docker run lmsysorg/sglang bash -lc 'FOO=1 python3 -m sglang.launch_server --model-path a/b "
         "--port 1'",
         "--model-path a/b --port 1",
