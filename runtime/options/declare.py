@@ -60,7 +60,7 @@ def option(
     devices: tuple[str, ...] = (),
 ) -> Meta:
     """An option that works, on all devices or on those that are named; it is partial with `later`, choices
-    that are known and refused for now, or `missing`, a clause that says what else it lacks. `bare`: the value
+    that are known and refused for now, or `missing`, what else it lacks. `bare`: the value
     of the flag without a value; `secret` values are never printed."""
     return _meta(
         "partial" if later or missing else "works",

@@ -95,7 +95,8 @@ def note(row: Row) -> str:
         return f"for {row.device} devices" + (f"; {row.note}" if row.note else "")
     devices = f"on {' and '.join(row.devices)} devices" if row.devices else ""
     later = f"not here yet: {', '.join(row.later)}" if row.later else ""
-    return "; ".join(part for part in (devices, row.note, row.missing, later) if part)
+    missing = f"missing: {row.missing}" if row.missing else ""
+    return "; ".join(part for part in (devices, row.note, missing, later) if part)
 
 
 def schema() -> dict[str, object]:

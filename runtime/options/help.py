@@ -60,6 +60,7 @@ def _help_lines(row: Row) -> str:
         f" One of {', '.join(now)}." if is_long else "",
         "" if row.takes == "switch" else f" (default: {shown_default(row.default)})",
         f" ({row.note})" if row.note and not row.acts else "",
+        f" (Missing: {row.missing}.)" if row.missing else "",
     )
     return f"  {flags}\n" + _wrap("".join(parts), indent="      ")
 

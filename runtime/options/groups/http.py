@@ -133,8 +133,8 @@ class Api(Group, frozen=True, kw_only=True):
     chat_template: A[
         str,
         option(
-            "Chat template: a name (chatml, llama-3, mistral, ...), a Jinja file or a conversation template "
-            "in JSON; auto takes the tokenizer's own."
+            "Chat template: a name (chatml, llama-3, ...), a Jinja file, or a conversation template in JSON; "
+            "auto: the model's."
         ),
     ] = "auto"
     hf_chat_template_name: A[
@@ -198,8 +198,8 @@ class Api(Group, frozen=True, kw_only=True):
     unknown_fields: A[
         Literal["refuse", "warn"],
         option(
-            "What to do with fields of a request that are not known: answer 400, or ignore them with a "
-            "warning header and a line in the log.",
+            "Fields of a request that are not known: answer 400, or ignore them with a warning header and a "
+            "log line.",
             note="Ollama's routes always ignore them",
         ),
     ] = "refuse"

@@ -27,10 +27,8 @@ AttentionBackend = Literal[
     "ascend",
     "intel_xpu",
 ]
-NO_ADAPTER = tuple(
-    name for name in get_args(AttentionBackend) if name not in BACKENDS or not BACKENDS[name].has_adapter
-)
-WITHOUT = f"not here yet: {', '.join(NO_ADAPTER)}"
+LATER = tuple(name for name in get_args(AttentionBackend) if name not in BACKENDS)
+WITHOUT = "adapters for " + ", ".join(name for name, one in BACKENDS.items() if not one.has_adapter)
 SparseAttention = Literal[
     "flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm"
 ]
@@ -43,16 +41,17 @@ class Kernels(Group, frozen=True, kw_only=True):
         AttentionBackend | Auto,
         option(
             "Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs.",
+            later=LATER,
             missing=WITHOUT,
         ),
     ] = "auto"
     prefill_attention_backend: A[
         AttentionBackend | Auto,
-        option("Kernels of attention for prompts, where they differ.", missing=WITHOUT),
+        option("Kernels of attention for prompts, where they differ.", later=LATER, missing=WITHOUT),
     ] = "auto"
     decode_attention_backend: A[
         AttentionBackend | Auto,
-        option("Kernels of attention for decodes, where they differ.", missing=WITHOUT),
+        option("Kernels of attention for decodes, where they differ.", later=LATER, missing=WITHOUT),
     ] = "auto"
     sampling_backend: A[
         Literal["ascend", "flashinfer", "pytorch"] | Auto,

@@ -5,7 +5,7 @@ from typing import Literal
 
 from runtime.options.declare import Amount, Count, Derived, Group, option, planned
 
-RECURRENT = "no model family with recurrent layers is here yet"
+RECURRENT = "model families with recurrent layers"
 
 
 class States(Group, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ class Tiers(Group, frozen=True, kw_only=True):
         option(
             "What copies pages between host and device.",
             note="kernel_ascend is possible on an NPU",
-            missing="each device copies in one way, whatever is chosen",
+            missing="other ways than the one that each device has, whatever is chosen",
         ),
     ] = "kernel"
     hicache_mem_layout: A[
