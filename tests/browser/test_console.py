@@ -1,5 +1,6 @@
 """The console at /console: chats with the embedded model, as a user has them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.browser.conftest import Site
 
 TOOLS = """[{"name": "get_weather", "description": "Weather of a city", "parameters":
 {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]"""
-HOSTILE = r"<img src=x onerror=alert\\(1\\)> \\[x\\]\\(javascript:alert\\(2\\)\\)"
+HOSTILE = ["<img src=x one", "rror=alert(1)> [x](java", "script:alert(2)) <scr", "ipt>alert(3)</script>"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -135,12 +136,16 @@ def test_reasoning_is_folded_and_a_tool_is_answered(page: Page, server: Site) ->
 
 
 def test_what_a_model_writes_is_text(page: Page, server: Site) -> None:
-    """The model is made to write it, by a grammar."""
+    deltas = [{"content": text, "reasoning_content": text} for text in HOSTILE]
+    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    stream = "".join([f"data: {json.dumps(event)}\n\n" for event in events]) + "data: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
+    )
     enter(page, server)
-    choose(page, extra=f'{{"regex": "{HOSTILE}"}}')
     ask(page, "Hello!")
     ended(page)
-    expect(answers(page)).to_have_text("<img src=x onerror=alert(1)> x")
+    expect(answers(page)).to_have_text("<img src=x onerror=alert(1)> x <script>alert(3)</script>")
     assert page.locator(".message :is(img, script, a)").count() == 0
 
 
