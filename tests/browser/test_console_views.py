@@ -24,7 +24,7 @@ HOSTILE = [
     "> # <iframe srcdoc=x>\n> - <a href=javascript:x>l</a>\n>   1. **<b>*_[m](javascript:x)_*</b>**",
     "\u202e\u0000\ud800 *__~~`[![",
 ]
-# each would take hours if the reader went back over what it has read
+# texts on which a reader that goes back and forth takes time that grows with the square of their length
 COSTLY = [
     *("*a " * 40_000, "[a](" * 40_000, "`" * 60_000 + "a", "**_~~" * 30_000, "> " * 40_000, "- " * 40_000),
     *(
