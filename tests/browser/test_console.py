@@ -19,11 +19,13 @@ def _patient() -> None:
     expect.set_options(timeout=WAIT_MS)
 
 
-def enter(page: Page, server: Site) -> None:
-    """Opens the console by the way of GET /."""
+def enter(page: Page, server: Site, **settings: str) -> None:
+    """Opens the console by the way of GET /, with these settings."""
     page.goto(f"{server.url}/")
     expect(page.locator(".welcome h2")).to_have_text("pocket")
     assert page.url == f"{server.url}/console"
+    if settings:
+        choose(page, **settings)
 
 
 def choose(page: Page, **settings: str) -> None:
@@ -53,8 +55,7 @@ def ended(page: Page, count: int = 1) -> None:
 
 
 def test_a_chat_streams_and_survives_a_reload(page: Page, server: Site) -> None:
-    enter(page, server)
-    choose(page, temperature="0")
+    enter(page, server, temperature="0")
     ask(page, "Count from 1 to 5.")
     ended(page)
     expect(answers(page)).to_have_text("1, 2, 3, 4, 5")
@@ -75,7 +76,7 @@ def test_a_chat_streams_and_survives_a_reload(page: Page, server: Site) -> None:
 
 
 def test_an_answer_is_stopped_and_continued(page: Page, server: Site) -> None:
-    enter(page, server)
+    enter(page, server, temperature="0")
     choose(page, extra='{"ignore_eos": true}', max_tokens="1500")
     ask(page, "Count from 1 to 5.")
     expect(answers(page)).to_contain_text("1, 2")
@@ -89,8 +90,7 @@ def test_an_answer_is_stopped_and_continued(page: Page, server: Site) -> None:
 
 
 def test_versions_of_answers_and_of_questions(page: Page, server: Site) -> None:
-    enter(page, server)
-    choose(page, temperature="0")
+    enter(page, server, temperature="0")
     ask(page, "Count from 1 to 5.")
     ended(page)
     page.click("[aria-label='Answer again']")
@@ -108,8 +108,8 @@ def test_versions_of_answers_and_of_questions(page: Page, server: Site) -> None:
 
 
 def test_reasoning_is_folded_and_a_tool_is_answered(page: Page, server: Site) -> None:
-    enter(page, server)
-    choose(page, temperature="0", reasoning="on")
+    enter(page, server, temperature="0")
+    choose(page, reasoning="on")
     ask(page, "What is 3 plus 4?")
     ended(page)
     expect(answers(page)).to_have_text("7")
@@ -153,7 +153,7 @@ def test_refusals_name_the_remedy_and_can_be_tried_again(
     page: Page, server: Site, watches: list[Watch]
 ) -> None:
     watches[0].allow("status of 400")
-    enter(page, server)
+    enter(page, server, temperature="0")
     choose(page, extra='{"temprature": 1}')
     ask(page, "Hello!")
     expect(page.locator(".failure")).to_contain_text("temperature")
@@ -161,6 +161,7 @@ def test_refusals_name_the_remedy_and_can_be_tried_again(
     page.fill("#set-top_p", "7")
     expect(page.locator("#hint-top_p")).to_have_text("Top p must be at most 1.")
     page.click("text=Set back to the defaults")
+    page.fill("#set-max_tokens", "50")
     page.keyboard.press("Escape")
     page.click("text=Try again")
     ended(page)
@@ -170,6 +171,12 @@ def test_refusals_name_the_remedy_and_can_be_tried_again(
 def test_the_keyboard_alone_is_enough(page: Page, server: Site) -> None:
     enter(page, server)
     expect(page.locator("#text")).to_be_focused()
+    page.keyboard.press("Control+,")
+    expect(page.locator("#set-system")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.type("0")  # the temperature
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
     page.keyboard.type("Hello!\n")
     ended(page)
     page.keyboard.press("Control+Shift+O")
@@ -194,7 +201,7 @@ def test_the_keyboard_alone_is_enough(page: Page, server: Site) -> None:
 
 def test_it_fits_a_phone(phone_page: Page, server: Site) -> None:
     page = phone_page
-    enter(page, server)
+    enter(page, server, temperature="0")
     page.fill("#text", "Hello! " + "x" * 200)
     page.tap("#send")
     expect(answers(page)).not_to_be_empty()

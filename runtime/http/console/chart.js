@@ -8,10 +8,10 @@ const TOP = 8;
 const BOTTOM = 18;
 
 /** A chart. `series` has a label and the key of a point for each line; `format` writes a value; `most` is the top
-    of the axis, where it is fixed. */
+    of the axis, where it is fixed; otherwise it is one of `steps` times a power of ten. */
 export class Chart {
-  constructor({ title, series, format, most = null, spanS }) {
-    Object.assign(this, { series, format, most, spanS });
+  constructor({ title, series, format, most = null, steps = [1, 2, 5], spanS }) {
+    Object.assign(this, { series, format, most, steps, spanS });
     this.points = [];
     this.width = 320;
     this.pointed = null; // seconds that the pointer is at
@@ -46,13 +46,19 @@ export class Chart {
     this.begin = (points.at(-1)?.at ?? 0) - this.spanS;
     const top =
       this.most ??
-      niceTop(Math.max(...points.flatMap((point) => this.series.map(({ key }) => point[key] ?? 0)), 0));
+      niceTop(
+        Math.max(...points.flatMap((point) => this.series.map(({ key }) => point[key] ?? 0)), 0),
+        this.steps,
+      );
     const x = (at) => LEFT + ((at - this.begin) / this.spanS) * (this.width - LEFT);
     const y = (value) => TOP + (1 - Math.min(value / top, 1)) * (HEIGHT - TOP - BOTTOM);
     this.plot.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.plot.replaceChildren(
       ...this.grid(top, y),
-      ...this.series.flatMap(({ key }, i) => lines(points, key, i, x, y)),
+      ...this.series
+        .map(({ key }, i) => lines(points, key, i, x, y))
+        .reverse()
+        .flat(), // the first on top
       ...this.cursor(x),
     );
     this.words();
@@ -101,7 +107,6 @@ export class Chart {
 
 /** The paths of a series: a stretch for each run of points that have a value. */
 function lines(points, key, index, x, y) {
-  const kind = index ? " second" : "";
   const stretches = [];
   let open = null;
   for (const point of points) {
@@ -111,12 +116,14 @@ function lines(points, key, index, x, y) {
   }
   return stretches.flatMap((stretch) => {
     const path = stretch.map((point) => `${x(point.at).toFixed(1)},${y(point[key]).toFixed(1)}`).join("L");
+    const line = svg("path", {
+      class: `line${index ? " second" : ""}`,
+      d: `M${path}${stretch.length === 1 ? "h0.01" : ""}`,
+    });
+    if (index) return [line];
     const [first, last] = [x(stretch[0].at).toFixed(1), x(stretch.at(-1).at).toFixed(1)];
     const floor = y(0).toFixed(1);
-    return [
-      svg("path", { class: `area${kind}`, d: `M${first},${floor}L${path}L${last},${floor}Z` }),
-      svg("path", { class: `line${kind}`, d: `M${path}${stretch.length === 1 ? "h0.01" : ""}` }),
-    ];
+    return [svg("path", { class: "area", d: `M${first},${floor}L${path}L${last},${floor}Z` }), line];
   });
 }
 
@@ -124,9 +131,9 @@ function text(words, x, y, anchor) {
   return svg("text", { x, y, "text-anchor": anchor }, words);
 }
 
-/** A round number that is not below `value`: 1, 2 or 5 times a power of ten. */
-function niceTop(value) {
-  if (!(value > 0)) return 1;
+/** A round number that is not below `value`: one of `steps` times a power of ten. */
+function niceTop(value, steps) {
+  if (!(value > 0)) return steps[0];
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((top) => top >= value * 0.999);
+  return [...steps, 10 * steps[0]].map((step) => step * power).find((top) => top >= value * 0.999);
 }

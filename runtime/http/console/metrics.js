@@ -2,6 +2,7 @@
 // quantiles of what came in between two looks.
 
 const WINDOW_S = 10; // latencies are of the requests and tokens of this time
+const RATE_S = 2.5; // rates are means of this time, so that one step more or less is no peak
 const KEPT_S = 120;
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
 const LE = /(?:^|,)le="([^"]*)"/;
@@ -55,7 +56,8 @@ export class History {
     const last = this.samples.at(-1);
     const name = "runtime_generated_tokens_total";
     if (last && sample.values.get(name) < last.values.get(name)) this.samples = []; // the server has begun anew
-    const point = this.point(this.samples[0] ?? sample, this.samples.at(-1) ?? sample, sample);
+    const recent = this.samples.findLast((one) => at - one.at >= RATE_S) ?? this.samples[0] ?? sample;
+    const point = this.point(this.samples[0] ?? sample, recent, sample);
     this.samples.push(sample);
     while (at - this.samples[0].at > WINDOW_S) this.samples.shift();
     this.points.push(point);
@@ -63,7 +65,7 @@ export class History {
     return point;
   }
 
-  /** `begin`: the oldest sample of the window; `last`: the one before `now`. */
+  /** `begin`: the oldest sample of the window of latencies; `last`: that of the window of rates. */
   point(begin, last, now) {
     const value = (name) => now.values.get(name) ?? 0;
     const grown = (name, since) => value(name) - (since.values.get(name) ?? 0);

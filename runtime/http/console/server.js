@@ -47,6 +47,7 @@ const CHARTS = [
   {
     title: "Requests",
     format: count,
+    steps: [2, 4, 6, 8],
     series: [
       { label: "running", key: "running" },
       { label: "waiting", key: "waiting" },
@@ -156,8 +157,8 @@ export class ServerView {
         ["Devices", ranks.map((rank) => rank.device).join(", ") || "–"],
         ["Context", `${whole(info.context_length)} tokens`],
         ["Weights", size(sum("weights_bytes"))],
-        ["Pages", `${size(sum("pages_bytes"))}, ${whole(info.max_total_num_tokens)} tokens`],
-        ["Version", info.version],
+        ["Pages", size(sum("pages_bytes"))],
+        ["Room in pages", `${whole(info.max_total_num_tokens)} tokens`],
       ];
       this.facts.replaceChildren(
         ...facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))),
