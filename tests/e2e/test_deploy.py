@@ -149,6 +149,20 @@ def test_an_answer_and_what_nginx_keeps_to_itself(proxy: httpx.Client, path: str
 
 
 @needs_nginx
+@pytest.mark.parametrize("path", ["", "/llm", "/cut/llm"])
+def test_the_console(proxy: httpx.Client, path: str) -> None:
+    """Its page and all files that it names are there, and its script may ask from the page's own origin."""
+    page = proxy.get(f"{path}/console")
+    assert page.status_code == 200
+    files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(files) > 2
+    assert all(proxy.get(page.url.join(file)).status_code == 200 for file in files)
+    body = chat(1) | {"stream": False}
+    answer = proxy.post(f"{path}/v1/chat/completions", json=body, headers={"origin": f"https://{NAME}"})
+    assert answer.status_code == 200
+
+
+@needs_nginx
 def test_tokens_go_on_as_they_come_and_a_client_that_leaves_ends_its_request(
     proxy: httpx.Client, server: Server
 ) -> None:
@@ -181,6 +195,7 @@ def test_a_websocket(proxy: httpx.Client, certificate: Path) -> None:
             host="127.0.0.1",
             port=port,
             server_hostname="127.0.0.1",
+            origin=websockets.Origin(f"https://{NAME}"),
         ) as socket:
             body = chat(3) | {"stream": False}
             await socket.send(json.dumps({"id": "a", "path": "/v1/chat/completions", "body": body}))
