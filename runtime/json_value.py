@@ -9,5 +9,6 @@ else:
 
 JsonDict: TypeAlias = dict[str, JsonValue]
 
-# the fields of a Struct or an object that is yet to be made: what takes them checks them, or has their types
+# the fields of a Struct or an object that is yet to be made, or of a file that another program has written
+# (config.json): what takes them checks them, or has their types
 Fields: TypeAlias = dict[str, Any]

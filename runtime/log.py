@@ -63,6 +63,18 @@ def setup(level: str = "info", format: str = "text", stream: TextIO | None = Non
     _output.is_terminal = is_terminal and format == "text" and level in ("debug", "info")
 
 
+def level() -> str:
+    """The lowest level that is written."""
+    return next((name for name, number in LEVELS.items() if number == _output.level), "silent")
+
+
+def set_level(name: str) -> None:
+    """Writes lines of this level and above from now on, in the form of `setup`. Nothing where there was no
+    `setup`: the lines are then the application's."""
+    if _output.level != SILENT:
+        _output.level = LEVELS[name]
+
+
 class _Forward(logging.Handler):
     """Writes what libraries log as lines of ours."""
 

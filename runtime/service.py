@@ -132,6 +132,22 @@ class OpenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_completion_tokens: int = 0
 
 
+class TokenizerInfo(Struct, frozen=True):
+    """What clients may know of the tokenizer."""
+
+    special_tokens: dict[str, str]  # bos_token, eos_token, ...
+    chat_template: str | None  # source of the template for ordinary chats
+
+
+class LogChange(Struct, frozen=True, kw_only=True):
+    """What to change of the log; None: nothing."""
+
+    log_requests: bool | None = None
+    log_requests_level: Literal[0, 1, 2, 3] | None = None
+    log_requests_format: Literal["text", "json"] | None = None
+    log_level: str | None = None  # a name in log.LEVELS
+
+
 class ExpertControls(Protocol):
     """Counts of tokens per expert."""
 
@@ -148,6 +164,11 @@ class Controls(Protocol):
     @property
     def experts(self) -> ExpertControls:
         """Counts of tokens per expert."""
+        ...
+
+    def configure_logging(self, change: LogChange) -> LogChange:
+        """Changes what the server logs. -> what it logs now. Raises InvalidRequest where requests cannot be
+        logged."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -310,6 +331,10 @@ class Service(Protocol):
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus text format."""
+        ...
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

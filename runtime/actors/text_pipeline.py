@@ -20,6 +20,7 @@ from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
+from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 
 
@@ -48,6 +49,7 @@ class TextPipeline:
         self._requests = requests
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
+        self._templates = text.templates
         self._tokenizer = TokenizerActor(
             text.vocabulary,
             text.templates,
@@ -84,6 +86,10 @@ class TextPipeline:
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         """The text of tokens."""
         return self._vocabulary.decode(token_ids, skip_special=skip_special)
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What clients may know of the tokenizer."""
+        return TokenizerInfo(self._vocabulary.files.special_tokens, self._templates.source)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""

@@ -14,14 +14,16 @@ from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
-from runtime.errors import RequestError
+from runtime import log
+from runtime.errors import InvalidRequest, RequestError, StartError
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.metrics import Metrics
+from runtime.metrics.request_log import RequestLogs, RequestLogSettings
 from runtime.options.plan import Plan
-from runtime.service import OpenRequest
+from runtime.service import LogChange, OpenRequest
 
 
 class Control:
@@ -36,8 +38,10 @@ class Control:
         router: Router,
         encode: Callable[[Prompt], Awaitable[list[int]]],
         metrics: Metrics,
+        logs: RequestLogs,
     ) -> None:
         """`encode` gives the token ids of a prompt."""
+        self._logs = logs
         self.experts = ExpertLoad(
             [replica.commands.count_experts for replica in replicas],
             metrics,
@@ -51,6 +55,29 @@ class Control:
         self._encode = encode
         self._metrics = metrics
         self._profiling = Profiling(replicas)
+
+    def configure_logging(self, change: LogChange) -> LogChange:
+        """Changes what the server logs. -> what it logs now. Raises InvalidRequest where requests cannot be
+        logged."""
+        old = self._logs.settings
+        new = RequestLogSettings(
+            old.is_on if change.log_requests is None else change.log_requests,
+            old.level if change.log_requests_level is None else change.log_requests_level,
+            old.format if change.log_requests_format is None else change.log_requests_format,
+        )
+        try:
+            if new != old:
+                self._logs.configure(new)
+        except StartError as error:
+            raise InvalidRequest(str(error), param="log_requests") from None
+        if change.log_level is not None:
+            log.set_level(change.log_level)
+        return LogChange(
+            log_requests=new.is_on,
+            log_requests_level=new.level,
+            log_requests_format=new.format,
+            log_level=log.level(),
+        )
 
     @property
     def is_paused(self) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
+from typing import Literal
+
+from msgspec import Struct
 
 from runtime import log
 from runtime.errors import RankDied, StartError
@@ -139,6 +142,14 @@ class LengthHistograms:
             self._metrics.answer_length.observe(record.completion_tokens)
 
 
+class RequestLogSettings(Struct, frozen=True):
+    """Whether requests are logged, how much of each (--log-requests-level), and in which form."""
+
+    is_on: bool
+    level: Literal[0, 1, 2, 3]
+    format: Literal["text", "json"]
+
+
 class RequestLogs:
     """The observers that the options ask for, and the records that they observe."""
 
@@ -151,22 +162,11 @@ class RequestLogs:
             else CrashDump(open_folder(Path(plan.logs.crash_dump_folder)), plan.logs.log_requests_level)
         )
         observers: list[RequestObserver] = [] if self.crash is None else [self.crash]
-        if plan.logs.log_requests:
-            observers.append(
-                RequestLog(
-                    plan.logs.log_requests_level,
-                    [
-                        Lines(
-                            target,
-                            "requests",
-                            "%Y%m%d",
-                            self._writer,
-                            is_json=plan.logs.log_requests_format == "json",
-                        ).write
-                        for target in plan.logs.log_requests_target or ("stderr",)
-                    ],
-                )
-            )
+        self._targets = plan.logs.log_requests_target or ("stderr",)
+        self.settings = RequestLogSettings(
+            plan.logs.log_requests, plan.logs.log_requests_level, plan.logs.log_requests_format
+        )
+        self._crash_keeps_texts = self.crash is not None and plan.logs.log_requests_level >= 2
         if plan.observe.export_metrics_to_file:
             assert plan.observe.export_metrics_to_file_dir is not None  # a conflict says so
             observers.append(
@@ -195,10 +195,24 @@ class RequestLogs:
             )
         if plan.observe.collect_tokens_histogram:
             observers.append(LengthHistograms(metrics))
-        self.records = Records(
-            observers,
-            keeps_texts=plan.logs.log_requests_level >= 2
-            and (plan.logs.log_requests or self.crash is not None),
+        self._others = observers
+        self.records = Records([], keeps_texts=False)
+        self.configure(self.settings)
+
+    def configure(self, settings: RequestLogSettings) -> None:
+        """Logs requests as `settings` say, from now on. Raises StartError where a folder of
+        --log-requests-target cannot be written to."""
+        logged: list[RequestObserver] = []
+        if settings.is_on:
+            is_json = settings.format == "json"
+            lines = [
+                Lines(target, "requests", "%Y%m%d", self._writer, is_json=is_json) for target in self._targets
+            ]
+            logged = [RequestLog(settings.level, [one.write for one in lines])]
+        self.settings = settings
+        self.records.observe(
+            [*logged, *self._others],
+            keeps_texts=self._crash_keeps_texts or (settings.is_on and settings.level >= 2),
         )
 
     def close(self, within_s: float) -> None:

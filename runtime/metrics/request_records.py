@@ -179,6 +179,12 @@ class Records:
         self._keeps_texts = keeps_texts
         self._open: dict[str, Record] = {}
 
+    def observe(self, observers: Sequence[RequestObserver], *, keeps_texts: bool) -> None:
+        """Notifies `observers` from now on, in place of those before. Requests that came while there were
+        none have no record."""
+        self._observers = observers
+        self._keeps_texts = keeps_texts
+
     @property
     def open(self) -> list[Record]:
         """Records of open requests."""

@@ -32,6 +32,7 @@ class ChatTemplates:
         environment = Sandbox()
         self.stops = stops
         self._special_tokens = special_tokens
+        self.source = sources.get("default")  # of the template for ordinary chats; None: there is none
         self._templates = {}
         self._reads_parts = {}
         for name, source in sources.items():

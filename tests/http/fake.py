@@ -32,7 +32,7 @@ from runtime.messages.requests import (
 from runtime.messages.sampling import Limits, check
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.detect import AnswerFormats
-from runtime.service import AdapterCard, Health, Load, ModelCard, OpenRequest
+from runtime.service import AdapterCard, Health, Load, LogChange, ModelCard, OpenRequest, TokenizerInfo
 
 VOCAB = 1000
 WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", ' "fox"', "\n", " end"]
@@ -77,6 +77,15 @@ class FakeControls:
     calls: list[Any] = field(default_factory=list)
     tenants: list[Tenant] = field(default_factory=list)  # of the calls that take one
     busy: RequestError | None = None  # raised by everything
+
+    def configure_logging(self, change: LogChange) -> LogChange:
+        self.record(change)
+        return LogChange(
+            log_requests=bool(change.log_requests),
+            log_requests_level=2,
+            log_requests_format="text",
+            log_level=change.log_level or "info",
+        )
 
     async def pause(self, mode: str) -> None:
         self.record(("pause", mode))
@@ -350,6 +359,9 @@ class FakeService:
 
     def metrics(self) -> bytes:
         return b"# TYPE running gauge\nrunning 0\n"
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        return TokenizerInfo({"eos_token": "<end>", "other_token": "x"}, "{{ messages }}")
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"\xf0\x9f" if token_id == 999 else f"<{token_id}>".encode()

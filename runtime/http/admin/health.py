@@ -123,7 +123,7 @@ PROBE = Operation("GET", "/health_generate", "Whether it serves, by generating a
 
 OPERATIONS = (
     Operation("GET", "/health", "Whether it serves", answers=(Health,), show=health),
-    Operation("GET", "/ping", "Whether it serves", answers=(Health,), show=health),
+    Operation("GET POST", "/ping", "Whether it serves", answers=(Health,), show=health),
     PROBE,
     Operation("GET", "/metrics", "Figures for Prometheus", media="text", show=metrics),
 )

@@ -13,6 +13,7 @@ from runtime.http.streaming.rows import Rows, made
 from runtime.json_value import Fields
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
+from runtime.text.tokenizer_files import NAMED_TOKENS
 
 MAX_TEXTS = 1_024
 MAX_TOKENS = 2**20  # of texts that are made of tokens
@@ -72,6 +73,20 @@ class ModelInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     architectures: list[str | None]
     context_length: int
     vocab_size: int
+
+
+class TokenizerShown(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The response of /tokenizer_info, in the names of tokenizer_config.json."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    sep_token: str | None = None
+    pad_token: str | None = None
+    cls_token: str | None = None
+    mask_token: str | None = None
+    chat_template: str | None = None
+    model_max_length: int
 
 
 class Version(Struct, forbid_unknown_fields=True):
@@ -145,6 +160,16 @@ async def _answer(answer: Fields, num_tokens: int) -> Response | Fields:
     return shown
 
 
+def tokenizer_info(service: Service) -> Fields:
+    """The tokenizer in vLLM's form, for clients that apply the chat template themselves."""
+    info = service.tokenizer_info()
+    return {
+        **{name: info.special_tokens.get(name) for name in NAMED_TOKENS},
+        "chat_template": info.chat_template,
+        "model_max_length": service.card.limits.context_len,
+    }
+
+
 def model_info(service: Service) -> Fields:
     """The served model, in SGLang's form."""
     info, options = service.server_info(), service.server_info()["options"]
@@ -211,6 +236,13 @@ OPERATIONS = (
         )
         for prefix in ("", "/v1")
     ],
+    Operation(
+        "GET",
+        "/tokenizer_info",
+        "Special tokens and chat template",
+        answers=(TokenizerShown,),
+        show=lambda service, _: tokenizer_info(service),
+    ),
     *[
         Operation(
             "GET",

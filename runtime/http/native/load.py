@@ -68,6 +68,12 @@ class OldLoad(Struct, forbid_unknown_fields=True):
     ts_tic: float
 
 
+class ServerLoad(Struct, forbid_unknown_fields=True):
+    """The response of /load, as in vLLM."""
+
+    server_load: int  # requests that run or wait
+
+
 def loads(load: Load) -> dict[str, object]:
     """The load in SGLang's form, one entry for each scheduler. num_cached_tokens, num_steps and page_size are
     additions."""
@@ -126,9 +132,21 @@ def old_loads(load: Load) -> list[dict[str, object]]:
     ]
 
 
+def server_load(load: Load) -> dict[str, int]:
+    """The load in vLLM's form; a request with several answers counts as several."""
+    return {"server_load": load.running + load.waiting}
+
+
 OPERATIONS = (
     Operation(
         "GET", "/v1/loads", "How busy it is", answers=(Loads,), show=lambda service, _: loads(service.load())
+    ),
+    Operation(
+        "GET",
+        "/load",
+        "How many requests run or wait",
+        answers=(ServerLoad,),
+        show=lambda service, _: server_load(service.load()),
     ),
     Operation(
         "GET",

@@ -1,10 +1,10 @@
 """All operations of the HTTP API by tag, from which the routes and the OpenAPI document are made."""
 
-from runtime.http.admin import adapters, control, expert_load, health, memory_saver
+from runtime.http.admin import adapters, control, expert_load, health, live_settings, memory_saver
 from runtime.http.anthropic import messages
 from runtime.http.console import routes as console
 from runtime.http.embeddings import embeddings, scores
-from runtime.http.native import generate, info, load, parse, sessions
+from runtime.http.native import generate, info, invocations, load, parse, sessions
 from runtime.http.ollama import embed as ollama_embed
 from runtime.http.ollama import models as ollama_models
 from runtime.http.ollama import serve as ollama
@@ -32,8 +32,15 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         *parse.OPERATIONS,
         *load.OPERATIONS,
         *sessions.OPERATIONS,
+        *invocations.OPERATIONS,
     ),
     "Vectors": (*embeddings.OPERATIONS, *scores.OPERATIONS),
     "Health": (*health.OPERATIONS, *console.OPERATIONS, DOCUMENT, PAGE),
-    "Control": (*control.OPERATIONS, *memory_saver.OPERATIONS, *adapters.OPERATIONS, *expert_load.OPERATIONS),
+    "Control": (
+        *control.OPERATIONS,
+        *live_settings.OPERATIONS,
+        *memory_saver.OPERATIONS,
+        *adapters.OPERATIONS,
+        *expert_load.OPERATIONS,
+    ),
 }

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from runtime import log
 from runtime.errors import StartError
+from runtime.json_value import JsonDict
 from runtime.layers.sampling.sampler import clean
 from runtime.messages.steps import Admit
-from runtime.models.config.json_types import JsonObject
 
 
 class Processor(Protocol):
@@ -62,7 +62,7 @@ class Processors:
 
     def __init__(self, class_paths: list[str]) -> None:
         """`class_paths`: package.module:Class. Raises StartError."""
-        self.classes: dict[str, Callable[[JsonObject], Processor]] = {}
+        self.classes: dict[str, Callable[[JsonDict], Processor]] = {}
         self.slots: dict[int, Active] = {}
         for path in class_paths:
             module, _, name = path.partition(":")

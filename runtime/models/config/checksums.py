@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from runtime.errors import StartError
-from runtime.models.config.json_types import JsonObject
+from runtime.json_value import Fields
 from runtime.regular_file import open_regular, read_text
 
 MAX_BYTES = 64 * 2**20  # of the list
@@ -87,7 +87,7 @@ def _of_lines(text: str) -> dict[str, str]:
 
 
 def _of_json(text: str) -> dict[str, str]:
-    checksums: JsonObject = msgspec.json.decode(text)
+    checksums: Fields = msgspec.json.decode(text)
     entries = checksums.get("files", checksums)
     return {
         name: entry["sha256"] if isinstance(entry, dict) and "sha256" in entry else entry

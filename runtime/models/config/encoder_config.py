@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
+from runtime.json_value import JsonDict
 from runtime.models.config import sizes
-from runtime.models.config.json_types import JsonObject
 from runtime.models.config.tasks import family_of
 
 ACTIVATIONS = {
@@ -62,7 +62,7 @@ class HfEncoder(Struct, frozen=True, kw_only=True):
 def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
     """Raises ModelError for an encoder that is not supported."""
     try:
-        fields = msgspec.json.decode(raw, type=JsonObject)
+        fields = msgspec.json.decode(raw, type=JsonDict)
         if family_of(architecture) == "DistilBert":
             fields = {DISTIL.get(name, name): value for name, value in fields.items()}
         hf = msgspec.convert(fields, HfEncoder)

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
+from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config import sizes
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.config.json_types import JsonObject, JsonValue
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -114,8 +114,8 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     bos_token_id: Ids = None
     eos_token_id: Ids = None
-    quantization_config: JsonObject | None = None
-    compression_config: JsonObject | None = None  # older name that compressed-tensors wrote
+    quantization_config: JsonDict | None = None
+    compression_config: JsonDict | None = None  # older name that compressed-tensors wrote
 
 
 class HfGeneration(Struct, frozen=True, kw_only=True):
@@ -184,7 +184,7 @@ def _read(
             f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
         ) from None
     if overrides:
-        raw = msgspec.json.encode(_decode(raw, JsonObject, "config.json") | dict(overrides))
+        raw = msgspec.json.encode(_decode(raw, JsonDict, "config.json") | dict(overrides))
     architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
     if not architecture:
         raise ModelError(

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
-from runtime.models.config.json_types import JsonValue
+from runtime.json_value import JsonValue
 from runtime.regular_file import open_regular, read_regular
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

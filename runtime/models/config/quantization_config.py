@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.config.json_types import JsonObject, JsonValue
+from runtime.json_value import Fields
 from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
 from runtime.regular_file import read_regular
 
@@ -79,7 +79,7 @@ def _matches(pattern: str, module: str) -> bool:
     )
 
 
-def read_quantization(folder: Path, hf: JsonObject | None, requested: str | None) -> Quantization | None:
+def read_quantization(folder: Path, hf: Fields | None, requested: str | None) -> Quantization | None:
     """`hf`: config.json's quantization_config; `requested`: --quantization. -> None: weights are not
     quantized. Raises ModelError for a quantization that is not supported, or another one than requested."""
     result = _read(folder, hf)
@@ -108,7 +108,7 @@ def read_quantization(folder: Path, hf: JsonObject | None, requested: str | None
     return result
 
 
-def _read(folder: Path, hf: JsonObject | None) -> Quantization | None:
+def _read(folder: Path, hf: Fields | None) -> Quantization | None:
     descriptions = sorted(folder.glob(DESCRIPTION))
     if descriptions and (hf is None or hf.get("quant_method") in (None, "modelslim", "ascend")):
         return _modelslim(descriptions[0])
@@ -143,7 +143,7 @@ def _need(condition: bool, method: str, what: str) -> None:
         )
 
 
-def _fp8(hf: JsonObject) -> tuple[Rule, ...]:
+def _fp8(hf: Fields) -> tuple[Rule, ...]:
     size, scheme = hf.get("weight_block_size"), hf.get("activation_scheme", "dynamic")
     _need(hf.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"), "fp8", f"fmt {hf.get('fmt')}")
     _need(scheme in ("dynamic", "static"), "fp8", f"activation_scheme {scheme}")
@@ -160,21 +160,21 @@ def _fp8(hf: JsonObject) -> tuple[Rule, ...]:
     return _rules(WeightFormat(Fp8(group_size=size[1]), "fp8", block_rows=size[0]), ignored)
 
 
-def _awq(hf: JsonObject) -> tuple[Rule, ...]:
+def _awq(hf: Fields) -> tuple[Rule, ...]:
     bits, version = hf.get("bits", hf.get("w_bit", 4)), str(hf.get("version", "gemm")).lower()
     _need(
         bits == 4 and version == "gemm" and hf.get("zero_point", True),
         "awq",
         f"{bits} bits, version {version}, or no zero points",
     )
-    group: JsonValue = hf.get("group_size", hf.get("q_group_size", 128))
+    group: int = hf["group_size"] if "group_size" in hf else hf.get("q_group_size", 128)
     return _rules(
         WeightFormat(PackedInt(4, max(group, 0), has_zero_points=True), "awq"),
         hf.get("modules_to_not_convert") or [],
     )
 
 
-def _gptq(hf: JsonObject) -> tuple[Rule, ...]:
+def _gptq(hf: Fields) -> tuple[Rule, ...]:
     bits, group, version = (
         hf["bits"],
         hf["group_size"],
@@ -194,7 +194,7 @@ def _gptq(hf: JsonObject) -> tuple[Rule, ...]:
     return _rules(format, ["re:" + name[2:] for name in special])
 
 
-def _compressed(hf: JsonObject) -> tuple[Rule, ...]:
+def _compressed(hf: Fields) -> tuple[Rule, ...]:
     rules = [Rule(pattern, None) for pattern in hf.get("ignore") or []]
     groups = hf["config_groups"].values()
     # groups that name modules come before groups that mean all of them
@@ -205,9 +205,9 @@ def _compressed(hf: JsonObject) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _compressed_group(group: JsonObject, form: str) -> WeightFormat:
+def _compressed_group(group: Fields, form: str) -> WeightFormat:
     method, weights = "compressed-tensors", group["weights"]
-    inputs: JsonValue = group.get("input_activations")
+    inputs: Fields | None = group.get("input_activations")
     bits, kind, strategy = (
         weights["num_bits"],
         weights.get("type", "int"),
@@ -235,6 +235,7 @@ def _compressed_group(group: JsonObject, form: str) -> WeightFormat:
     _need(form in ("int-quantized", "float-quantized", "naive-quantized"), method, f"format {form}")
     if kind == "int":
         _need(strategy in ("tensor", "channel") and inputs is not None, method, f"int8 weights by {strategy}")
+        assert inputs is not None
         return WeightFormat(Int8(_activations(inputs, "int")), "compressed-tensors")
     if strategy == "block":
         size = weights.get("block_structure") or []
@@ -250,7 +251,7 @@ def _compressed_group(group: JsonObject, form: str) -> WeightFormat:
     )
 
 
-def _activations(inputs: JsonObject, kind: str) -> Literal["token", "tensor"]:
+def _activations(inputs: Fields, kind: str) -> Literal["token", "tensor"]:
     dynamic, strategy = (
         inputs.get("dynamic", False),
         inputs.get("strategy") or ("token" if inputs.get("dynamic") else "tensor"),
@@ -270,7 +271,7 @@ def _activations(inputs: JsonObject, kind: str) -> Literal["token", "tensor"]:
 
 def _modelslim(path: Path) -> Quantization:
     try:
-        description = msgspec.json.decode(read_regular(path), type=JsonObject)
+        description = msgspec.json.decode(read_regular(path), type=Fields)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(
             f"{path.name} cannot be read: {error}; restore the file from the model's source"
@@ -288,7 +289,7 @@ def _modelslim(path: Path) -> Quantization:
     return Quantization(method="modelslim", modules=modules)
 
 
-READERS: dict[str, Callable[[JsonObject], tuple[Rule, ...]]] = {
+READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
     "fp8": _fp8,
     "awq": _awq,
     "gptq": _gptq,

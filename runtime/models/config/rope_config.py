@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
-from runtime.models.config.json_types import JsonObject
+from runtime.json_value import Fields
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
@@ -58,15 +58,15 @@ class HfRope(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     rope_theta: A[float, Meta(gt=0)] = 10000.0
-    rope_scaling: JsonObject | None = None
-    rope_parameters: JsonObject | None = None
+    rope_scaling: Fields | None = None
+    rope_parameters: Fields | None = None
     max_position_embeddings: Count | None = None
     original_max_position_embeddings: Count | None = None
 
 
 def read_rope(hf: HfRope) -> Rope:
     """Raises ModelError for a rope type or parameters that are not supported."""
-    values: JsonObject = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
+    values: Fields = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise ModelError(

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from runtime.errors import ModelError
-from runtime.models.config.json_types import JsonObject
+from runtime.json_value import Fields
 from runtime.models.config.pooling import Activation, Pooling, PoolingMode
 from runtime.regular_file import read_regular
 
@@ -81,9 +81,9 @@ def longest_text(folder: Path, longest: int) -> int:
     return min(longest, value) if isinstance(value, int) and value > 0 else longest
 
 
-def read_object(path: Path) -> JsonObject:
+def read_object(path: Path) -> Fields:
     """A JSON object; {} where there is no file. Raises ModelError for a file that cannot be read."""
-    return _read(path, JsonObject) if path.is_file() else {}
+    return _read(path, Fields) if path.is_file() else {}
 
 
 def is_whole(mode: PoolingMode, *, is_causal: bool) -> bool:
@@ -112,7 +112,7 @@ def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
     )
 
 
-def _activation(folder: Path, raw: JsonObject, count: int, is_causal: bool) -> Activation:
+def _activation(folder: Path, raw: Fields, count: int, is_causal: bool) -> Activation:
     """The activation that the folder names. Otherwise a single score is a logit in a cross-encoder, and
     elsewhere a reward, which has no bounds."""
     nested = raw.get("sentence_transformers")
@@ -137,7 +137,7 @@ def _modules(folder: Path, requested: str, default: PoolingMode) -> tuple[Poolin
         return chosen or default, True
     modules = {
         str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
-        for entry in _read(path, list[JsonObject])
+        for entry in _read(path, list[Fields])
     }
     if unknown := modules.keys() - NO_MODULES:
         raise ModelError(

@@ -4,7 +4,9 @@ from typing import Any
 
 import httpx
 import pytest
+from jinja2 import Environment
 
+from runtime import Engine
 from runtime.http.app import http_app
 from runtime.messages.requests import Chat, Text
 from tests.http.fake import FakeService
@@ -79,3 +81,29 @@ async def test_info_in_the_forms_of_sglang() -> None:
         info = (await call(FakeService(), path, "GET")).json()
         assert info["served_model_name"] == "org/fake" and info["is_generation"] is True
     assert (await call(FakeService(), "/version", "GET")).json() == {"version": "0"}
+
+
+async def test_the_load_in_the_form_of_vllm() -> None:
+    assert (await call(FakeService(), "/load", "GET")).json() == {"server_load": 0}
+
+
+async def test_what_lm_eval_reads_of_the_tokenizer() -> None:
+    """Its remote tokenizer renders chats and finds the ids of special tokens itself."""
+    async with Engine(num_threads=1) as engine:
+        transport = httpx.ASGITransport(engine.asgi())
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            info = (await http.get("/tokenizer_info")).json()
+            assert {"bos_token", "eos_token", "pad_token", "chat_template"} <= info.keys()
+            body = {"prompt": info["eos_token"], "add_special_tokens": False}
+            ids = (await http.post("/tokenize", json=body)).json()["tokens"]
+            assert len(ids) == 1
+            assert (await http.post("/detokenize", json={"tokens": [5, 6]})).json()["prompt"]
+            messages = [{"role": "user", "content": "hi"}]
+            text = (
+                Environment()
+                .from_string(info["chat_template"])
+                .render(messages=messages, add_generation_prompt=True)
+            )
+            ours = (await http.post("/tokenize", json={"messages": messages})).json()["tokens"]
+            body = {"prompt": text, "add_special_tokens": False}
+            assert (await http.post("/tokenize", json=body)).json()["tokens"] == ours
