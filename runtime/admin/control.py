@@ -7,6 +7,7 @@ record profiles, open sessions. Service.control gives access to it.
 
 from collections.abc import Awaitable, Callable
 
+from runtime import log
 from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.admin.expert_load import ExpertLoad
@@ -14,7 +15,6 @@ from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
-from runtime import log
 from runtime.errors import InvalidRequest, RequestError, StartError
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
