@@ -104,9 +104,7 @@ class Core:
             prepare_grammar=self.replicas.prepare_grammar,
         )
         self._commands = SchedulerCommands(self.replicas)
-        self.control = Control(
-            plan, self.replicas, self._commands, self._router, self._text.encode, metrics, logs
-        )
+        self.control = Control(plan, self.replicas, self._commands, router, self._text, metrics, logs)
         self.memory_saver = MemorySaver(plan, self.replicas, self._commands, self._set_weight_version)
         self._status = Status(plan, self.replicas, metrics, self.adapters, lambda: self._router.num_open)
         self._intake = Intake(
@@ -254,10 +252,6 @@ class Core:
     def metrics(self) -> bytes:
         """Prometheus text."""
         return self._status.metrics()
-
-    def tokenizer_info(self) -> TokenizerInfo:
-        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
-        return self._text.tokenizer_info()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""

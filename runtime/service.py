@@ -188,6 +188,10 @@ class Controls(Protocol):
         no storage tier, Unavailable."""
         ...
 
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
+        ...
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises InvalidRequest."""
         ...
@@ -331,10 +335,6 @@ class Service(Protocol):
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus text format."""
-        ...
-
-    def tokenizer_info(self) -> TokenizerInfo:
-        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -5,11 +5,12 @@ record profiles, open sessions. Service.control gives access to it.
             ── cancel ──► router ── Abort ──► the scheduler that has the request
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from runtime import log
 from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
+from runtime.actors.text_pipeline import TextPipeline
 from runtime.admin.expert_load import ExpertLoad
 from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
@@ -23,7 +24,7 @@ from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.metrics import Metrics
 from runtime.metrics.request_log import RequestLogs, RequestLogSettings
 from runtime.options.plan import Plan
-from runtime.service import LogChange, OpenRequest
+from runtime.service import LogChange, OpenRequest, TokenizerInfo
 
 
 class Control:
@@ -36,11 +37,10 @@ class Control:
         replicas: Replicas,
         commands: SchedulerCommands,
         router: Router,
-        encode: Callable[[Prompt], Awaitable[list[int]]],
+        text: TextPipeline,
         metrics: Metrics,
         logs: RequestLogs,
     ) -> None:
-        """`encode` gives the token ids of a prompt."""
         self._logs = logs
         self.experts = ExpertLoad(
             [replica.commands.count_experts for replica in replicas],
@@ -52,7 +52,7 @@ class Control:
         self._replicas = replicas
         self._commands = commands
         self._router = router
-        self._encode = encode
+        self._text = text
         self._metrics = metrics
         self._profiling = Profiling(replicas)
 
@@ -78,6 +78,10 @@ class Control:
             log_requests_format=new.format,
             log_level=log.level(),
         )
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
+        return self._text.tokenizer_info()
 
     @property
     def is_paused(self) -> bool:
@@ -108,7 +112,7 @@ class Control:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises InvalidRequest."""
-        return await self._encode(prompt)
+        return await self._text.encode(prompt)
 
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         """Ends those requests of `tenant` whose ids begin with `prefix`, with reason abort. -> how many"""

@@ -15,7 +15,6 @@ from runtime.service import (
     MemoryControls,
     ModelCard,
     Service,
-    TokenizerInfo,
     adapters_for,
 )
 
@@ -86,10 +85,6 @@ class TenantService:
     def metrics(self) -> bytes:
         """All metrics in Prometheus text format."""
         return self._service.metrics()
-
-    def tokenizer_info(self) -> TokenizerInfo:
-        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
-        return self._service.tokenizer_info()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""

@@ -1,5 +1,5 @@
-"""Fields of a body that are not known here: refused, or on some routes and with --unknown-fields warn ignored,
-with a `warning` header that names them and one line in the log for each.
+"""Fields of a body that are not known here: refused, or on some routes and with --unknown-fields warn
+ignored, with a `warning` header that names them and one line in the log for each.
 
 A body is decoded as it came. Only one that is refused for an unknown field is made anew without it.
 """

@@ -273,8 +273,8 @@ class ModelRunner:
     def took(
         self, plan: StepPlan, token_ids: np.ndarray, places: np.ndarray, counts: np.ndarray | None
     ) -> dict[int, Failing]:
-        """Tells grammars, processors and bad words what the step brings: `counts` tokens for each row that samples
-        (None: one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
+        """Tells grammars, processors and bad words what the step brings: `counts` tokens for each row that
+        samples (None: one each), sampled at `places`. -> rows whose tokens mean nothing, and why"""
         slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
         masks, processors = self.slots.grammar_masks, self.slots.processors
         if counts is None:

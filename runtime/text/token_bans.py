@@ -17,7 +17,8 @@ def token_bans(params: SamplingParams, vocabulary: Vocabulary) -> TokenBans | No
     if params.allowed_token_ids is None and not params.bad_words:
         return None
     allowed = NO_BITS if params.allowed_token_ids is None else packed(params.allowed_token_ids)
-    words = dict.fromkeys([ids for word in params.bad_words for ids in spellings(word, vocabulary)])
+    sequences = [ids for word in params.bad_words for ids in sequences_of(word, vocabulary)]
+    words = dict.fromkeys(sequences)
     if (count := sum(map(len, words))) > MAX_BAD_TOKENS:
         raise InvalidRequest(
             f"bad_words are {count} tokens, with and without a space before; the most is {MAX_BAD_TOKENS}, so "
@@ -35,7 +36,7 @@ def packed(ids: tuple[int, ...]) -> np.ndarray:
     return np.packbits(bits, bitorder="little")
 
 
-def spellings(word: str, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+def sequences_of(word: str, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
     """The token sequences of a word at the beginning of a text, and behind a space. Raises
     InvalidRequest."""
     bare = word.lstrip() or word

@@ -78,6 +78,9 @@ class FakeControls:
     tenants: list[Tenant] = field(default_factory=list)  # of the calls that take one
     busy: RequestError | None = None  # raised by everything
 
+    def tokenizer_info(self) -> TokenizerInfo:
+        return TokenizerInfo({"eos_token": "<end>", "other_token": "x"}, "{{ messages }}")
+
     def configure_logging(self, change: LogChange) -> LogChange:
         self.record(change)
         return LogChange(
@@ -359,9 +362,6 @@ class FakeService:
 
     def metrics(self) -> bytes:
         return b"# TYPE running gauge\nrunning 0\n"
-
-    def tokenizer_info(self) -> TokenizerInfo:
-        return TokenizerInfo({"eos_token": "<end>", "other_token": "x"}, "{{ messages }}")
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"\xf0\x9f" if token_id == 999 else f"<{token_id}>".encode()

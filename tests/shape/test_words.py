@@ -74,6 +74,7 @@ ALLOWED = {
     "guided_choice",
     "guided_grammar",
     "guided_decoding_backend",
+    "guided_whitespace_pattern",
 }
 FOLDERS = ("runtime", "tests", "bench", "docs")
 CODE = [

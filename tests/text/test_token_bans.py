@@ -5,7 +5,7 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.messages.sampling import SamplingParams
-from runtime.text.token_bans import MAX_BAD_TOKENS, packed, spellings, token_bans
+from runtime.text.token_bans import MAX_BAD_TOKENS, packed, sequences_of, token_bans
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
@@ -15,7 +15,7 @@ BYTES = Vocabulary(build.byte_level(), TokenizerFiles())
 
 @pytest.mark.parametrize("word", ["hello", " hello", "  hello"])
 def test_a_word_is_banned_with_and_without_a_space_before(word: str) -> None:
-    found = spellings(word, BYTES)
+    found = sequences_of(word, BYTES)
     assert [BYTES.decode(ids) for ids in found] == ["hello", " hello"]
 
 
@@ -23,7 +23,7 @@ def test_a_word_is_banned_with_and_without_a_space_before(word: str) -> None:
 @pytest.mark.parametrize("word", ["world", "naïve 中文", "\n", " "])
 def test_words_of_several_tokens_stay_whole(tokenizer: type, word: str) -> None:
     vocabulary = Vocabulary(tokenizer(), TokenizerFiles())
-    texts = [vocabulary.decode(ids).strip(" ") for ids in spellings(word, vocabulary)]
+    texts = [vocabulary.decode(ids).strip(" ") for ids in sequences_of(word, vocabulary)]
     assert texts and set(texts) == {word.strip(" ")}
 
 

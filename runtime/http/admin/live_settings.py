@@ -39,7 +39,7 @@ class LoggingShown(Struct, frozen=True, forbid_unknown_fields=True):
 class StateBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of /set_internal_state."""
 
-    server_args: dict[str, JsonValue]
+    server_args: dict[str, JsonValue] = {}
 
 
 REMEDIES = {
@@ -96,7 +96,6 @@ OPERATIONS = (
         "/set_internal_state",
         "Check options against those in force",
         body=StateBody,
-        example={"server_args": {}},
         answers=(list[bool],),
         call=set_internal_state,
     ),

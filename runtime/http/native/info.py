@@ -13,7 +13,6 @@ from runtime.http.streaming.rows import Rows, made
 from runtime.json_value import Fields
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
-from runtime.text.tokenizer_files import NAMED_TOKENS
 
 MAX_TEXTS = 1_024
 MAX_TOKENS = 2**20  # of texts that are made of tokens
@@ -160,9 +159,12 @@ async def _answer(answer: Fields, num_tokens: int) -> Response | Fields:
     return shown
 
 
+NAMED_TOKENS = tuple([name for name in TokenizerShown.__struct_fields__ if name.endswith("_token")])
+
+
 def tokenizer_info(service: Service) -> Fields:
     """The tokenizer in vLLM's form, for clients that apply the chat template themselves."""
-    info = service.tokenizer_info()
+    info = service.control.tokenizer_info()
     return {
         **{name: info.special_tokens.get(name) for name in NAMED_TOKENS},
         "chat_template": info.chat_template,

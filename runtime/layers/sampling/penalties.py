@@ -1,5 +1,5 @@
-"""What changes logits before a token is sampled: penalties on tokens seen before, logit bias, banned stop ids,
-and tokens that the request excludes.
+"""What changes logits before a token is sampled: penalties on tokens seen before, logit bias, banned stop
+ids, and tokens that the request excludes.
 
 State per slot, on the device; nothing is allocated before a request needs it.
 """

@@ -56,6 +56,7 @@ MORE: dict[str, list[dict[str, Any]]] = {  # what makes events have other fields
     ],
     "/api/chat": [{"tools": [ADD]}, {"logprobs": True, "top_logprobs": 1}],
     "/api/generate": [{"think": True}, {"raw": True}],
+    "/invocations": [],
     "/generate": [
         {"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 0, "token_ids_logprob": [1]},
         {"text": ["a", "b"]},
