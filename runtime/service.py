@@ -189,7 +189,7 @@ class Controls(Protocol):
         ...
 
     def tokenizer_info(self) -> TokenizerInfo:
-        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
+        """What clients may know of the tokenizer."""
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]:

@@ -80,7 +80,7 @@ class Control:
         )
 
     def tokenizer_info(self) -> TokenizerInfo:
-        """What clients may know of the tokenizer. Raises Unavailable while it loads."""
+        """What clients may know of the tokenizer."""
         return self._text.tokenizer_info()
 
     @property
