@@ -16,6 +16,7 @@ from starlette.responses import Response
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
 from runtime.http.json_weight import UNWEIGHED_BYTES
+from runtime.json_value import Fields
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class AnthropicProblem(Struct, forbid_unknown_fields=True):
 
     type: str
     message: str
-    details: dict[str, object] | UnsetType = UNSET  # what clients act upon
+    details: Fields | UnsetType = UNSET  # what clients act upon
 
 
 class AnthropicError(Struct, tag_field="type", tag="error", forbid_unknown_fields=True):
@@ -175,7 +176,7 @@ def _openai(message: str, kind: str, param: str | None, code: str) -> OpenAIErro
     return OpenAIError(Problem(message, kind, param, code))
 
 
-def _anthropic(message: str, status: int, details: dict[str, object] | None = None) -> AnthropicError:
+def _anthropic(message: str, status: int, details: Fields | None = None) -> AnthropicError:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return AnthropicError(AnthropicProblem(kind, message, UNSET if details is None else details))
 
