@@ -21,8 +21,8 @@ def token_bans(params: SamplingParams, vocabulary: Vocabulary) -> TokenBans | No
     words = dict.fromkeys(sequences)
     if (count := sum(map(len, words))) > MAX_BAD_TOKENS:
         raise InvalidRequest(
-            f"bad_words are {count} tokens, with and without a space before; the most is {MAX_BAD_TOKENS}, so "
-            "give fewer",
+            f"bad_words are {count} tokens, with and without a space before; the most is {MAX_BAD_TOKENS}, "
+            "so give fewer",
             param="bad_words",
         )
     return TokenBans(allowed, tuple(words))

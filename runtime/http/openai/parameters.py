@@ -168,8 +168,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "include_reasoning": "false: reasoning is left out",
                 "request_id": "as `rid`",
                 "documents": "passed to the chat template",
-                "enable_thinking": "as in `chat_template_kwargs`, which comes first; `thinking` gets the same "
-                "value",
+                "enable_thinking": "as in `chat_template_kwargs`, which comes first; `thinking` gets the "
+                "same value",
                 "add_special_tokens": "whether the tokenizer adds its BOS token to a text; a chat's template "
                 "adds it itself, so true is a 400",
             },
