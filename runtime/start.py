@@ -16,6 +16,7 @@ from runtime.actors.events import require_zmq
 from runtime.admin import warmup
 from runtime.devices.numa import cores_of
 from runtime.errors import StartError
+from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import check_weight_files
@@ -41,6 +42,7 @@ def prepare(plan: Plan) -> Prepared:
     text = open_text(plan, model)
     prepared = Prepared(model, text, model_card(plan, model, text.formats), warmup.parse(plan.http.warmups))
     check_weights(plan)
+    check_offload(plan, model)
     check_machine(plan)
     check_folders(plan)
     for path in plan.api.logit_processors if plan.api.enable_custom_logit_processor else ():
@@ -57,6 +59,14 @@ def check_weights(plan: Plan) -> None:
         check_weight_files(Path(plan.model.model_path))
     if plan.model.model_checksum:
         read_list(Path(plan.model.model_checksum))
+
+
+def check_offload(plan: Plan, model: ModelConfig) -> None:
+    """Groups of layers whose weights stay in host memory save some of the device's; --cpu-offload-gb is
+    checked by the ranks, which know the bytes of layers. Raises StartError."""
+    spec = plan.memory.offload
+    if spec is not None and not spec.num_bytes:
+        offloaded_layers(spec, [0] * model.num_layers)
 
 
 def check_machine(plan: Plan) -> None:
