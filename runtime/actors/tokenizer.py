@@ -7,7 +7,7 @@ neither the loop nor short prompts.
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 
 import anyio
@@ -33,9 +33,10 @@ from runtime.messages.requests import (
     Prompt,
     Request,
     Text,
+    Thinking,
     Tokens,
 )
-from runtime.messages.sampling import Limits, check, cut, too_long
+from runtime.messages.sampling import Limits, SamplingParams, ThinkingLimit, check, cut, too_long
 from runtime.messages.scheduler import Arrive
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
@@ -149,13 +150,33 @@ class TokenizerActor:
                 )
             with anyio.move_on_after(max(timeout_s - (monotonic() - request.arrival_s), 0)):
                 await self._check_grammar(grammar)
-                grammar_constraint = GrammarConstraint(
-                    grammar, self._after_ids(tokenized), (*self._eos_ids, *params.stop_token_ids)
-                )
+                thinking = self._thinking(tokenized)
+                # reasoning that cannot begin does not end either
+                has_none = thinking is not None and thinking.is_never
+                after_ids = () if has_none else self._after_ids(tokenized)
+                grammar_constraint = GrammarConstraint(grammar, after_ids, self._stop_ids(params), thinking)
                 outcome = structs.replace(tokenized, grammar_constraint=grammar_constraint)
         except RequestError as error:
             outcome = error
         self._settle(request, outcome)
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return (*self._eos_ids, *params.stop_token_ids)
+
+    def _thinking(self, request: Request) -> Thinking | None:
+        """The budget of the request's reasoning, with its markers as tokens."""
+        limit = request.params.thinking
+        if limit is None:
+            return None
+        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False)
+        begins, ends = zip(*limit.marks, strict=True)
+
+        def tokens(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+            return tuple([tuple(self._vocabulary.encode(text, add_special=False)) for text in texts])
+
+        return Thinking(
+            limit.budget, tokens(begins), tokens(ends), open_marks(limit, tail), limit.is_anywhere
+        )
 
     def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
         """Token ids of the texts after which the constraint holds; () where the prompt shows that it holds
@@ -203,7 +224,7 @@ class TokenizerActor:
             StopRegexes(request.params.stop_regex, request.params.stop)  # refuses
         if self._templates.stops and isinstance(request.prompt, Chat):
             params = structs.replace(params, stop=(*params.stop, *self._templates.stops))
-        return Request(
+        tokenized = Request(
             id=request.id,
             prompt_ids=prompt_ids,
             params=params,
@@ -228,6 +249,10 @@ class TokenizerActor:
                 embeds="" if embeds is None else digest(embeds),
             ),
         )
+        if params.thinking is None or params.constraint is not None:
+            return tokenized  # a constraint's grammar is checked first
+        constraint = GrammarConstraint(None, (), self._stop_ids(params), self._thinking(tokenized))
+        return structs.replace(tokenized, grammar_constraint=constraint)
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> token ids, and the position where a second text begins"""
@@ -306,6 +331,21 @@ class TokenizerActor:
                 return ids
             raise too_long(f"over {len(ids)} tokens", self._limits)
         return self._vocabulary.encode(text, add_special)
+
+
+def open_marks(limit: ThinkingLimit, tail: str) -> int:
+    """Place of the markers of the reasoning in which an answer begins behind a prompt with this end; -1: it
+    begins with none."""
+    if limit.is_continued:
+        at = max(range(len(limit.marks)), key=lambda place: tail.rfind(limit.marks[place][0]))
+        is_open = tail.rfind(limit.marks[at][0]) > max([tail.rfind(end) for _, end in limit.marks])
+        return at if is_open else -1
+    tail = tail.rstrip()
+    for at, (begin, _) in enumerate(limit.marks):
+        if tail.endswith(begin.rstrip()):
+            return at
+    is_over = tail.endswith(tuple([end.rstrip() for _, end in limit.marks]))
+    return 0 if limit.is_forced and not is_over else -1
 
 
 def num_chars(prompt: Prompt, enough: int) -> int:

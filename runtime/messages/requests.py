@@ -116,13 +116,29 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     truncate: int | None = None
 
 
-class GrammarConstraint(Struct, frozen=True, array_like=True):
-    """The grammar that the tokens of a sequence must follow."""
+class Thinking(Struct, frozen=True, array_like=True):
+    """How many tokens a sequence may reason, and the markers of reasoning as tokens."""
 
-    grammar: Grammar
+    budget: int
+    begins: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]  # of each of `begins`
+    open: int  # place of the markers of the reasoning that the prompt left open; -1: none is open
+    is_anywhere: bool = False  # reasoning may begin anywhere; else at the start, or behind other reasoning
+
+    @property
+    def is_never(self) -> bool:
+        """Whether the answer is none but content."""
+        return self.budget == 0 and self.open < 0 and not self.is_anywhere
+
+
+class GrammarConstraint(Struct, frozen=True, array_like=True):
+    """The grammar that the tokens of a sequence must follow, and the budget of its reasoning."""
+
+    grammar: Grammar | None  # None: any text
     # the grammar applies after one of these token sequences was generated; (): from the first token on
     after_ids: tuple[tuple[int, ...], ...]
     stop_ids: tuple[int, ...]  # tokens that may end the text where the grammar allows an end
+    thinking: Thinking | None = None  # None: reasoning has no budget
 
 
 class TokenBans(Struct, frozen=True, array_like=True):

@@ -40,6 +40,16 @@ class Free(Struct, frozen=True):
     begin: Mark = ""
 
 
+class ThinkingLimit(Struct, frozen=True):
+    """How many tokens an answer may reason, and how it writes its reasoning."""
+
+    budget: A[int, Meta(ge=0, le=2**31 - 1)]
+    marks: A[tuple[tuple[Mark, Mark], ...], Meta(min_length=1)]  # what begins reasoning, and what ends it
+    is_forced: bool = False  # the answer begins inside reasoning, also where the prompt does not show it
+    is_continued: bool = False  # the prompt holds the beginning of the answer
+    is_anywhere: bool = False  # reasoning may begin anywhere; else at the start, or behind other reasoning
+
+
 class Processor(Struct, frozen=True, array_like=True):
     """A logit processor of the server, by name, and its parameters (layers/sampling/processors.py)."""
 
@@ -91,6 +101,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     constraint_after: Mark | tuple[Free, ...] = ""
 
     processor: Processor | None = None
+    thinking: ThinkingLimit | None = None  # None: reasoning has no budget
 
     # hidden states to return: of every computed token, or the one that the last token was sampled from
     hidden_states: Literal["all", "last"] | None = None

@@ -45,6 +45,7 @@ class ChannelFormat(Struct, frozen=True, kw_only=True):
     at_start: str = ""  # an answer's first header may begin with this, behind white space
     calls: ToolCallFormat | None = None  # how messages to tools are written; None: they are the arguments
     message: str = "<|message|>"  # ends the header
+    thinking: tuple[str, str] | None = None  # what begins reasoning and what ends it; None: it has no budget
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -60,6 +61,7 @@ CHANNEL_FORMATS = {
         reasoning="analysis",
         final="<|channel|>final<|message|>",
         recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)"),
+        thinking=("<|channel|>analysis<|message|>", "<|end|>"),
     ),
     "muse": ChannelFormat(
         models="Muse",

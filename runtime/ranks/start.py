@@ -147,7 +147,7 @@ def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig,
         config.vocab_size,
         device.torch_device,
         num_pools,
-        GrammarMasks(start.grammar if rank == 0 else None, config.vocab_size),
+        GrammarMasks(start.grammar if rank == 0 else None, config.vocab_size, samples=rank == 0),
         Processors(start.processors if rank == 0 else []),
         fused_ops_of(device).penalise,
     )

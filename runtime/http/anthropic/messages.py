@@ -12,6 +12,7 @@ from runtime.http.anthropic.message_response import Message, MessageEvent, Token
 from runtime.http.anthropic.writer import Payload, Writer
 from runtime.http.errors import AnthropicError, anthropic_error, decode, renamed
 from runtime.http.fields.model import adapter_named, response_model
+from runtime.http.fields.thinking import has_budgets
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.operation import HELLO, Operation
@@ -32,6 +33,9 @@ def messages(service: Service, content: bytes) -> Answer:
     body = decode(content, _body)
     message_id, chat_request = f"msg_{uuid4().hex}", chat_body(body)
     chat_request.lora_path = adapter_named(service.card, body.model)
+    # clients send budgets to every model; those whose reasoning is not known here have none
+    if isinstance(body.thinking, Enabled) and has_budgets(service.card.formats):
+        chat_request.thinking_token_budget = body.thinking.budget_tokens
     try:
         request, reading, names = chat.prepare(service, chat_request, message_id)
     except RequestError as error:

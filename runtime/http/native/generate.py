@@ -15,6 +15,7 @@ from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.model import adapters_of
 from runtime.http.fields.request_id import request_ids
 from runtime.http.fields.sampling import SAMPLING_FIELDS
+from runtime.http.fields.thinking import thinking_limit
 from runtime.http.native.generate_answer import GenerateAnswerFormat, LogprobOptions
 from runtime.http.native.generate_request import (
     LATER,
@@ -29,7 +30,7 @@ from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest
-from runtime.messages.sampling import Processor, SamplingParams
+from runtime.messages.sampling import Processor, SamplingParams, ThinkingLimit
 from runtime.service import Service
 
 T = TypeVar("T")
@@ -71,8 +72,9 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
         )
     ]
     shown: Sequence[HiddenOptions] = _each(body.return_hidden_states, False, count, "return_hidden_states")
+    thinking = _thinking(service, body)
     params = [
-        _params(*options, service.card.preferred, body.custom_logit_processor)
+        _params(*options, service.card.preferred, body.custom_logit_processor, thinking)
         for options in zip(sampling, logprobs, shown, strict=True)
     ]
     silent = [one.max_new_tokens == 0 for one in sampling]
@@ -105,6 +107,12 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
         is_stream=bool(body.stream),
         names=names,
         is_repeated=not is_disjoint,
+    )
+
+
+def _thinking(service: Service, body: GenerateBody) -> ThinkingLimit | None:
+    return thinking_limit(
+        service.card.formats, body.max_thinking_tokens, "max_thinking_tokens", is_continued=True
     )
 
 
@@ -171,6 +179,7 @@ def _params(
     shown: HiddenOptions,
     preferred: Fields,
     processor: str | None,
+    thinking: ThinkingLimit | None,
 ) -> SamplingParams:
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
@@ -195,6 +204,8 @@ def _params(
         values["hidden_states"] = "last" if shown == "last" else "all"
     if processor is not None:
         values["processor"] = _processor(processor, body.custom_params)
+    if thinking is not None:
+        values["thinking"] = thinking
     rule, where = constraint_of(body, "sampling_params.")
     if rule is not None:
         values["constraint"] = rule

@@ -71,6 +71,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
     lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
     priority: Priority | None = None
+    max_thinking_tokens: int | None = None  # most tokens of reasoning; -1: no limit
     # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # a second cache_salt, SGLang's name
@@ -81,7 +82,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_id: JsonValue = None
     background: JsonValue = None
     require_reasoning: JsonValue = None
-    max_thinking_tokens: JsonValue = None
     return_bytes: JsonValue = None
     return_entropy: JsonValue = None
     return_prompt_token_ids: JsonValue = None

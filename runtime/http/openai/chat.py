@@ -13,7 +13,9 @@ from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.request_id import request_ids
+from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import ChatBody
+from runtime.http.openai.completion_request import Reasoning as ReasoningOptions
 from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -36,7 +38,7 @@ from runtime.http.streaming.exchange import Answer
 from runtime.json_value import Fields
 from runtime.messages.constraint import Rule
 from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogprob, Tokens
-from runtime.messages.sampling import Free
+from runtime.messages.sampling import Free, ThinkingLimit
 from runtime.parsing.channel_parser import CHANNEL_FORMATS
 from runtime.parsing.detect import AnswerFormats, markers_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
@@ -102,6 +104,7 @@ def prepare(
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
         prompt_logprobs=body.prompt_logprobs,
+        thinking=_thinking(body, formats),
         **_constraint_after(formats, rule, is_required=requires_call(body)),
     )
     prompt = chat_prompt(body) if body.input_ids is None else Tokens(body.input_ids)
@@ -153,6 +156,20 @@ def _reading(service: Service, body: ChatBody, tools: Tools) -> ReaderSettings |
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )
+
+
+def _thinking(body: ChatBody, formats: AnswerFormats) -> ThinkingLimit | None:
+    """The limit of the answer's reasoning. Without a budget, a request for no reasoning is a limit of 0 where
+    the model always reasons, whatever its template is told."""
+    options = body.reasoning or ReasoningOptions()
+    budget, field = body.thinking_token_budget, "thinking_token_budget"
+    if budget is None and options.max_tokens is not None:
+        budget, field = options.max_tokens, "reasoning.max_tokens"
+    reasoning = formats.reasoning_format
+    is_off = "none" in (body.reasoning_effort, options.effort) or options.enabled is False
+    if budget is None and is_off and reasoning is not None and reasoning.is_forced:
+        budget = 0
+    return thinking_limit(formats, budget, field, is_continued=bool(body.continue_final_message))
 
 
 def _constraint_after(

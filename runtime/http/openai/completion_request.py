@@ -72,6 +72,7 @@ class Reasoning(Struct, forbid_unknown_fields=True):
 
     effort: str | float | None = None
     enabled: bool | None = None
+    max_tokens: int | None = None  # as thinking_token_budget
 
 
 class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +104,6 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     ec_transfer_params: JsonValue = None
     vllm_xargs: JsonValue = None
     repetition_detection: JsonValue = None
-    thinking_token_budget: JsonValue = None
     return_token_offsets: JsonValue = None
     return_mm_kwargs: JsonValue = None
     guided_whitespace_pattern: JsonValue = None
@@ -122,6 +122,7 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     n: int | None = None
     seed: int | None = None
+    thinking_token_budget: int | None = None  # most tokens of reasoning; -1: no limit (vLLM)
     include_stop_str_in_output: bool | None = None  # vLLM
     no_stop_trim: bool | None = None  # SGLang's name of include_stop_str_in_output
     # what the answer contains in addition to the text

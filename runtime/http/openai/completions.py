@@ -14,6 +14,7 @@ from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.request_id import request_ids
+from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
 from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -26,7 +27,8 @@ from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import Fields
 from runtime.messages.requests import Delta, GenerateRequest, Infill, Text, TokenLogprob, Tokens
-from runtime.service import Service
+from runtime.messages.sampling import ThinkingLimit
+from runtime.service import ModelCard, Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 NAMES = {
@@ -66,6 +68,7 @@ def completions(service: Service, content: bytes) -> Answer:
         logprobs=options.has_logprobs or options.is_best_of,
         top_logprobs=body.logprobs,
         prompt_logprobs=_prompt_width(body),
+        thinking=_thinking(body, service.card),
     )
     rid = body.rid or body.request_id
     envelope = Envelope(
@@ -151,6 +154,12 @@ def _output_options(body: CompletionBody, preferred_n: int) -> OutputOptions:
         by_id=bool(body.return_tokens_as_token_ids),
         has_echo=bool(body.echo),
         is_prompt_only=bool(body.echo) and body.max_tokens == 0,
+    )
+
+
+def _thinking(body: CompletionBody, card: ModelCard) -> ThinkingLimit | None:
+    return thinking_limit(
+        card.formats, body.thinking_token_budget, "thinking_token_budget", is_continued=True
     )
 
 

@@ -144,7 +144,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",
                 "separate_reasoning": "false: reasoning is part of the content",
                 "stream_reasoning": "false: reasoning is sent in one piece",
-                "reasoning": "`{effort, enabled}`; see `reasoning_effort`",
+                "reasoning": "`{effort, enabled, max_tokens}`; see `reasoning_effort`; the last one as "
+                "`thinking_token_budget`",
             },
         ),
         *_rows(
@@ -166,6 +167,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "`logprobs`",
                 "stream_interval": "tokens between two chunks of a choice; at least --stream-interval",
                 "include_reasoning": "false: reasoning is left out",
+                "thinking_token_budget": "most tokens of reasoning, -1: no limit; needs a reasoning parser: "
+                "tools.md",
                 "request_id": "as `rid`",
                 "documents": "passed to the chat template",
                 "enable_thinking": "as in `chat_template_kwargs`, which comes first; `thinking` gets the "
@@ -223,7 +226,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "ec_transfer_params": _DISAGGREGATION,
                 "vllm_xargs": "there are no plug-ins",
                 "repetition_detection": "see repetition_penalty",
-                "thinking_token_budget": "see reasoning_effort",
                 "routed_experts_prompt_start": "ranks report tokens only",
                 "return_token_offsets": "/tokenize has token_strs",
                 "return_prompt_text": "return_token_ids returns the prompt's tokens",

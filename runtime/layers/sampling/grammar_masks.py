@@ -23,6 +23,7 @@ import numpy as np
 
 from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
 from runtime.grammar.trial import SLOW_S, Stopwatch
+from runtime.layers.sampling.thinking import ThinkingBudget
 from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
@@ -38,14 +39,17 @@ FEW, SHORTEST, LONG = 2, 4, 8
 
 class SlotGrammar:
     """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends
-    the text."""
+    the text; before, reasoning may have a budget."""
 
     def __init__(self, grammar_constraint: GrammarConstraint, compiled: Compiled | None) -> None:
         """`compiled` None: there is none, because the backend gave up."""
         self.grammar_constraint = grammar_constraint
         self.matcher: Matcher | None = None if compiled is None else compiled.matcher()
-        self.is_lost = compiled is None
-        self.is_on = not grammar_constraint.after_ids
+        has_grammar = grammar_constraint.grammar is not None
+        self.is_lost = has_grammar and compiled is None
+        self.is_on = has_grammar and not grammar_constraint.after_ids
+        thinking = grammar_constraint.thinking
+        self.thinking = None if thinking is None else ThinkingBudget(thinking)
         self.is_ended = False
         self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
         self.pending: int | None = None  # taken, but the grammar has not been told
@@ -70,7 +74,11 @@ class SlotGrammar:
     def look(self) -> int:
         """Takes the run that is forced from here, if there is one, and says how long it is. What ends the
         text is never part of it."""
-        if not self.is_masked or self.is_lost or self.run:
+        if self.is_lost or self.run:
+            return 0
+        if count := self.cut_reasoning():
+            return count
+        if not self.is_masked:
             return 0
         assert self.matcher is not None
         began_s = thread_time()
@@ -85,16 +93,30 @@ class SlotGrammar:
         self.is_lost = self.watch.is_over(began_s)
         return len(self.run)
 
+    def cut_reasoning(self) -> int:
+        """Takes the tokens that end reasoning whose budget is used up, and says how many."""
+        if self.thinking is None or self.is_lost or self.is_ended or self.run:
+            return 0
+        run = self.thinking.cut()
+        for token in run:
+            self._tell(token)
+        if run:
+            self.run = run
+            self.length += len(run)
+        return len(run)
+
     def _tell(self, token: int) -> None:
         if self.is_ended or self.is_lost:
             return
+        if self.thinking is not None:
+            self.thinking.tell(token)
         if token in self.grammar_constraint.stop_ids:
             self.is_ended = True
         elif self.is_on:
             assert self.matcher is not None
             began_s = thread_time()
             self.is_lost = not self.matcher.accept(token) or self.watch.is_over(began_s)
-        else:
+        elif self.grammar_constraint.after_ids:
             self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)) :]
             self.is_on = any(
                 [self._tail[-len(ids) :] == list(ids) for ids in self.grammar_constraint.after_ids]
@@ -114,8 +136,14 @@ class SlotGrammar:
         further = copy.copy(self)
         further.matcher = None if self.matcher is None else self.matcher.fork()
         further.pending = None
+        further.thinking = copy.copy(self.thinking)
         further.advance(token, length)
         return None if further.is_lost else further
+
+    @property
+    def excluded(self) -> list[int]:
+        """Tokens that may not come because reasoning is beyond its budget."""
+        return [] if self.thinking is None or self.is_ended else self.thinking.excluded()
 
     @property
     def is_masked(self) -> bool:
@@ -126,7 +154,9 @@ class SlotGrammar:
 class GrammarMasks:
     """All slots with a grammar. The backend is opened by the first of them."""
 
-    def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
+    def __init__(self, setup: GrammarSetup | None, vocab_size: int, *, samples: bool = True) -> None:
+        """`setup` None: there are no grammars here. `samples`: this rank chooses the tokens."""
+        self._samples = samples
         self.slots: dict[int, SlotGrammar] = {}
         # of the last `masks`, by place: all of a run that begins there, if it is worth telling
         self.runs: dict[int, list[int]] = {}
@@ -159,12 +189,14 @@ class GrammarMasks:
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
         self.slots.pop(admit.slot, None)
-        if admit.grammar_constraint is None or self._setup is None:  # None: another rank chooses the tokens
+        constraint = admit.grammar_constraint
+        if constraint is None or not self._samples or (constraint.grammar and self._setup is None):
             return
-        self.prepare(admit.grammar_constraint.grammar)
-        grammar = self.slots[admit.slot] = SlotGrammar(
-            admit.grammar_constraint, self._compiled[admit.grammar_constraint.grammar].result()
-        )
+        compiled = None
+        if constraint.grammar is not None:
+            self.prepare(constraint.grammar)
+            compiled = self._compiled[constraint.grammar].result()
+        grammar = self.slots[admit.slot] = SlotGrammar(constraint, compiled)
         grammar.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
@@ -202,13 +234,19 @@ class GrammarMasks:
                 grammar = walked[index]
             elif (grammar := self.slots.get(slot)) is not None:
                 grammar.settle(lengths[index])
-            if grammar is not None and grammar.is_masked:
+            if grammar is None:
+                continue
+            if grammar.length == lengths[index]:
+                grammar.cut_reasoning()
+            left = grammar.length - lengths[index]
+            if grammar.is_masked or left > 0 or grammar.excluded:
                 places.append(index)
                 rows.append(grammar)
-                lefts.append(grammar.length - lengths[index])
+                lefts.append(left)
         bits = np.empty((len(rows), self._width), np.int32)
         if rows:
             self._fill(rows, lefts, bits)
+            self._exclude(rows, lefts, bits)
             self._force(rows, lefts, bits)
             self._end(rows, lefts, bits)
         shortest = SHORTEST if len(rows) <= FEW else LONG
@@ -240,7 +278,11 @@ class GrammarMasks:
 
     def _fill(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""
-        open_rows = [row for row, grammar in enumerate(rows) if not (grammar.is_lost or lefts[row] > 0)]
+        open_rows = [
+            row
+            for row, grammar in enumerate(rows)
+            if grammar.is_masked and not (grammar.is_lost or lefts[row] > 0)
+        ]
         if not open_rows:
             return
         assert self._backend is not None
@@ -270,6 +312,17 @@ class GrammarMasks:
             assert grammar.matcher is not None
             grammar.is_lost |= not grammar.matcher.fill(bits) or grammar.watch.is_over(began_s)
 
+    def _exclude(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
+        """Outside of runs, what would begin reasoning beyond its budget may not come."""
+        for row, grammar in enumerate(rows):
+            if grammar.thinking is None or lefts[row] > 0:
+                continue
+            if not grammar.is_masked:
+                bits[row] = -1
+            if excluded := grammar.excluded:
+                words, ones = words_of(tuple(excluded))
+                bits[row, words] &= ~ones
+
     def _force(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Within a run its token alone may come."""
         if forced := [row for row, left in enumerate(lefts) if left > 0]:
@@ -284,7 +337,7 @@ class GrammarMasks:
             if grammar.is_lost:
                 bits[row] = 0
                 allow(bits, [row], grammar.grammar_constraint.stop_ids)
-            elif len(grammar.grammar_constraint.stop_ids) > 1 and lefts[row] <= 0:
+            elif len(grammar.grammar_constraint.stop_ids) > 1 and lefts[row] <= 0 and grammar.is_masked:
                 kinds.setdefault(grammar.grammar_constraint.stop_ids, []).append(row)
         for stop_ids, alike in kinds.items():
             words, ones = split(stop_ids)

@@ -36,6 +36,7 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
     """`reasoning`. Reasoning is returned in full, as reasoning_text; there are no summaries."""
 
     effort: str | None = None  # passed to the chat template
+    max_tokens: int | None = None  # most tokens of reasoning; not in OpenAI's API
     summary: str | None = None
     generate_summary: str | None = None
 

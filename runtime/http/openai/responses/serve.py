@@ -12,7 +12,7 @@ from runtime.http.errors import decode, renamed
 from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai import chat
-from runtime.http.openai.completion_request import ChatBody
+from runtime.http.openai.completion_request import ChatBody, Reasoning
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
@@ -104,8 +104,8 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
         fields["tools"] = functions
     if body.tool_choice is not None:
         fields["tool_choice"] = _choice(body.tool_choice)
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        fields["reasoning_effort"] = body.reasoning.effort
+    if body.reasoning is not None:
+        fields["reasoning"] = Reasoning(body.reasoning.effort, max_tokens=body.reasoning.max_tokens)
     if (text_format := (body.text or TextOptions()).format) is not None and text_format.type != "text":
         fields["response_format"] = _chat_format(msgspec.to_builtins(text_format))
     if LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
