@@ -14,6 +14,27 @@ TOOLS = """[{"name": "get_weather", "description": "Weather of a city", "paramet
 HOSTILE = ["<img src=x one", "rror=alert(1)> [x](java", "script:alert(2)) <scr", "ipt>alert(3)</script>"]
 
 
+# texts whose contrast to what is behind them is below the 4.5 of WCAG AA
+_FAINT = """() => {
+  const parse = colour => (colour.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(part => part / 255)
+    .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = node => {
+    const colour = parse(getComputedStyle(node).backgroundColor);
+    return colour[3] === 0 && node.parentElement ? behind(node.parentElement) : colour;
+  };
+  const contrast = node => {
+    const both = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((a, b) => b - a);
+    return (both[0] + 0.05) / (both[1] + 0.05);
+  };
+  const hasText = node => [...node.childNodes].some(one => one.nodeType === 3 && one.textContent.trim());
+  return [...document.body.querySelectorAll("*")]
+    .filter(node => hasText(node) && node.checkVisibility() && !node.closest("svg, :disabled"))
+    .filter(node => contrast(node) < 4.5).map(node => `${node.tagName} ${node.className}: ${contrast(node)}`);
+}"""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _patient() -> None:
     expect.set_options(timeout=WAIT_MS)
@@ -225,9 +246,12 @@ def test_its_theme_is_the_systems_until_one_is_chosen(dark_page: Page, server: S
     page = dark_page
     enter(page, server)
     paper = "getComputedStyle(document.documentElement).backgroundColor"
-    assert page.evaluate(paper) == "rgb(21, 22, 23)"
+    choose(page, temperature="0")
+    ask(page, "Count from 1 to 5.")
+    ended(page)
+    assert page.evaluate(paper) == "rgb(21, 22, 23)" and page.evaluate(_FAINT) == []
     page.click("#theme")
-    assert page.evaluate(paper) == "rgb(251, 250, 248)"
+    assert page.evaluate(paper) == "rgb(251, 250, 248)" and page.evaluate(_FAINT) == []
     page.reload()
     assert page.evaluate(paper) == "rgb(251, 250, 248)"
     page.click("#theme")

@@ -175,7 +175,9 @@ def test_files_are_exported_and_imported(
     page: Page, server: Site, tmp_path: Path, watches: list[Watch]
 ) -> None:
     message = {"id": "m", "parent": None, "order": 0, "role": "assistant", "content": HOSTILE[0] + HOSTILE[1]}
-    conversation = {"id": "c", "title": HOSTILE[0], "nodes": {"m": message}, "leaf": "m"}
+    odd = {"stats": {"ttftS": "<b>", "tokens": 1}, "calls": 7, "finish": [], "error": 0, "reasoning": {}}
+    message |= odd  # fields of other types are left out
+    conversation = {"id": "c", "title": HOSTILE[0], "nodes": {"m": message}, "leaf": "m", "settings": odd}
     file = tmp_path / "file.json"
     file.write_text(json.dumps({"format": "runtime-console-conversations", "conversations": [conversation]}))
     page.goto(f"{server.url}/console")

@@ -209,7 +209,7 @@ export class Chat {
     this.runs.delete(conversation.id);
     this.keep(conversation);
     if (conversation === this.current) {
-      this.speaker.end(node.error ? `Error: ${node.error.message}` : node.content);
+      this.speaker.end(node.content);
       this.draw();
     }
   }
@@ -232,14 +232,16 @@ export class Chat {
   draw() {
     const conversation = this.current;
     const shown = path(conversation);
-    this.views = new Map(shown.map((node) => [node.id, this.view(conversation, node)]));
+    const before = this.views;
+    this.views = new Map(shown.map((node) => [node.id, this.view(conversation, node, before.get(node.id))]));
     const elements = [...this.views.values()].map((view) => view.element);
-    $("transcript").replaceChildren(...(elements.length ? elements : [welcome(this.page)]));
+    place($("transcript"), elements.length ? elements : [welcome(this.page)]);
     if (this.isAtEnd) this.toEnd();
     this.drawComposer();
   }
 
-  view(conversation, node) {
+  /** The view of a message: the one that there is, brought up to date, or a new one. */
+  view(conversation, node, before) {
     const all = siblings(conversation, node);
     const isRunning = () => this.runs.get(conversation.id)?.node === node;
     const facts = {
@@ -248,7 +250,10 @@ export class Chat {
       version: { index: all.indexOf(node), count: all.length },
       openCalls: () => openCalls(conversation).filter((call) => node.calls?.includes(call)),
     };
-    return new MessageView(node, facts, this.act);
+    if (before?.node !== node) return new MessageView(node, facts, this.act);
+    before.facts = facts;
+    before.update();
+    return before;
   }
 
   drawComposer() {
@@ -316,4 +321,13 @@ export class Chat {
     this.isAtEnd = true;
     $("to-end").hidden = true;
   }
+}
+
+/** Puts exactly these children into a box. Those that are there already stay as they are, with what is open,
+    selected or typed in them. */
+function place(box, elements) {
+  elements.forEach((element, i) => {
+    if (box.children[i] !== element) box.insertBefore(element, box.children[i] ?? null);
+  });
+  while (box.children.length > elements.length) box.lastChild.remove();
 }

@@ -1,9 +1,6 @@
 // A conversation is a tree of messages: an edit or a new answer is a sibling of what was there before, so
 // nothing is lost. What is shown is the path from the root to `leaf`.
 
-const ROLES = ["user", "assistant", "tool"];
-const FORMAT = "runtime-console-conversations";
-
 export const newId = () =>
   crypto.getRandomValues(new Uint32Array(3)).reduce((text, n) => text + n.toString(36), "");
 
@@ -99,64 +96,4 @@ function message(node) {
 function titleOf(text) {
   const line = text.trim().split("\n", 1)[0].replace(/\s+/g, " ");
   return line.length > 60 ? line.slice(0, 58).trimEnd() + "…" : line;
-}
-
-export function exported(conversations) {
-  return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
-}
-
-/** The conversations of an exported file, each with a new id. Throws Error for another file. */
-export function imported(text) {
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw new Error("This file is not JSON; choose one that was exported here.");
-  }
-  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {
-    throw new Error("This file holds no conversations of this console; choose one that was exported here.");
-  }
-  return file.conversations.map(checked);
-}
-
-function checked(given) {
-  const nodes = {};
-  for (const [id, node] of Object.entries(given?.nodes ?? {})) {
-    if (!ROLES.includes(node?.role) || typeof node.content !== "string" || node.id !== id) {
-      throw new Error("A conversation of this file is damaged; nothing was imported.");
-    }
-    nodes[id] = {
-      ...node,
-      order: Number(node.order) || 0,
-      parent: node.parent ?? null,
-      reasoning: String(node.reasoning ?? ""),
-      calls: calls(node.calls),
-    };
-  }
-  for (const node of Object.values(nodes)) {
-    // a way back to the root, without circles
-    const seen = new Set();
-    for (let id = node.id; id !== null; id = nodes[id].parent) {
-      if (seen.has(id) || !nodes[id])
-        throw new Error("A conversation of this file is damaged; nothing was imported.");
-      seen.add(id);
-    }
-  }
-  return {
-    id: newId(),
-    title: String(given.title ?? ""),
-    created: Number(given.created) || Date.now(),
-    updated: Number(given.updated) || Date.now(),
-    settings: { ...(given.settings ?? {}) },
-    nodes,
-    leaf: nodes[given.leaf] ? given.leaf : (Object.keys(nodes).at(-1) ?? null),
-  };
-}
-
-function calls(given) {
-  return (Array.isArray(given) ? given : []).map(({ id, name, args }) => ({
-    id: String(id),
-    name: String(name),
-    args: String(args ?? ""),
-  }));
 }

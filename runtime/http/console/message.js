@@ -16,7 +16,7 @@ export class MessageView {
     this.element = h(
       "article",
       {
-        class: `message ${node.role}${facts.isLast ? " last" : ""}`,
+        class: `message ${node.role}`,
         "aria-label": names[node.role],
         data: { id: node.id },
       },
@@ -30,6 +30,7 @@ export class MessageView {
   update() {
     const { node, body } = this;
     this.element.setAttribute("aria-busy", String(this.facts.isRunning()));
+    this.element.classList.toggle("last", this.facts.isLast);
     if (node.role === "user") body.className = "bubble";
     if (node.role === "user") body.textContent = node.content;
     else if (node.role === "tool") body.replaceChildren(result(node));

@@ -1,7 +1,7 @@
 // The list of conversations: search, open, rename, delete, import, export.
 
 import { $, announce, download, h, iconButton } from "./dom.js";
-import { exported, imported } from "./conversation.js";
+import { exported, imported } from "./transfer.js";
 
 /** `chat` holds the conversations; the list draws them and calls its methods. */
 export class Sidebar {
