@@ -10,14 +10,29 @@ import pytest
 from msgspec import Struct, structs
 
 import runtime
+from runtime.cache.host import HostConfig
+from runtime.cache.kv import CacheConfig
+from runtime.cache.states import StateConfig
+from runtime.cache.window import WindowConfig
 from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
 from runtime.http.settings import HttpSettings
-from runtime.messages.ranks import StartRank
+from runtime.messages.constraint import GrammarSetup
+from runtime.messages.lora import AdapterSetup
+from runtime.messages.ranks import CompileConfig, StartRank
+from runtime.messages.sampling import Limits
+from runtime.metrics.table import Buckets
 from runtime.options.compat.environment import RANK_VARIABLES
+from runtime.options.groups.observe import KVEvents
 from runtime.options.table import Row, rows
+from runtime.parsing.detect import AnswerFormats
+from runtime.scheduling.lora_slots import LoraSlotConfig
+from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
+from runtime.scheduling.waiting import OrderConfig
+from runtime.service import ModelCard
+from runtime.storage.settings import FileSettings, TierSettings
 
 ROOT = Path(runtime.__file__).parent
 OPTIONS = "options/"
@@ -119,6 +134,23 @@ def test_an_option_that_acts_is_read(row: Row) -> None:
         (NullOptions, ("devices/null/",)),
         (SchedulerConfig, ("scheduling/", "cache/", "actors/")),
         (HttpSettings, ("http/",)),
+        (GrammarSetup, ("grammar/", "layers/", "actors/", "ranks/")),
+        (CompileConfig, ("ranks/",)),
+        (AdapterSetup, ("ranks/", "layers/")),
+        (Limits, ("messages/", "actors/", "http/", "text/", "admin/")),
+        (ModelCard, ("http/", "rpc/", "actors/", "admin/", "service.py")),
+        (AnswerFormats, ("http/", "parsing/")),
+        (CacheConfig, ("cache/",)),
+        (HostConfig, ("cache/",)),
+        (WindowConfig, ("cache/",)),
+        (StateConfig, ("cache/",)),
+        (OrderConfig, ("scheduling/",)),
+        (Admission, ("scheduling/",)),
+        (LoraSlotConfig, ("scheduling/",)),
+        (Buckets, ("metrics/",)),
+        (TierSettings, ("actors/", "storage/")),
+        (FileSettings, ("storage/",)),
+        (KVEvents, ("actors/", "options/groups/")),
     ],
 )
 def test_settings_are_read(kind: type[Struct], folders: tuple[str, ...]) -> None:
