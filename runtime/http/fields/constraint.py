@@ -104,28 +104,54 @@ def _triggered(where: str, tag: Fields) -> Fields:
     return {"format": {"type": "triggered_tags", "triggers": old.triggers, "tags": tags}}
 
 
+# a type of response_format -> its fields; `schema` is llama.cpp's, `value` that of TGI and huggingface_hub
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json": ("schema", "value"),
+    "regex": ("value",),
+    "json_schema": ("json_schema",),
+}
+
+
 def _response_format(where: str, value: Fields) -> list[tuple[str, Raw]]:
     kind = value.get("type")
-    match kind:
-        case "text":
-            return []
-        case "json_object":
+    if kind == "structural_tag":
+        return _tag(where, value)
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise InvalidRequest(
+            f"{where}.type must be {', '.join(_FORMATS)} or structural_tag", param=f"{where}.type"
+        )
+    given = [name for name, one in value.items() if name != "type" and one is not None]
+    for name in given:
+        if name not in _FORMATS[kind]:
+            raise InvalidRequest(f"{where}.{name} is no part of the type {kind}", param=f"{where}.{name}")
+    if kind == "text":
+        return []
+    if not given:
+        if kind == "json_object":
             return [(where, {"type": "json_object"})]
-        case "json_schema":
-            if "json_schema" not in value:
-                raise InvalidRequest(f"{where}.json_schema is missing", param=f"{where}.json_schema")
-            where = f"{where}.json_schema"
-            try:
-                given = convert(value["json_schema"], JsonSchemaFormat, {})
-            except InvalidRequest as error:
-                param = f"{where}.{error.param}" if error.param else where
-                raise InvalidRequest(f"{where}: {error.message}", param=param) from None
-            return _schema(f"{where}.schema", given.schema)
-        case "structural_tag":
-            return _tag(where, value)
-    raise InvalidRequest(
-        f"{where}.type must be text, json_object, json_schema or structural_tag", param=f"{where}.type"
-    )
+        missing = f"{where}.{_FORMATS[kind][-1]}"
+        raise InvalidRequest(f"{missing} is missing", param=missing)
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{where} has {given[0]} and {given[1]}; give one of them", param=f"{where}.{given[1]}"
+        )
+    (name,) = given
+    if kind == "json_schema":
+        return _json_schema(f"{where}.{name}", value[name])
+    if kind == "regex":
+        return [(f"{where}.{name}", {"type": "regex", "pattern": value[name]})]
+    return _schema(f"{where}.{name}", value[name])
+
+
+def _json_schema(where: str, value: object) -> list[tuple[str, Raw]]:
+    try:
+        given = convert(value, JsonSchemaFormat, {})
+    except InvalidRequest as error:
+        param = f"{where}.{error.param}" if error.param else where
+        raise InvalidRequest(f"{where}: {error.message}", param=param) from None
+    return _schema(f"{where}.schema", given.schema)
 
 
 def _structured_outputs(where: str, value: Fields) -> list[tuple[str, Raw]]:

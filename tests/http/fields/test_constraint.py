@@ -46,6 +46,23 @@ def read(prefix: str = "", **fields: Any) -> tuple[Rule | None, dict[str, str]]:
             JsonSchema(TEXT),
             "response_format.json_schema.schema",
         ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},  # llama.cpp's
+            JsonSchema(TEXT),
+            "response_format.schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "value": SCHEMA}},  # TGI's, of huggingface_hub
+            JsonSchema(TEXT),
+            "response_format.value",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": None, "schema": None}},
+            JsonObject(),
+            "response_format",
+        ),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, JsonSchema(TEXT), "response_format.value"),
+        ({"response_format": {"type": "regex", "value": "a+"}}, Regex("a+"), "response_format.value"),
         ({"response_format": TAG}, StructuralTag(json.dumps(TAG, separators=(",", ":"))), "response_format"),
         ({"response_format": OLD}, StructuralTag(json.dumps(NEW, separators=(",", ":"))), "response_format"),
         (
@@ -111,6 +128,24 @@ def test_without_a_field_there_is_no_rule() -> None:
         ({"guided_choice": []}, "guided_choice", "guided_choice: "),
         ({"regex": "a" * 300_000}, "regex", "262144"),
         ({"structural_tag": "{"}, "structural_tag", "not JSON"),
+        ({"response_format": {"type": "json", "value": 3}}, "response_format.value", "must be an object"),
+        ({"response_format": {"type": "json"}}, "response_format.value", "is missing"),
+        ({"response_format": {"type": "regex", "value": SCHEMA}}, "response_format.value", "str"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA, "value": SCHEMA}},
+            "response_format.value",
+            "one of them",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema",
+            "no part of the type json_object",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": SCHEMA}},
+            "response_format.schema",
+            "no part of the type text",
+        ),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str, message: str) -> None:
