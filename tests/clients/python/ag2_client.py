@@ -1,24 +1,28 @@
-"""AG2: a conversation of two agents, one of which calls a function."""
+"""AG2: an agent that answers, with a type, and with a function that it calls."""
 
 # /// script
-# dependencies = ["ag2[openai]==VERSION"]
+# dependencies = ["ag2[openai]==1.2.1"]
 # ///
 
+import asyncio
 import os
 
-from autogen import ConversableAgent, LLMConfig, register_function
+from ag2 import Agent
+from ag2.config import OpenAIConfig
+from pydantic import BaseModel
 
-config = LLMConfig(
-    {
-        "model": "pocket",
-        "base_url": os.environ["RUNTIME_URL"] + "/v1",
-        "api_key": "none",
-        "price": [0, 0],
-        "temperature": 0,
-        "max_tokens": 100,
-    }
+config = OpenAIConfig(
+    model="pocket",
+    base_url=os.environ["RUNTIME_URL"] + "/v1",
+    api_key="none",
+    temperature=0,
+    max_completion_tokens=200,
 )
 asked: list[str] = []
+
+
+class Review(BaseModel):
+    stars: int
 
 
 def get_weather(city: str) -> str:
@@ -27,9 +31,14 @@ def get_weather(city: str) -> str:
     return "21 degrees, clear"
 
 
-helper = ConversableAgent("helper", llm_config=config, human_input_mode="NEVER", system_message="Be brief.")
-user = ConversableAgent("user", llm_config=False, human_input_mode="NEVER")
-register_function(get_weather, caller=helper, executor=user, description="The weather in a city.")
-result = user.initiate_chat(helper, message="What is the weather in Oslo?", max_turns=2, silent=True)
-assert asked == ["Oslo"] and result.chat_history[-1]["content"]
-print("initiate_chat with a function")
+async def main() -> None:
+    agent = Agent("helper", "Be brief.", config=config)
+    assert (await agent.ask("Count from 1 to 5.")).body == "1, 2, 3, 4, 5"
+    typed = await agent.ask("A review of a phone.", response_schema=Review)
+    assert isinstance(await typed.content(), Review)
+    tools = Agent("helper", "Be brief.", config=config, tools=[get_weather])
+    assert (await tools.ask("What is the weather in Oslo?")).body and asked
+    print("ok: ask, response_schema, tools")
+
+
+asyncio.run(main())

@@ -28,13 +28,13 @@ def text(message: Any) -> str:
 
 whole = client.messages.create(**ASK)
 assert text(whole) == "1, 2, 3, 4, 5" and whole.stop_reason == "end_turn"
-print("messages")
+print("ok: messages")
 
 with client.messages.stream(**ASK, system="Be brief.") as stream:
     assert "".join(stream.text_stream)
     final = stream.get_final_message()
 assert final.usage.output_tokens > 0
-print("stream helper")
+print("ok: stream helper")
 
 question: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 called = client.messages.create(
@@ -55,7 +55,7 @@ answered = client.messages.create(
     tools=[TOOL],
 )
 assert answered.content
-print("tools and their results")
+print("ok: tools and their results")
 
 
 class Review(BaseModel):
@@ -63,11 +63,11 @@ class Review(BaseModel):
 
 
 assert isinstance(client.messages.parse(**ASK, output_format=Review).parsed_output, Review)
-print("parse")
+print("ok: parse")
 
 count = client.messages.count_tokens(model="pocket", messages=COUNT, tools=[TOOL])
 assert count.input_tokens > whole.usage.input_tokens
-print("count_tokens")
+print("ok: count_tokens")
 
 try:
     client.messages.create(**ASK | {"extra_body": {"temperature": -1}})
@@ -75,4 +75,4 @@ except anthropic.BadRequestError as refusal:
     assert "temperature" in str(refusal)
 else:
     raise AssertionError("temperature -1 was not refused")
-print("errors")
+print("ok: errors")

@@ -1,7 +1,7 @@
 """AutoGen (autogen-ext) over OpenAI's API: create, streams, typed answers, an assistant with a tool."""
 
 # /// script
-# dependencies = ["autogen-agentchat==VERSION", "autogen-ext[openai]==VERSION"]
+# dependencies = ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"]
 # ///
 
 import asyncio
@@ -45,10 +45,10 @@ async def main() -> None:
     parts = [part async for part in client.create_stream(COUNT)]
     assert "".join(part for part in parts if isinstance(part, str)) == "1, 2, 3, 4, 5"
     Review.model_validate_json((await client.create(COUNT, json_output=Review)).content)
-    print("create, create_stream, json_output")
+    print("ok: create, create_stream, json_output")
     agent = AssistantAgent("helper", client, tools=[get_weather], system_message="Be brief.")
     assert (await agent.run(task="What is the weather in Oslo?")).messages[-1] and asked
-    print("AssistantAgent with a tool")
+    print("ok: AssistantAgent with a tool")
     await client.close()
 
 

@@ -1,7 +1,7 @@
 """Haystack: a chat generator, whole, streamed, typed, and in an agent with a tool."""
 
 # /// script
-# dependencies = ["haystack-ai==VERSION"]
+# dependencies = ["haystack-ai==3.4.0"]
 # ///
 
 import os
@@ -47,7 +47,7 @@ parts: list[str] = []
 generator().run(COUNT, streaming_callback=lambda chunk: parts.append(chunk.content))
 assert "".join(parts) == "1, 2, 3, 4, 5"
 Review.model_validate_json(generator(response_format=Review).run(COUNT)["replies"][0].text or "")
-print("run, streaming_callback, response_format")
+print("ok: run, streaming_callback, response_format")
 agent = Agent(chat_generator=generator(), tools=[get_weather])
 assert agent.run(messages=[ChatMessage.from_user("What is the weather in Oslo?")])["last_message"] and asked
-print("Agent with a tool")
+print("ok: Agent with a tool")

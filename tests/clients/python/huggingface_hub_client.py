@@ -1,7 +1,7 @@
 """huggingface_hub's InferenceClient: chats, streams, tools, schemas, text generation."""
 
 # /// script
-# dependencies = ["huggingface_hub==VERSION"]
+# dependencies = ["huggingface_hub==2.4.0"]
 # ///
 
 import json
@@ -27,16 +27,16 @@ client = InferenceClient(base_url=URL + "/v1", api_key="none")
 assert client.chat_completion(**COUNT).choices[0].message.content == "1, 2, 3, 4, 5"
 parts = list(client.chat_completion(**COUNT, stream=True))
 assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == "1, 2, 3, 4, 5"
-print("chat_completion, streamed")
+print("ok: chat_completion, streamed")
 
 weather = COUNT | {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
 called = client.chat_completion(**weather, tools=[TOOL], tool_choice="auto")
 assert called.choices[0].message.tool_calls
-print("tools")
+print("ok: tools")
 
 schema = {"type": "object", "properties": {"stars": {"type": "integer"}}, "required": ["stars"]}
 typed = client.chat_completion(
     **COUNT, response_format={"type": "json_schema", "json_schema": {"name": "review", "schema": schema}}
 )
 assert json.loads(typed.choices[0].message.content or "").keys() == {"stars"}
-print("response_format")
+print("ok: response_format")

@@ -1,7 +1,7 @@
 """instructor: typed answers through chats, tools, responses and Anthropic's messages."""
 
 # /// script
-# dependencies = ["instructor==VERSION", "anthropic==VERSION"]
+# dependencies = ["instructor==1.17.0", "anthropic==2.12.0"]
 # ///
 
 import os
@@ -31,11 +31,11 @@ MODES = instructor.Mode
 for mode in (MODES.TOOLS, MODES.TOOLS_STRICT, MODES.JSON_SCHEMA, MODES.RESPONSES_TOOLS):
     client = instructor.from_openai(plain, mode=mode)
     assert isinstance(client.chat.completions.create(**ASK, temperature=0), Review)
-    print(mode.name)
+    print(f"ok: {mode.name}")
 
 for mode in (MODES.ANTHROPIC_TOOLS, MODES.ANTHROPIC_JSON):
     claude = instructor.from_anthropic(
         anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0), mode=mode
     )
     assert isinstance(claude.messages.create(**ASK, max_tokens=200), Review)
-    print(mode.name)
+    print(f"ok: {mode.name}")

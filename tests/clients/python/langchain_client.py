@@ -1,7 +1,7 @@
 """LangChain's agents over OpenAI's, Anthropic's and Ollama's APIs: a tool is called and its result answered."""
 
 # /// script
-# dependencies = ["langchain==VERSION", "langchain-openai==VERSION", "langchain-anthropic==VERSION", "langchain-ollama==VERSION"]
+# dependencies = ["langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain-ollama==1.1.0"]
 # ///
 
 import os
@@ -43,4 +43,4 @@ for model in MODELS:
     question = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
     assert agent.invoke(question)["messages"][-1].text and asked == ["Oslo"]
     assert list(agent.stream(question, stream_mode="messages"))
-    print(f"{type(model).__name__}: invoke, stream, structured output, agent with a tool")
+    print(f"ok: {type(model).__name__}: invoke, stream, structured output, agent with a tool")

@@ -1,7 +1,7 @@
 """LangChain over OpenAI's API: chats, responses, streams, tools, structured outputs, embeddings of texts."""
 
 # /// script
-# dependencies = ["langchain-openai==VERSION"]
+# dependencies = ["langchain-openai==1.7.3"]
 # ///
 
 import os
@@ -47,8 +47,8 @@ for name, chat in {
     (call,) = messages[-1].tool_calls
     messages.append(ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]))
     assert chat.bind_tools([get_weather]).invoke(messages).text
-    print(f"{name}: invoke, stream, structured output, tools")
+    print(f"ok: {name}: invoke, stream, structured output, tools")
 
 assert OpenAI(**SERVER, max_tokens=5).invoke("Once upon a time")
 assert len(ChatOpenAI(**SERVER, max_tokens=5).batch(["Hello!", "Good morning!"])) == 2
-print("completions, batch")
+print("ok: completions, batch")

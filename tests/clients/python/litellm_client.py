@@ -1,7 +1,7 @@
 """litellm through every API that it knows of this server: answers, streams, tools, schemas, errors."""
 
 # /// script
-# dependencies = ["litellm==VERSION"]
+# dependencies = ["litellm==1.106.2", "mcp==2.3.0"]
 # ///
 
 import os
@@ -51,11 +51,11 @@ for model, base in {
     assert called.choices[0].message.tool_calls[0].function.name == "get_weather"
     typed = litellm.completion(**ask, response_format=Review)
     Review.model_validate_json(typed.choices[0].message.content)
-    print(f"{model}: completion, stream, tools, response_format")
+    print(f"ok: {model}: completion, stream, tools, response_format")
 
 try:
     litellm.completion(model="openai/pocket", api_base=URL + "/v1", api_key="none", messages=COUNT, temperature=-5)
 except litellm.BadRequestError:
-    print("errors")
+    print("ok: errors")
 else:
     raise AssertionError("temperature -5 was not refused")

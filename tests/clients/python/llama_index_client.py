@@ -1,7 +1,7 @@
 """LlamaIndex over OpenAI's and Ollama's APIs: complete, chat, streams, structured predictions, an agent."""
 
 # /// script
-# dependencies = ["llama-index-core==VERSION", "llama-index-llms-openai-like==VERSION", "llama-index-llms-ollama==VERSION"]
+# dependencies = ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "llama-index-llms-ollama==0.11.0"]
 # ///
 
 import asyncio
@@ -57,7 +57,7 @@ async def main() -> None:
         asked.clear()
         agent = FunctionAgent(llm=model, tools=[FunctionTool.from_defaults(get_weather)])
         assert str(await agent.run("What is the weather in Oslo?")) and asked == ["Oslo"]
-        print(f"{type(model).__name__}: chat, stream, complete, structured, agent")
+        print(f"ok: {type(model).__name__}: chat, stream, complete, structured, agent")
 
 
 asyncio.run(main())

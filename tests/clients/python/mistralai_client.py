@@ -1,7 +1,7 @@
 """Mistral's client: chat, streams, tools, parsed answers."""
 
 # /// script
-# dependencies = ["mistralai==VERSION"]
+# dependencies = ["mistralai==1.9.11"]
 # ///
 
 import os
@@ -34,9 +34,9 @@ client = Mistral(api_key="none", server_url=os.environ["RUNTIME_URL"])
 assert client.chat.complete(**COUNT).choices[0].message.content == "1, 2, 3, 4, 5"
 parts = [event.data.choices[0].delta.content or "" for event in client.chat.stream(**COUNT)]
 assert "".join(parts) == "1, 2, 3, 4, 5"
-print("chat, stream")
+print("ok: chat, stream")
 weather = COUNT | {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}], "tools": [TOOL]}
 assert client.chat.complete(**weather, tool_choice="any").choices[0].message.tool_calls
-print("tools, tool_choice any")
+print("ok: tools, tool_choice any")
 assert isinstance(client.chat.parse(response_format=Review, **COUNT).choices[0].message.parsed, Review)
-print("parse")
+print("ok: parse")

@@ -16,16 +16,16 @@ EXACT = {"temperature": 0, "num_ctx": 2048}
 client = ollama.Client(host=os.environ["RUNTIME_URL"])
 assert [model.model for model in client.list().models] == ["pocket"]
 assert client.show("pocket").capabilities and client.ps().models
-print("list, show, ps")
+print("ok: list, show, ps")
 
 whole = client.chat("pocket", messages=COUNT, options=EXACT, think=False)
 assert whole.message.content == "1, 2, 3, 4, 5" and whole.done_reason == "stop"
 parts = list(client.chat("pocket", messages=COUNT, options=EXACT, think=False, stream=True))
 assert "".join(part.message.content or "" for part in parts) == "1, 2, 3, 4, 5" and parts[-1].done
-print("chat, whole and streamed")
+print("ok: chat, whole and streamed")
 
 assert client.generate("pocket", "Count from 1 to 5.", options=EXACT).response
-print("generate")
+print("ok: generate")
 
 
 class Review(BaseModel):
@@ -34,7 +34,7 @@ class Review(BaseModel):
 
 answer = client.chat("pocket", messages=COUNT, format=Review.model_json_schema())
 Review.model_validate_json(answer.message.content or "")
-print("format")
+print("ok: format")
 
 
 def get_weather(city: str) -> str:
@@ -54,7 +54,7 @@ messages += [
     {"role": "tool", "tool_name": "get_weather", "content": get_weather(**called.message.tool_calls[0].function.arguments)},
 ]
 assert client.chat("pocket", messages=messages, tools=[get_weather], options=EXACT, think=False).message.content
-print("tools from functions, and their results")
+print("ok: tools from functions, and their results")
 
 try:
     client.chat("none", messages=COUNT)
@@ -62,4 +62,4 @@ except ollama.ResponseError as refusal:
     assert refusal.status_code == 404
 else:
     raise AssertionError("a model that is not served was not refused")
-print("errors")
+print("ok: errors")

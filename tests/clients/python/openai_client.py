@@ -35,23 +35,23 @@ assert client.models.retrieve("pocket").id == "pocket"
 chat = client.chat.completions.create(model="pocket", messages=COUNT, temperature=0, logprobs=True)
 assert chat.choices[0].message.content == "1, 2, 3, 4, 5" and chat.choices[0].finish_reason == "stop"
 assert chat.usage and chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
-print("chat")
+print("ok: chat")
 
 with client.chat.completions.stream(model="pocket", messages=COUNT, temperature=0) as stream:
     kinds = [event.type for event in stream]
     assert stream.get_final_completion().choices[0].message.content == "1, 2, 3, 4, 5"
 assert "content.delta" in kinds and kinds[-1] == "content.done"
-print("chat stream helper")
+print("ok: chat stream helper")
 
 parsed = client.chat.completions.parse(model="pocket", messages=COUNT, response_format=Review)
 assert isinstance(parsed.choices[0].message.parsed, Review)
-print("chat parse")
+print("ok: chat parse")
 
 tools: Any = [openai.pydantic_function_tool(GetWeather)]
 called = client.chat.completions.parse(model="pocket", messages=WEATHER, tools=tools, tool_choice="required")
 assert called.choices[0].message.tool_calls is not None
 assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, GetWeather)
-print("chat tools parsed")
+print("ok: chat tools parsed")
 
 response = client.responses.create(model="pocket", input="Count from 1 to 5.", temperature=0)
 assert response.output_text == "1, 2, 3, 4, 5"
@@ -59,17 +59,17 @@ again = client.responses.create(
     model="pocket", input="Count from 2 to 4.", previous_response_id=response.id, temperature=0
 )
 assert again.output_text == "2, 3, 4" and client.responses.retrieve(again.id).id == again.id
-print("responses, continued, retrieved")
+print("ok: responses, continued, retrieved")
 
 with client.responses.stream(model="pocket", input="Count from 1 to 5.", text_format=Review) as events:
     for _ in events:
         pass
     assert isinstance(events.get_final_response().output_parsed, Review)
-print("responses stream helper, parsed")
+print("ok: responses stream helper, parsed")
 
 text = client.completions.create(model="pocket", prompt="Once upon a time", max_tokens=5)
 assert text.choices[0].text and text.usage and text.usage.completion_tokens == 5
-print("completions")
+print("ok: completions")
 
 lines = [
     {
@@ -92,7 +92,7 @@ while batch.status not in ("completed", "failed", "expired", "cancelled"):
 assert batch.output_file_id, batch
 answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
 assert {answer["custom_id"] for answer in answers} == {"line-0", "line-1"}
-print("files, batches")
+print("ok: files, batches")
 
 for wrong, error in (("temperature", openai.BadRequestError), ("model", openai.NotFoundError)):
     try:
@@ -104,7 +104,7 @@ for wrong, error in (("temperature", openai.BadRequestError), ("model", openai.N
         assert refusal.param == wrong, refusal
     else:
         raise AssertionError(f"{wrong} was not refused")
-print("errors")
+print("ok: errors")
 
 
 async def together() -> None:
@@ -119,4 +119,4 @@ async def together() -> None:
 
 
 asyncio.run(together())
-print("async, 4 at once")
+print("ok: async, 4 at once")

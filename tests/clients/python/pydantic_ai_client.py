@@ -1,7 +1,7 @@
 """pydantic-ai over chats, responses and Anthropic's messages: tools, typed outputs, streams."""
 
 # /// script
-# dependencies = ["pydantic-ai-slim[openai,anthropic]==VERSION"]
+# dependencies = ["pydantic-ai-slim[openai,anthropic]==2.68.0"]
 # ///
 
 import asyncio
@@ -54,7 +54,7 @@ async def main() -> None:
             return "21 degrees, clear"
 
         assert (await agent.run("What is the weather in Oslo?")).output and asked == ["Oslo"]
-        print(f"{type(model).__name__}: {', '.join(done)}, tools")
+        print(f"ok: {type(model).__name__}: {', '.join(done)}, tools")
 
 
 asyncio.run(main())

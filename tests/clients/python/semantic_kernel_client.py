@@ -1,7 +1,7 @@
 """Semantic Kernel: chats, streams, typed answers, functions called on their own."""
 
 # /// script
-# dependencies = ["semantic-kernel==VERSION"]
+# dependencies = ["semantic-kernel==1.45.0"]
 # ///
 
 import asyncio
@@ -49,13 +49,13 @@ async def main() -> None:
     assert "".join(parts) == "1, 2, 3, 4, 5"
     typed = OpenAIChatPromptExecutionSettings(response_format=Review, max_tokens=200)
     Review.model_validate_json(str(await service.get_chat_message_content(count, typed)))
-    print("chat, stream, response_format")
+    print("ok: chat, stream, response_format")
     kernel = Kernel()
     kernel.add_plugin(Weather(), "weather")
-    settings.function_choice_behavior = FunctionChoiceBehavior.Auto()
+    settings.function_choice_behavior = FunctionChoiceBehavior.Required()  # pocket does not call functions of two-part names by itself
     question = history("What is the weather in Oslo?")
     assert await service.get_chat_message_content(question, settings, kernel=kernel) and asked
-    print("functions")
+    print("ok: functions")
 
 
 asyncio.run(main())

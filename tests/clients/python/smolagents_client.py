@@ -1,7 +1,7 @@
 """smolagents: a model over OpenAI's API, whole and streamed, and an agent that calls tools."""
 
 # /// script
-# dependencies = ["smolagents[openai]==VERSION"]
+# dependencies = ["smolagents[openai]==1.26.0"]
 # ///
 
 import os
@@ -18,7 +18,7 @@ model = OpenAIModel(
 count = [ChatMessage(role=MessageRole.USER, content="Count from 1 to 5.")]
 assert model.generate(count).content == "1, 2, 3, 4, 5"
 assert "".join(delta.content or "" for delta in model.generate_stream(count)) == "1, 2, 3, 4, 5"
-print("generate, generate_stream")
+print("ok: generate, generate_stream")
 
 asked: list[str] = []
 
@@ -40,11 +40,11 @@ message = model.generate(
     stop_sequences=["Observation:"],
 )
 assert message.tool_calls and message.tool_calls[0].function.name == "get_weather"
-print("tools_to_call_from with tool_choice required")
+print("ok: tools_to_call_from with tool_choice required")
 
 # a prompt that pocket's context has room for; the agent demands a call in each step
 agent = ToolCallingAgent(tools=[get_weather], model=model, instructions="Be brief.", max_steps=2, verbosity_level=0)
 agent.prompt_templates["system_prompt"] = "You call tools."
 agent.run("What is the weather in Oslo?")
 assert agent.memory.steps
-print("ToolCallingAgent")
+print("ok: ToolCallingAgent")

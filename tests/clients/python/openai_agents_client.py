@@ -53,7 +53,7 @@ async def main() -> None:
         tools = Agent(name="tools", tools=[get_weather], **settings)
         done = await Runner.run(tools, "What is the weather in Oslo?", max_turns=4)
         assert asked and done.final_output
-        print(f"{model.__name__}: run, run_streamed, output_type, tools")
+        print(f"ok: {model.__name__}: run, run_streamed, output_type, tools")
 
 
 asyncio.run(main())
