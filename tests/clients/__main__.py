@@ -1,7 +1,7 @@
 """`./dev test-clients [NAME ...]`: runs client libraries against a server of the embedded model.
 
-Each script gets an environment of its own in .venv-clients, made by pip or npm from the pinned versions of its
-head, and the server's address in RUNTIME_URL. It prints a line for what it has exercised. The table on
+Each script gets an environment of its own in .venv-clients, made by pip or npm from the pinned versions of
+its head, and the server's address in RUNTIME_URL. It prints a line for what it has exercised. The table on
 stdout says what came of each; the exit status is 1 where one failed.
 """
 
@@ -25,8 +25,8 @@ INSTALL_S, RUN_S = 1800, 300
 # what a script asks for in its head -> options of runtime serve
 SERVERS: dict[str, tuple[str, ...]] = {
     "pocket": ("--model-path", "pocket"),
-    # Coding agents send prompts of twenty thousand tokens, which the embedded model cannot read: this template
-    # renders their last messages only, and the length is there for their max_tokens.
+    # Coding agents send prompts of twenty thousand tokens, which the embedded model cannot read: this
+    # template renders their last messages only, and the length is there for their max_tokens.
     "agents": (
         "--model-path",
         "pocket",

@@ -1,4 +1,4 @@
-"""The scripts of tests/clients: one a client library, with the versions that it was tried with in its head."""
+"""Scripts that exercise one client library each; their heads have the versions that they were tried with."""
 
 import re
 import tomllib

@@ -20,7 +20,6 @@ LIGHT = (
     "anthropic_client",
     "huggingface_hub_client",
     "langchain_openai_client",
-    "litellm_client",
     "ollama_client",
     "openai_client",
     "plain_http",

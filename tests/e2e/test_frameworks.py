@@ -1,4 +1,4 @@
-"""litellm and langchain against a running server, through each API that they use."""
+"""litellm against a running server, through each API that it uses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -67,25 +67,3 @@ def test_litellm_reports_errors_as_what_they_are(server: Server, litellm: Any) -
                 temperature=-5.0,
                 num_retries=0,
             )
-
-
-@pytest.mark.filterwarnings("default")  # of langchain itself
-def test_langchain_chats_streams_and_parses(server: Server) -> None:
-    from langchain_openai import ChatOpenAI, OpenAI
-
-    chat = ChatOpenAI(
-        model="pocket", base_url=server.url + "/v1", api_key="none", max_retries=0, max_tokens=9
-    )
-    whole = chat.invoke("Say something.")
-    assert (
-        whole.content
-        and whole.usage_metadata["output_tokens"] == 9
-        and whole.response_metadata["finish_reason"] == "length"
-    )
-    assert "".join(str(chunk.content) for chunk in chat.stream("Say something."))
-    tools = chat.bind_tools(
-        [{"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {}}}]
-    )
-    assert tools.invoke("Say something.").usage_metadata["output_tokens"] == 9
-    text = OpenAI(model="pocket", base_url=server.url + "/v1", api_key="none", max_retries=0, max_tokens=9)
-    assert text.invoke("Once upon a time")

@@ -102,7 +102,7 @@ def with_allowed_tools(body: ChatBody) -> ChatBody:
 
 def requires_call(body: ChatBody) -> bool:
     """Whether the answer has to call a tool."""
-    return body.tool_choice == "required" or isinstance(body.tool_choice, dict)
+    return body.tool_choice in ("required", "any") or isinstance(body.tool_choice, dict)
 
 
 def required_calls(body: ChatBody, tools: Tools) -> Rule | None:

@@ -1,6 +1,12 @@
 // The AI SDK over OpenAI's chats and responses, an OpenAI-compatible provider, and Anthropic's messages.
 // /// script
-// dependencies = ["ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "@ai-sdk/anthropic@3.0.139", "zod@4.6.7"]
+// dependencies = [
+//   "ai@6.0.326",
+//   "@ai-sdk/openai@3.0.141",
+//   "@ai-sdk/openai-compatible@2.0.91",
+//   "@ai-sdk/anthropic@3.0.139",
+//   "zod@4.6.7",
+// ]
 // ///
 import assert from "node:assert/strict";
 import { createAnthropic } from "@ai-sdk/anthropic";

@@ -37,9 +37,7 @@ assert final.usage.output_tokens > 0
 print("ok: stream helper")
 
 question: Any = {"role": "user", "content": "What is the weather in Oslo?"}
-called = client.messages.create(
-    **ASK | {"messages": [question]}, tools=[TOOL], tool_choice={"type": "any"}
-)
+called = client.messages.create(**ASK | {"messages": [question]}, tools=[TOOL], tool_choice={"type": "any"})
 call = next(block for block in called.content if block.type == "tool_use")
 assert called.stop_reason == "tool_use" and call.name == "get_weather" and "city" in call.input
 result = {"type": "tool_result", "tool_use_id": call.id, "content": "21 degrees"}
@@ -56,6 +54,27 @@ answered = client.messages.create(
 )
 assert answered.content
 print("ok: tools and their results")
+
+
+asked: list[str] = []
+
+
+@anthropic.beta_tool
+def get_weather(city: str) -> str:
+    """The weather in a city.
+
+    Args:
+        city: The name of the city.
+    """
+    asked.append(city)
+    return "21 degrees, clear"
+
+
+runner = client.beta.messages.tool_runner(
+    **ASK | {"messages": [question]}, tools=[get_weather], max_iterations=3
+)
+assert text(runner.until_done()) and asked == ["Oslo"]
+print("ok: tool_runner")
 
 
 class Review(BaseModel):

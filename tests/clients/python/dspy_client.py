@@ -14,7 +14,16 @@ import litellm
 from pydantic import BaseModel
 
 # else DSPy does not send a schema to a model that litellm does not know
-litellm.register_model({"hosted_vllm/pocket": {"litellm_provider": "hosted_vllm", "mode": "chat", "supports_response_schema": True, "supported_openai_params": ["response_format"]}})
+litellm.register_model(
+    {
+        "hosted_vllm/pocket": {
+            "litellm_provider": "hosted_vllm",
+            "mode": "chat",
+            "supports_response_schema": True,
+            "supported_openai_params": ["response_format"],
+        }
+    }
+)
 model = dspy.LM(
     "hosted_vllm/pocket",
     api_base=os.environ["RUNTIME_URL"] + "/v1",

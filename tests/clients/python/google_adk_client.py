@@ -34,8 +34,7 @@ async def main() -> None:
     session = await runner.session_service.create_session(app_name="client", user_id="user")
     question = types.Content(role="user", parts=[types.Part(text="What is the weather in Oslo?")])
     events = [
-        event
-        async for event in runner.run_async(user_id="user", session_id=session.id, new_message=question)
+        event async for event in runner.run_async(user_id="user", session_id=session.id, new_message=question)
     ]
     assert asked == ["Oslo"] and events[-1].content
     print("ok: LlmAgent with a function")

@@ -8,7 +8,7 @@ import json
 import os
 
 import guidance
-from guidance import gen, system, user, assistant
+from guidance import assistant, gen, user
 from guidance.models import OpenAI
 
 model = OpenAI("pocket", api_key="none", base_url=os.environ["RUNTIME_URL"] + "/v1", echo=False)
@@ -21,6 +21,14 @@ print("ok: gen")
 with user():
     lm = model + "A review of a phone."
 with assistant():
-    lm += guidance.json("review", schema={"type": "object", "properties": {"stars": {"type": "integer"}}, "required": ["stars"], "additionalProperties": False})
+    lm += guidance.json(
+        "review",
+        schema={
+            "type": "object",
+            "properties": {"stars": {"type": "integer"}},
+            "required": ["stars"],
+            "additionalProperties": False,
+        },
+    )
 assert json.loads(lm["review"]).keys() == {"stars"}
 print("ok: json")

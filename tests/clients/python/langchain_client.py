@@ -1,7 +1,12 @@
-"""LangChain's agents over OpenAI's, Anthropic's and Ollama's APIs: a tool is called and its result answered."""
+"""LangChain over OpenAI's, Anthropic's and Ollama's APIs, and an agent of each that calls a tool."""
 
 # /// script
-# dependencies = ["langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain-ollama==1.1.0"]
+# dependencies = [
+#   "langchain==1.4.7",
+#   "langchain-openai==1.7.3",
+#   "langchain-anthropic==1.7.7",
+#   "langchain-ollama==1.1.0",
+# ]
 # ///
 
 import os

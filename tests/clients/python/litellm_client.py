@@ -53,9 +53,24 @@ for model, base in {
     Review.model_validate_json(typed.choices[0].message.content)
     print(f"ok: {model}: completion, stream, tools, response_format")
 
-try:
-    litellm.completion(model="openai/pocket", api_base=URL + "/v1", api_key="none", messages=COUNT, temperature=-5)
-except litellm.BadRequestError:
-    print("ok: errors")
-else:
-    raise AssertionError("temperature -5 was not refused")
+for model, base in {"text-completion-openai/pocket": URL + "/v1", "ollama/pocket": URL}.items():
+    ask = {"model": model, "api_base": base, "api_key": "none", "messages": COUNT, "max_tokens": 9}
+    assert litellm.completion(**ask).choices[0].message.content
+    assert list(litellm.completion(**ask, stream=True))
+    print(f"ok: {model}: completion, stream")
+
+for model, base in {"openai/pocket": URL + "/v1", "anthropic/pocket": URL}.items():
+    try:
+        litellm.completion(
+            model=model,
+            api_base=base,
+            api_key="none",
+            messages=COUNT,
+            max_tokens=9,
+            temperature=-5,
+            num_retries=0,
+        )
+    except litellm.BadRequestError:
+        print(f"ok: {model}: errors")
+    else:
+        raise AssertionError("temperature -5 was not refused")

@@ -1,7 +1,11 @@
 """LlamaIndex over OpenAI's and Ollama's APIs: complete, chat, streams, structured predictions, an agent."""
 
 # /// script
-# dependencies = ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "llama-index-llms-ollama==0.11.0"]
+# dependencies = [
+#   "llama-index-core==0.14.25",
+#   "llama-index-llms-openai-like==0.8.1",
+#   "llama-index-llms-ollama==0.11.0",
+# ]
 # ///
 
 import asyncio

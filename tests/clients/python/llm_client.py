@@ -13,7 +13,8 @@ URL = os.environ["RUNTIME_URL"]
 folder = Path.cwd() / "llm"
 folder.mkdir()
 (folder / "extra-openai-models.yaml").write_text(
-    f"- model_id: mine\n  model_name: pocket\n  api_base: {URL}/v1\n  supports_tools: true\n  supports_schema: true\n"
+    f"- model_id: mine\n  model_name: pocket\n  api_base: {URL}/v1\n"
+    "  supports_tools: true\n  supports_schema: true\n"
 )
 LLM = str(Path(sys.executable).parent / "llm")
 

@@ -1,4 +1,4 @@
-"""lm-eval: log likelihoods over completions and answers over chats, on a task of three questions written here."""
+"""lm-eval: log likelihoods over completions, answers over chats, on three questions written here."""
 
 # /// script
 # dependencies = ["lm-eval[api]==0.4.13"]
@@ -32,14 +32,22 @@ Path("counting.yaml").write_text(
     "metric_list:\n  - metric: exact_match\n"
 )
 Path("likelihood.yaml").write_text(
-    f"task: likelihood{COMMON}doc_to_target: answer\noutput_type: loglikelihood\nmetric_list:\n  - metric: perplexity\n"
+    f"task: likelihood{COMMON}doc_to_target: answer\noutput_type: loglikelihood\n"
+    "metric_list:\n  - metric: perplexity\n"
 )
 
 
 def evaluate(model: str, path: str, task: str, **options: object) -> dict[str, float]:
     found = lm_eval.simple_evaluate(
         model=model,
-        model_args={"model": "pocket", "base_url": URL + path, "max_length": 2048, "num_concurrent": 2, "max_retries": 1, **options},
+        model_args={
+            "model": "pocket",
+            "base_url": URL + path,
+            "max_length": 2048,
+            "num_concurrent": 2,
+            "max_retries": 1,
+            **options,
+        },
         tasks=[task],
         task_manager=TaskManager(include_path=str(Path.cwd())),
         apply_chat_template=model == "local-chat-completions",

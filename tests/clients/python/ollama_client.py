@@ -51,9 +51,15 @@ called = client.chat("pocket", messages=messages, tools=[get_weather], options=E
 assert called.message.tool_calls and called.message.tool_calls[0].function.name == "get_weather"
 messages += [
     called.message,
-    {"role": "tool", "tool_name": "get_weather", "content": get_weather(**called.message.tool_calls[0].function.arguments)},
+    {
+        "role": "tool",
+        "tool_name": "get_weather",
+        "content": get_weather(**called.message.tool_calls[0].function.arguments),
+    },
 ]
-assert client.chat("pocket", messages=messages, tools=[get_weather], options=EXACT, think=False).message.content
+assert client.chat(
+    "pocket", messages=messages, tools=[get_weather], options=EXACT, think=False
+).message.content
 print("ok: tools from functions, and their results")
 
 try:

@@ -6,10 +6,12 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Any
 
 from agents import (
     Agent,
+    MaxTurnsExceeded,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
@@ -53,7 +55,12 @@ async def main() -> None:
         tools = Agent(name="tools", tools=[get_weather], **settings)
         done = await Runner.run(tools, "What is the weather in Oslo?", max_turns=4)
         assert asked and done.final_output
-        print(f"ok: {model.__name__}: run, run_streamed, output_type, tools")
+        both = Agent(name="both", tools=[get_weather], output_type=Review, **settings)
+        asked.clear()
+        with suppress(MaxTurnsExceeded):  # the embedded model would call again and again
+            await Runner.run(both, "What is the weather in Oslo?", max_turns=1)
+        assert asked
+        print(f"ok: {model.__name__}: run, run_streamed, output_type, tools, both together")
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""openai's own client, sync and async: chat, responses, completions, tools, parsed answers, files, batches."""
+"""openai's client, sync and async: chat, responses, completions, tools, parsed answers, files, batches."""
 
 # /// script
 # dependencies = ["openai==3.54.0"]
@@ -83,9 +83,7 @@ lines = [
 file = client.files.create(
     file=("lines.jsonl", "\n".join(json.dumps(line) for line in lines).encode()), purpose="batch"
 )
-batch = client.batches.create(
-    input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-)
+batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
 while batch.status not in ("completed", "failed", "expired", "cancelled"):
     time.sleep(0.1)
     batch = client.batches.retrieve(batch.id)
@@ -110,10 +108,7 @@ print("ok: errors")
 async def together() -> None:
     async with openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0) as many:
         answers = await asyncio.gather(
-            *(
-                many.chat.completions.create(model="pocket", messages=COUNT, temperature=0)
-                for _ in range(4)
-            )
+            *(many.chat.completions.create(model="pocket", messages=COUNT, temperature=0) for _ in range(4))
         )
         assert {answer.choices[0].message.content for answer in answers} == {"1, 2, 3, 4, 5"}
 

@@ -1,4 +1,4 @@
-"""No library: HTTP with the standard library, server-sent events read by hand, keep-alive, and curl if it is there."""
+"""No library: HTTP of the standard library, server-sent events by hand, keep-alive, curl if it is there."""
 
 # /// script
 # dependencies = []
@@ -12,11 +12,7 @@ import subprocess
 from urllib.parse import urlsplit
 
 URL = os.environ["RUNTIME_URL"]
-COUNT = {
-    "model": "pocket",
-    "messages": [{"role": "user", "content": "Count from 1 to 5."}],
-    "temperature": 0,
-}
+COUNT = {"model": "pocket", "messages": [{"role": "user", "content": "Count from 1 to 5."}], "temperature": 0}
 
 connection = http.client.HTTPConnection(urlsplit(URL).netloc, timeout=60)
 for _ in range(2):  # on one connection
@@ -28,10 +24,7 @@ for _ in range(2):  # on one connection
 print("ok: http.client, two requests on a connection")
 
 connection.request(
-    "POST",
-    "/v1/chat/completions",
-    json.dumps(COUNT | {"stream": True}),
-    {"content-type": "application/json"},
+    "POST", "/v1/chat/completions", json.dumps(COUNT | {"stream": True}), {"content-type": "application/json"}
 )
 events = [line for line in connection.getresponse().read().decode().split("\n\n") if line]
 assert events[-1] == "data: [DONE]"

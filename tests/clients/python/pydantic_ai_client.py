@@ -28,6 +28,15 @@ class Review(BaseModel):
     stars: int
 
 
+asked: list[str] = []
+
+
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    asked.append(city)
+    return "21 degrees, clear"
+
+
 async def main() -> None:
     for model in MODELS:
         done: list[str] = []
@@ -44,15 +53,8 @@ async def main() -> None:
             assert isinstance((await typed.run("A review of a phone.")).output, Review)
             done.append(kind.__name__)
 
-        asked: list[str] = []
-        agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 200})
-
-        @agent.tool_plain
-        def get_weather(city: str) -> str:
-            """The weather in a city."""
-            asked.append(city)
-            return "21 degrees, clear"
-
+        asked.clear()
+        agent = Agent(model, tools=[get_weather], model_settings={"temperature": 0, "max_tokens": 200})
         assert (await agent.run("What is the weather in Oslo?")).output and asked == ["Oslo"]
         print(f"ok: {type(model).__name__}: {', '.join(done)}, tools")
 

@@ -38,9 +38,7 @@ def history(text: str) -> ChatHistory:
 async def main() -> None:
     service = OpenAIChatCompletion(
         ai_model_id="pocket",
-        async_client=AsyncOpenAI(
-            base_url=os.environ["RUNTIME_URL"] + "/v1", api_key="none", max_retries=0
-        ),
+        async_client=AsyncOpenAI(base_url=os.environ["RUNTIME_URL"] + "/v1", api_key="none", max_retries=0),
     )
     settings = OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=200)
     count = history("Count from 1 to 5.")
@@ -52,7 +50,9 @@ async def main() -> None:
     print("ok: chat, stream, response_format")
     kernel = Kernel()
     kernel.add_plugin(Weather(), "weather")
-    settings.function_choice_behavior = FunctionChoiceBehavior.Required()  # pocket does not call functions of two-part names by itself
+    settings.function_choice_behavior = (
+        FunctionChoiceBehavior.Required()
+    )  # pocket does not call functions of two-part names by itself
     question = history("What is the weather in Oslo?")
     assert await service.get_chat_message_content(question, settings, kernel=kernel) and asked
     print("ok: functions")

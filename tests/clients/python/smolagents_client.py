@@ -43,7 +43,9 @@ assert message.tool_calls and message.tool_calls[0].function.name == "get_weathe
 print("ok: tools_to_call_from with tool_choice required")
 
 # a prompt that pocket's context has room for; the agent demands a call in each step
-agent = ToolCallingAgent(tools=[get_weather], model=model, instructions="Be brief.", max_steps=2, verbosity_level=0)
+agent = ToolCallingAgent(
+    tools=[get_weather], model=model, instructions="Be brief.", max_steps=2, verbosity_level=0
+)
 agent.prompt_templates["system_prompt"] = "You call tools."
 agent.run("What is the weather in Oslo?")
 assert agent.memory.steps
