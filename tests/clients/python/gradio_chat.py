@@ -14,7 +14,9 @@ from gradio_client import Client
 page = gradio.load_chat(os.environ["RUNTIME_URL"] + "/v1", model="pocket", token="none")
 _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)
 
-answer = Client(url, verbose=False).predict("Count from 1 to 5.", api_name="/open_api_stream")
+answer = Client(url, verbose=False).predict(
+    {"text": "Count from 1 to 5.", "files": []}, api_name="/open_api_stream"
+)
 assert "1, 2, 3" in str(answer), answer
 page.close()
 print("ok: load_chat")
