@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
     from runtime.layers.side_stream import SideStream
+    from runtime.models.base import Model
 
 Gate = Literal["silu", "gelu_tanh"]
 
@@ -357,6 +358,16 @@ class Graphs(Protocol):
         ...
 
 
+class ForwardPrograms(Protocol):
+    """Forward passes that a device computes in one call, in place of a model's layers."""
+
+    def forward(self, model: "Model", batch: ForwardBatch) -> "Tensor | None":
+        """The tokens' hidden states [T, hidden], as Model.forward without adapters; None: the layers have to
+        compute this step. `model` is a device's own, and its cache does not change between steps, or is
+        another."""
+        ...
+
+
 class MlaPrologs(Protocol):
     """Fused operators for what precedes latent attention (layers/attention/mla_prolog.py)."""
 
@@ -383,6 +394,7 @@ class Device:
     fused: FusedOps | None = None  # None: several Ops in their place (layers/fused_ops.py)
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
+    programs: ForwardPrograms | None = None  # None: layers are computed one by one
     side_stream: "SideStream | None" = (
         None  # computes shared experts while the main stream computes routed ones
     )

@@ -33,12 +33,16 @@ class Rotary:
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [T] -> cos and sin tables for Ops.rotary."""
+        return self.ops.rotary_tables(*self.angles(positions))
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions int64 [T] -> cosines and sines, float32 [T, D / 2] each."""
         places = positions.float().unsqueeze(1)
         angles = places * (self._dynamic(places) if self.rope.rope_type == "dynamic" else self.frequencies)
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
             cos, sin = cos * self.scale, sin * self.scale
-        return self.ops.rotary_tables(cos, sin)
+        return cos, sin
 
     def _dynamic(self, places: Tensor) -> Tensor:
         rope, dim = self.rope, 2 * len(self.exponents)

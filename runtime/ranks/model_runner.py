@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, PageCopier, PageLoads
+from runtime.devices.base import Device, ForwardBatch, PageCopier, PageLoads
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
@@ -124,12 +124,7 @@ class ModelRunner:
         batch = self.inputs.batch(plan, starts, page_loads)
         if self.adapters is not None:
             self.adapters.use_plan(plan, has_adapters=is_adapted)
-        size = None if self.piecewise is None or is_adapted else self.piecewise.size_for(batch)
-        hidden = (
-            self.model.forward(batch)
-            if self.piecewise is None or size is None
-            else self.piecewise.forward(size, batch)
-        )
+        hidden = self.forward(batch, is_adapted=is_adapted)
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -138,6 +133,17 @@ class ModelRunner:
         prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots))
         shown = self.shown(plan, hidden)
         return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
+
+    def forward(self, batch: ForwardBatch, *, is_adapted: bool) -> Tensor:
+        """The hidden states of a step that no graph has as a whole."""
+        if self.device.programs is not None and not is_adapted:
+            hidden = self.device.programs.forward(self.model, batch)
+            if hidden is not None:
+                return hidden
+        size = None if self.piecewise is None or is_adapted else self.piecewise.size_for(batch)
+        if self.piecewise is None or size is None:
+            return self.model.forward(batch)
+        return self.piecewise.forward(size, batch)
 
     def launch_captured(
         self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool

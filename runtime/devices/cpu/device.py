@@ -1,4 +1,4 @@
-"""The cpu device: torch threads, plain torch arithmetic, gloo between ranks."""
+"""The cpu device: kernels of our own where they are built, else plain torch; gloo between ranks."""
 
 import os
 
@@ -6,7 +6,10 @@ import torch
 
 from runtime.devices.base import Device
 from runtime.devices.cpu.collectives import GlooCollectives
+from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
@@ -19,9 +22,12 @@ from runtime.messages.ranks import StartRank
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
-    torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
+    num_threads = start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size)
+    torch.set_num_threads(num_threads)
+    library = load_library()
+    threads = None if library is None else Threads(library, num_threads)
     ranks = SingleRank() if start.tp_size == 1 else GlooCollectives(rank, start.tp_size, start.rendezvous)
-    ops = CpuOps(dtype)
+    ops = CpuOps(dtype, threads)
     experts = CpuExperts(ops)
     return Device(
         FACTS,
@@ -33,4 +39,5 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         None,
         start.ep_size,
         open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        programs=None if threads is None else DecoderPrograms(threads),
     )

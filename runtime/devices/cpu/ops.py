@@ -9,10 +9,13 @@ from torch.nn import functional as F
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
+from runtime.devices.cpu.attention_plan import CpuAttentionPlan
+from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
 from runtime.devices.cpu.mla import Up, attend_latents
+from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
 from runtime.layers.attention.kv_dtype import store_as
-from runtime.layers.attention.sdpa import AttentionPlan, attend, plan_attention
+from runtime.layers.attention.sdpa import attend
 from runtime.layers.sampling.sampler import BANNED, sample_tokens
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -28,25 +31,28 @@ def padded_rows(num_rows: int) -> int:
 
 
 class CpuOps:
-    """Ops (devices/base.py) in plain torch."""
+    """Ops (devices/base.py): products by the kernels where they are built, all else in plain torch."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, threads: Threads | None = None) -> None:
+        """`threads`: those that run kernels; None: torch multiplies."""
         self.dtype = dtype
-        # oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16 matrix when there
-        # are few rows
+        self.threads = threads
+        self.products = None if threads is None else Products(threads)
+        # without kernels: oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16
+        # matrix when there are few rows
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan:
-        """Gathers of the step's rows, for layers/attention/sdpa.py."""
-        return plan_attention(plan, page_tables, page_size, windows, self.dtype)
+    ) -> CpuAttentionPlan:
+        """The step's rows, and on demand their gathers for layers/attention/sdpa.py."""
+        return CpuAttentionPlan(plan, page_tables, page_size, windows, self.dtype)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scores: Scores
     ) -> Tensor:
         """See Ops.attention."""
-        return attend(q, k_cache, v_cache, plan, scores)
+        return attend(q, k_cache, v_cache, plan.gathered, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
         """The up-projection split into keys and transposed values."""
@@ -59,11 +65,11 @@ class CpuOps:
         latents: Tensor,
         ropes: Tensor,
         up: Up,
-        plan: AttentionPlan,
+        plan: CpuAttentionPlan,
         scale: float,
     ) -> Tensor:
         """See Ops.latent_attention."""
-        return attend_latents(q, q_rope, latents, ropes, up, plan, scale)
+        return attend_latents(q, q_rope, latents, ropes, up, plan.gathered, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         """See Ops.store_kv. Caches of another dtype are converted to."""
@@ -101,16 +107,23 @@ class CpuOps:
         gate, up = x.chunk(2, dim=-1)
         return (F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
-    def pack_linear(self, weight: Tensor) -> Tensor:
-        """oneDNN's layout in bfloat16; else the weight itself."""
+    def pack_linear(self, weight: Tensor) -> Tensor | Matrix:
+        """The kernels' layout; without kernels oneDNN's in bfloat16, else the weight itself."""
+        if self.threads is not None and weight.dtype in NUMBERS:
+            return pack(self.threads, weight)
         return torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packs else weight
 
-    def pack_quantized(self, weight: Quantized) -> Quantized:
-        """The weight itself."""
+    def pack_quantized(self, weight: Quantized) -> Quantized | Matrix:
+        """The kernels' layout where they compute the weight's scheme, else the weight itself."""
+        if self.threads is not None and can_pack(weight, self.dtype):
+            return pack_quantized(self.threads, weight)
         return weight
 
-    def linear(self, x: Tensor, packed: Tensor | Quantized, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, packed: Tensor | Quantized | Matrix, bias: Tensor | None) -> Tensor:
         """See Ops.linear."""
+        if isinstance(packed, Matrix):
+            assert self.products is not None, "a packed matrix without kernels"
+            return self.products.multiply(x, packed, bias)
         if isinstance(packed, Quantized):
             return multiply(x, packed, bias)
         if packed.is_mkldnn:

@@ -1,0 +1,53 @@
+"""The instruction sets that the kernels are compiled for, the best first. Torch-free."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LIBRARIES = FOLDER / "lib"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One build of the library."""
+
+    name: str
+    machine: str  # of platform.machine()
+    flags: frozenset[str]  # that /proc/cpuinfo must name
+    options: tuple[str, ...]  # of the compiler: GCC and Clang have the same
+
+    @property
+    def path(self) -> Path:
+        """Where the library of this level lies once it is built."""
+        return LIBRARIES / f"kernels-{self.machine}-{self.name}.so"
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_VNNI = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_VNNI_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"})
+
+LEVELS = (
+    Level("avx512_bf16", "x86_64", _VNNI_FLAGS | {"avx512_bf16"}, (*_VNNI, "-mavx512bf16")),
+    Level("avx512_vnni", "x86_64", _VNNI_FLAGS, _VNNI),
+    Level("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), _AVX2),
+    Level("dotprod", "aarch64", frozenset({"asimddp", "asimdhp"}), ("-march=armv8.2-a+dotprod+fp16",)),
+    Level("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+)
+
+
+def cpu_flags() -> frozenset[str]:
+    """What /proc/cpuinfo says that every CPU of the machine can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return frozenset()
+    sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(set.intersection(*sets)) if sets else frozenset()
+
+
+def supported_levels(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Level, ...]:
+    """The levels that this machine runs, the best first."""
+    machine = platform.machine() if machine is None else machine
+    flags = cpu_flags() if flags is None else flags
+    return tuple(level for level in LEVELS if level.machine == machine and level.flags <= flags)

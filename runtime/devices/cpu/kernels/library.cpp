@@ -1,0 +1,169 @@
+// What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "layers.h"
+#include "team.h"
+
+using layers::Heads;
+using layers::RotaryTables;
+using step::Buffer;
+using step::Phase;
+using step::Step;
+using weights::Matrix;
+
+namespace {
+
+// Phases in order, over buffers that they share.
+class Program final : public team::Work {
+  public:
+    explicit Program(team::Team* team) : team_(team) {}
+
+    Buffer* add_buffer(int width, int form) {
+        buffers_.emplace_back(new Buffer(width, form));
+        return buffers_.back().get();
+    }
+
+    RotaryTables* add_rotary() {
+        rotaries_.emplace_back(new RotaryTables{});
+        return rotaries_.back().get();
+    }
+
+    void add(Phase* phase) { phases_.emplace_back(phase); }
+
+    team::Team* team() const { return team_; }
+
+    bool run(const Step& step) {
+        for (auto& buffer : buffers_)
+            if (!buffer->reserve(step.num_tokens)) return false;
+        step_ = &step;
+        chunks_.resize(phases_.size());
+        for (size_t i = 0; i < phases_.size(); i++) chunks_[i] = phases_[i]->begin(step);
+        team::run(team_, this);
+        return true;
+    }
+
+    int num_phases() const override { return (int)phases_.size(); }
+    int num_chunks(int phase) const override { return chunks_[phase]; }
+    void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
+
+  private:
+    team::Team* team_;
+    const Step* step_ = nullptr;
+    std::vector<std::unique_ptr<Buffer>> buffers_;
+    std::vector<std::unique_ptr<RotaryTables>> rotaries_;
+    std::vector<std::unique_ptr<Phase>> phases_;
+    std::vector<int> chunks_;
+};
+
+// A loop over blocks as work of the team.
+template <class Body> class Blocks final : public team::Work {
+  public:
+    Blocks(int count, Body body) : count_(count), body_(body) {}
+    int num_phases() const override { return 1; }
+    int num_chunks(int) const override { return count_; }
+    void compute(int, int chunk, int) override { body_(chunk); }
+
+  private:
+    int count_;
+    Body body_;
+};
+
+template <class Body> void for_blocks(team::Team* team, int count, Body body) {
+    Blocks<Body> blocks(count, body);
+    team::run(team, &blocks);
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- facts of this build
+
+int kernels_lanes() { return simd::LANES; }
+int kernels_outputs() { return weights::OUTPUTS; }
+int kernels_input_form(int kind) { return weights::input_form((weights::Kind)kind); }
+
+// ---- threads
+
+team::Team* kernels_start(int num_threads) { return team::start(num_threads); }
+void kernels_stop(team::Team* team) { team::stop(team); }
+
+// ---- weights
+
+int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
+    int multiple = kind == weights::INT4 && group > weights::INPUT_MULTIPLE ? group : weights::INPUT_MULTIPLE;
+    int width = (inputs + multiple - 1) / multiple * multiple;
+    Matrix w{(weights::Kind)kind, outputs, inputs, width, group, nullptr, nullptr, nullptr};
+    return (int64_t)weights::num_blocks(w) * weights::block_bytes(w);
+}
+
+// A matrix over memory of the caller: `data` of kernels_packed_bytes, for INT8 also `scales` and `sums` of whole blocks.
+Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data, float* scales, int32_t* sums) {
+    int multiple = kind == weights::INT4 && group > weights::INPUT_MULTIPLE ? group : weights::INPUT_MULTIPLE;
+    int width = (inputs + multiple - 1) / multiple * multiple;
+    return new Matrix{(weights::Kind)kind, outputs, inputs, width, group, data, scales, sums};
+}
+
+void kernels_free_matrix(Matrix* matrix) { delete matrix; }
+
+void kernels_pack(team::Team* team, const Matrix* w, const void* source) {
+    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+        weights::pack_block(*w, source, block, const_cast<char*>(w->data), const_cast<int32_t*>(w->sums));
+    });
+}
+
+void kernels_pack_int4(team::Team* team, const Matrix* w, const uint8_t* codes, const float* scales, const uint8_t* zeros) {
+    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+        weights::pack_int4_block(*w, codes, scales, zeros, block, const_cast<char*>(w->data));
+    });
+}
+
+// Rows of the matrix as float32 [count, inputs].
+void kernels_unpack(const Matrix* w, const int64_t* outputs, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; i++) weights::unpack_row(*w, (int)outputs[i], out + i * w->inputs);
+}
+
+// ---- programs
+
+Program* kernels_program(team::Team* team) { return new Program(team); }
+void kernels_free_program(Program* program) { delete program; }
+
+Buffer* program_buffer(Program* program, int width, int form) { return program->add_buffer(width, form); }
+RotaryTables* program_rotary(Program* program) { return program->add_rotary(); }
+
+void program_set_rotary(RotaryTables* tables, const float* cos, const float* sin) { *tables = {cos, sin}; }
+
+void program_embed(Program* program, const Matrix* packed, const void* table, int number, float scale, Buffer* out) {
+    program->add(new layers::Embedding(packed, (const char*)table, (step::Number)number, scale, out));
+}
+
+void program_input(Program* program, Buffer* out) { program->add(new layers::Input(out)); }
+void program_output(Program* program, Buffer* in) { program->add(new layers::Output(in)); }
+
+void program_prepare(Program* program, Buffer* in, const float* norm, float eps, Buffer* out, int then) {
+    program->add(new layers::Prepare(in, norm, eps, out, (layers::Prepare::Then)then));
+}
+
+void program_linear(Program* program, const Matrix* weight, const float* bias, Buffer* in, Buffer* out, int then) {
+    auto what = (layers::Linear::Then)then;
+    bool halves_fit = weight->outputs % (2 * weights::OUTPUTS) == 0;
+    if (what < layers::Linear::SILU_AND_MUL || halves_fit) {
+        program->add(new layers::Linear(weight, bias, in, out, what));
+        return;
+    }
+    Buffer* both = program->add_buffer(weight->outputs, -1);
+    program->add(new layers::Linear(weight, bias, in, both, layers::Linear::STORE));
+    program->add(new layers::ActAndMul(both, out, what));
+}
+
+void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* heads) {
+    program->add(new layers::PrepareHeads(qkv, *heads));
+    program->add(new attention::Attention(qkv, out, *heads, team::num_threads(program->team())));
+}
+
+// 0; 1: there is no memory for its buffers.
+int program_run(Program* program, const Step* step) { return program->run(*step) ? 0 : 1; }
+
+}  // extern "C"

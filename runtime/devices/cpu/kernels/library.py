@@ -1,0 +1,111 @@
+"""The compiled kernels, as functions. The names and types here are those of library.cpp."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+
+from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
+
+VARIABLE = "RUNTIME_CPU_KERNELS"  # a level's name, or "none"; unset: the best that the machine runs
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
+    "kernels_lanes": (_INT, ()),
+    "kernels_outputs": (_INT, ()),
+    "kernels_input_form": (_INT, (_INT,)),
+    "kernels_start": (_POINTER, (_INT,)),
+    "kernels_stop": (None, (_POINTER,)),
+    "kernels_packed_bytes": (_LONG, (_INT, _INT, _INT, _INT)),
+    "kernels_matrix": (_POINTER, (_INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER)),
+    "kernels_free_matrix": (None, (_POINTER,)),
+    "kernels_pack": (None, (_POINTER, _POINTER, _POINTER)),
+    "kernels_pack_int4": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_unpack": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "kernels_program": (_POINTER, (_POINTER,)),
+    "kernels_free_program": (None, (_POINTER,)),
+    "program_buffer": (_POINTER, (_POINTER, _INT, _INT)),
+    "program_rotary": (_POINTER, (_POINTER,)),
+    "program_set_rotary": (None, (_POINTER, _POINTER, _POINTER)),
+    "program_embed": (None, (_POINTER, _POINTER, _POINTER, _INT, _FLOAT, _POINTER)),
+    "program_input": (None, (_POINTER, _POINTER)),
+    "program_output": (None, (_POINTER, _POINTER)),
+    "program_prepare": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _INT)),
+    "program_linear": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
+    "program_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "program_run": (_INT, (_POINTER, _POINTER)),
+}
+
+
+class Step(ctypes.Structure):
+    """step::Step of step.h: the tokens of a step in one line, row after row. Pointers are addresses."""
+
+    _fields_ = [
+        ("num_tokens", _LONG),
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("locations", _POINTER * 2),
+        ("num_rows", _LONG),
+        ("slots", _POINTER),
+        ("starts", _POINTER),
+        ("counts", _POINTER),
+        ("page_tables", _POINTER * 2),
+        ("pages_per_slot", _LONG),
+        ("page_size", _LONG),
+        ("input", _POINTER),
+        ("output", _POINTER),
+    ]
+
+
+class Heads(ctypes.Structure):
+    """layers::Heads of layers.h: what a layer's attention is made of."""
+
+    _fields_ = [
+        ("num_heads", _INT),
+        ("num_kv_heads", _INT),
+        ("dim", _INT),
+        ("q_norm", _POINTER),
+        ("k_norm", _POINTER),
+        ("eps", _FLOAT),
+        ("rotary", _POINTER),
+        ("k_cache", _POINTER),
+        ("v_cache", _POINTER),
+        ("kind", _INT),
+        ("pool", _INT),
+        ("scale", _FLOAT),
+        ("cap", _FLOAT),
+        ("window", _INT),
+        ("sinks", _POINTER),
+    ]
+
+
+class Library:
+    """The functions of one build, by their names in library.cpp without what precedes the first underscore
+    being changed: `library.program_run(...)`."""
+
+    def __init__(self, level: Level) -> None:
+        """Raises OSError."""
+        self.level = level
+        self.functions = ctypes.CDLL(str(level.path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(self.functions, name)
+            function.restype, function.argtypes = result, list(arguments)
+        self.lanes = self.functions.kernels_lanes()
+        self.outputs = self.functions.kernels_outputs()
+
+
+def chosen_level() -> Level | None:
+    """The best level that this machine runs and that is built, or the one that the environment names. None:
+    there is none, and torch computes everything."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted == "none":
+        return None
+    levels = supported_levels() if wanted is None else tuple(lv for lv in LEVELS if lv.name == wanted)
+    return next((level for level in levels if level.path.is_file()), None)
+
+
+@cache
+def load_library() -> Library | None:
+    """The kernels for this machine; None: they are not built, or it runs none of them."""
+    level = chosen_level()
+    return None if level is None else Library(level)

@@ -1,0 +1,191 @@
+// Products of rows of inputs with a block of packed weights.
+//
+// A tile is ROWS rows by one block of outputs and stays in registers while the inputs go by. The sum of an output runs
+// over the inputs in one order whatever the number of rows, so a row's result does not depend on its company.
+#pragma once
+
+#include "weights.h"
+
+namespace product {
+
+using namespace simd;
+using weights::Matrix;
+using weights::OUTPUTS;
+
+constexpr int PREFETCH = 4096;  // bytes ahead of the weights in use
+
+inline Words word_at(const char* row, int index) {
+    return broadcast(load<uint32_t>(row + (size_t)index * 4));
+}
+
+inline void prefetch(const char* at, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + PREFETCH + i, 0, 3);
+}
+
+// Floating-point weights, inputs in float32. `Read` makes a vector of weights from memory.
+template <int COUNT, int BYTES, class Read>
+inline void float_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS], Read read) {
+    const float* inputs[COUNT];
+    for (int m = 0; m < COUNT; m++) inputs[m] = (const float*)rows::row_of(x, row + m);
+    Floats total[COUNT][VECTORS] = {};
+    for (int k = 0; k < w.width; k++, data += OUTPUTS * BYTES) {
+        prefetch(data, OUTPUTS * BYTES);
+        Floats numbers[VECTORS];
+        for (int v = 0; v < VECTORS; v++) numbers[v] = read(data + v * LANES * BYTES);
+#pragma GCC unroll 16
+        for (int m = 0; m < COUNT; m++)
+            for (int v = 0; v < VECTORS; v++) total[m][v] += broadcast(inputs[m][k]) * numbers[v];
+    }
+    for (int m = 0; m < COUNT; m++)
+        for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
+}
+
+template <int COUNT>
+inline void bf16_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
+    const char* inputs[COUNT];
+    for (int m = 0; m < COUNT; m++) inputs[m] = rows::row_of(x, row + m);
+    Floats total[COUNT][VECTORS] = {};
+    for (int k = 0; k < w.width / 2; k++, data += OUTPUTS * 4) {
+        prefetch(data, OUTPUTS * 4);
+        Words pairs[VECTORS];
+        for (int v = 0; v < VECTORS; v++) pairs[v] = load<Words>(data + v * LANES * 4);
+        if constexpr (HAS_BF16_DOT) {
+#pragma GCC unroll 16
+            for (int m = 0; m < COUNT; m++) {
+                Words pair = word_at(inputs[m], k);
+                for (int v = 0; v < VECTORS; v++) total[m][v] = dot_bf16(total[m][v], pair, pairs[v]);
+            }
+        } else {
+#pragma GCC unroll 16
+            for (int m = 0; m < COUNT; m++) {
+                Floats first = broadcast(((const float*)inputs[m])[2 * k]);
+                Floats second = broadcast(((const float*)inputs[m])[2 * k + 1]);
+                for (int v = 0; v < VECTORS; v++) {
+                    total[m][v] += first * low_bf16(pairs[v]);
+                    total[m][v] += second * high_bf16(pairs[v]);
+                }
+            }
+        }
+    }
+    for (int m = 0; m < COUNT; m++)
+        for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
+}
+
+template <int COUNT>
+inline void int8_tile(const Matrix& w, const rows::Rows& x, int row, int block, const char* data, Floats (*out)[VECTORS]) {
+    const char* inputs[COUNT];
+    for (int m = 0; m < COUNT; m++) inputs[m] = rows::row_of(x, row + m);
+    Ints total[COUNT][VECTORS] = {};
+    for (int k = 0; k < w.width / 4; k++, data += OUTPUTS * 4) {
+        prefetch(data, OUTPUTS * 4);
+        Words bytes[VECTORS];
+        for (int v = 0; v < VECTORS; v++) bytes[v] = load<Words>(data + v * LANES * 4);
+#pragma GCC unroll 16
+        for (int m = 0; m < COUNT; m++) {
+            Words four = word_at(inputs[m], k);
+            for (int v = 0; v < VECTORS; v++) total[m][v] = dot_int8(total[m][v], four, bytes[v]);
+        }
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        size_t at = (size_t)block * OUTPUTS + v * LANES;
+        Ints sums = load<Ints>(w.sums + at) * INPUT_OFFSET;
+        Floats scales = load<Floats>(w.scales + at);
+        for (int m = 0; m < COUNT; m++) out[m][v] = floats(total[m][v] - sums) * broadcast(x.scales[row + m]) * scales;
+    }
+}
+
+inline Ints load_zeros(const uint8_t* at) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
+#else
+    Ints out;
+    for (int i = 0; i < LANES; i++) out[i] = at[i];
+    return out;
+#endif
+}
+
+// Sums are integers within 32 inputs, and float32 from one 32 to the next.
+template <int COUNT>
+inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
+    const char* inputs[COUNT];
+    for (int m = 0; m < COUNT; m++) inputs[m] = rows::row_of(x, row + m);
+    size_t per_row = x.width / rows::GROUP;
+    const float* input_scales = x.scales + row * per_row;
+    const int32_t* input_sums = x.sums + row * per_row;
+    Floats total[COUNT][VECTORS] = {};
+    int at = 0;  // groups of inputs
+    for (int g = 0; g < w.width / w.group; g++) {
+        Floats scales[VECTORS];
+        Ints zeros[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            scales[v] = load<Floats>(data + v * LANES * 4);
+            zeros[v] = load_zeros((const uint8_t*)data + OUTPUTS * 4 + v * LANES);
+        }
+        data += OUTPUTS * 5;
+        for (int part = 0; part < w.group / rows::GROUP; part++, at++) {
+            prefetch(data, OUTPUTS * rows::GROUP / 2);
+            Ints sums[COUNT][VECTORS];
+            for (int m = 0; m < COUNT; m++)
+                for (int v = 0; v < VECTORS; v++) sums[m][v] = -zeros[v] * input_sums[m * per_row + at];
+#pragma GCC unroll 4
+            for (int eight = 0; eight < rows::GROUP / 8; eight++, data += OUTPUTS * 4) {
+                Words low[VECTORS], high[VECTORS];
+                for (int v = 0; v < VECTORS; v++) {
+                    Words halves = load<Words>(data + v * LANES * 4);
+                    low[v] = halves & 0x0f0f0f0fu;
+                    high[v] = halves >> 4 & 0x0f0f0f0fu;
+                }
+#pragma GCC unroll 16
+                for (int m = 0; m < COUNT; m++) {
+                    int word = at * (rows::GROUP / 4) + eight * 2;
+                    Words first = word_at(inputs[m], word), second = word_at(inputs[m], word + 1);
+                    for (int v = 0; v < VECTORS; v++)
+                        sums[m][v] = dot_unsigned(dot_unsigned(sums[m][v], low[v], first), high[v], second);
+                }
+            }
+            for (int m = 0; m < COUNT; m++) {
+                Floats scale = broadcast(input_scales[m * per_row + at]);
+                for (int v = 0; v < VECTORS; v++) total[m][v] += scale * scales[v] * floats(sums[m][v]);
+            }
+        }
+    }
+    for (int m = 0; m < COUNT; m++)
+        for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
+}
+
+template <int COUNT>
+inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Floats (*out)[VECTORS]) {
+    const char* data = w.data + (size_t)block * weights::block_bytes(w);
+    switch (w.kind) {
+        case weights::FLOAT32:
+            return float_tile<COUNT, 4>(w, x, row, data, out, [](const char* at) { return load<Floats>(at); });
+        case weights::FLOAT16:
+            return float_tile<COUNT, 2>(w, x, row, data, out, [](const char* at) { return load_f16((const uint16_t*)at); });
+        case weights::BFLOAT16: return bf16_tile<COUNT>(w, x, row, data, out);
+        case weights::INT8: return int8_tile<COUNT>(w, x, row, block, data, out);
+        case weights::INT4:
+            if constexpr (COUNT <= GROUPED_ROWS) int4_tile<COUNT>(w, x, row, data, out);
+            return;
+    }
+}
+
+template <int COUNT = ROWS>
+inline void tile_of(int count, const Matrix& w, const rows::Rows& x, int row, int block, Floats (*out)[VECTORS]) {
+    if (count == COUNT) return tile<COUNT>(w, x, row, block, out);
+    if constexpr (COUNT > 1) tile_of<COUNT - 1>(count, w, x, row, block, out);
+}
+
+inline int rows_of_tile(const Matrix& w) { return w.kind == weights::INT4 ? GROUPED_ROWS : ROWS; }
+
+// Calls use(row, block, vectors) for rows begin..end and one block: `vectors` are its OUTPUTS outputs of that row.
+template <class Use> inline void multiply(const Matrix& w, const rows::Rows& x, int begin, int end, int block, Use use) {
+    int step = rows_of_tile(w);
+    for (int row = begin; row < end; row += step) {
+        int count = end - row < step ? end - row : step;
+        Floats out[ROWS][VECTORS];
+        tile_of(count, w, x, row, block, out);
+        for (int m = 0; m < count; m++) use(row + m, out[m]);
+    }
+}
+
+}  // namespace product

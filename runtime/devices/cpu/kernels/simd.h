@@ -1,0 +1,283 @@
+// Vectors of one register, and the few operations on them that the compiler's vector types lack.
+//
+// Arithmetic is written on the vector types of GCC and Clang (a * b + c becomes a fused multiply-add). What differs
+// between instruction sets is below: a dot product of bytes, one of bfloat16 pairs, float16, and shuffles. The file is
+// compiled once for each level of Makefile-like LEVELS in build_library.py; which one runs is chosen by the CPU.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace simd {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;  // float32 in a vector
+constexpr int VECTORS = 2;  // vectors of outputs in a block of packed weights
+constexpr int ROWS = 12;  // rows of inputs that a product holds in registers
+constexpr int GROUPED_ROWS = 6;  // the same, where each group of inputs has a scale
+#elif defined(__aarch64__)
+constexpr int LANES = 4;
+constexpr int VECTORS = 4;
+constexpr int ROWS = 4;
+constexpr int GROUPED_ROWS = 2;
+#else
+constexpr int LANES = 8;
+constexpr int VECTORS = 2;
+constexpr int ROWS = 4;
+constexpr int GROUPED_ROWS = 2;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+
+template <class T> inline T load(const void* at) {
+    T value;
+    __builtin_memcpy(&value, at, sizeof value);
+    return value;
+}
+
+template <class T> inline void store(void* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
+
+inline Floats broadcast(float x) { return x - Floats{}; }
+inline Ints broadcast(int32_t x) { return x - Ints{}; }
+inline Words broadcast(uint32_t x) { return x - Words{}; }
+
+inline Floats floats(Ints x) { return __builtin_convertvector(x, Floats); }
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
+
+inline float largest(Floats x) {
+    float best = x[0];
+    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+inline float sum(Floats x) {  // in a fixed order: pairs of halves
+    float parts[LANES];
+    store(parts, x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+}
+
+// ---- bfloat16
+
+inline float from_bf16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint16_t to_bf16(float x) {  // rounds to nearest, ties to even
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);  // NaN stays NaN
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline Floats low_bf16(Words pairs) { return (Floats)(pairs << 16); }
+inline Floats high_bf16(Words pairs) { return (Floats)(pairs & 0xffff0000u); }
+
+inline Floats load_bf16(const uint16_t* at) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at)), 16);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at)), 16);
+#elif defined(__aarch64__)
+    return (Floats)vshll_n_u16(vld1_u16(at), 16);
+#else
+    Floats out;
+    for (int i = 0; i < LANES; i++) out[i] = from_bf16(at[i]);
+    return out;
+#endif
+}
+
+inline void store_bf16(uint16_t* at, Floats x) {
+    Words bits = (Words)x;
+    Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    Words nan = (Words)((bits & 0x7fffffffu) > 0x7f800000u);
+    rounded = (nan & (bits >> 16 | 0x40u)) | (~nan & rounded);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16((__m512i)rounded));
+#else
+    for (int i = 0; i < LANES; i++) at[i] = (uint16_t)rounded[i];
+#endif
+}
+
+// Whether pairs of bfloat16 are multiplied as they are; else inputs stay float32.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool HAS_BF16_DOT = true;
+#else
+constexpr bool HAS_BF16_DOT = false;
+#endif
+
+// total + x0 * w0 + x1 * w1 for each lane's pair
+inline Floats dot_bf16(Floats total, Words inputs, Words weights) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)inputs, (__m512bh)weights);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (Floats)vbfdotq_f32((float32x4_t)total, (bfloat16x8_t)inputs, (bfloat16x8_t)weights);
+#else
+    return total + low_bf16(inputs) * low_bf16(weights) + high_bf16(inputs) * high_bf16(weights);
+#endif
+}
+
+// ---- float16
+
+inline Floats load_f16(const uint16_t* at) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
+#else
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
+#endif
+}
+
+inline void store_f16(uint16_t* at, Floats x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)at, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    vst1_u16(at, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+#endif
+}
+
+// ---- bytes
+
+// Added to int8 inputs before they meet int8 weights; the sum of the weights takes it out again. x86 multiplies
+// unsigned by signed bytes.
+#if defined(__AVX512VNNI__)
+constexpr int INPUT_OFFSET = 128;
+#else
+constexpr int INPUT_OFFSET = 0;
+#endif
+
+// total + the dot product of four unsigned bytes (below 128 without VNNI) with four signed ones, for each lane
+inline Ints dot_unsigned(Ints total, Words bytes, Words signed_bytes) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)bytes, (__m512i)signed_bytes);
+#elif defined(__AVX2__)
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, (__m256i)signed_bytes);
+    return total + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Ints)vdotq_s32((int32x4_t)total, (int8x16_t)bytes, (int8x16_t)signed_bytes);
+#else
+    typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));
+    Bytes a = (Bytes)bytes, b = (Bytes)signed_bytes;
+    for (int i = 0; i < LANES * 4; i++) total[i / 4] += a[i] * b[i];
+    return total;
+#endif
+}
+
+// The same of inputs (int8, INPUT_OFFSET added) with int8 weights.
+inline Ints dot_int8(Ints total, Words inputs, Words weights) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    __m256i x = (__m256i)inputs;  // |x| <= 127, so that the pairs' sums fit int16
+    return dot_unsigned(total, (Words)_mm256_abs_epi8(x), (Words)_mm256_sign_epi8((__m256i)weights, x));
+#else
+    return dot_unsigned(total, inputs, weights);
+#endif
+}
+
+// Rounds to nearest, ties to even. |x| < 2^22
+inline Ints rounded(Floats x) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtps_epi32((__m256)x);
+#else
+    return (Ints)vcvtnq_s32_f32((float32x4_t)x);
+#endif
+}
+
+inline void store_bytes(int8_t* at, Ints x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)x));
+#else
+    for (int i = 0; i < LANES; i++) at[i] = (int8_t)x[i];
+#endif
+}
+
+// ---- functions
+
+// e^x with a relative error below 2e-7; 0 below -87.3
+inline Floats exponential(Floats x) {
+    Floats lowest = broadcast(-87.3f);
+    Ints is_zero = x < lowest;
+    x = max(x, lowest);
+    x = x < broadcast(88.0f) ? x : broadcast(88.0f);
+    Ints whole = rounded(x * 1.44269504088896341f);
+    Floats part = x - floats(whole) * 0.693359375f;  // ln 2 in two pieces (Cody and Waite, 1980)
+    part = part + floats(whole) * 2.12194440e-4f;
+    Floats series = broadcast(1.9875691500e-4f);  // Cephes expf
+    series = series * part + 1.3981999507e-3f;
+    series = series * part + 8.3334519073e-3f;
+    series = series * part + 4.1665795894e-2f;
+    series = series * part + 1.6666665459e-1f;
+    series = series * part + 5.0000001201e-1f;
+    series = series * part * part + part + 1.0f;
+    Floats scaled = series * (Floats)((whole + 127) << 23);
+    return (Floats)((Words)scaled & ~(Words)is_zero);
+}
+
+inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+
+inline Floats hyperbolic_tangent(Floats x) {
+    Floats twice = exponential(2.0f * x);  // saturates at both ends
+    Floats value = 1.0f - 2.0f / (twice + 1.0f);
+    Floats cubic = x - x * x * x * (1.0f / 3.0f);  // near 0 the quotient loses digits
+    return absolute(x) < broadcast(0.02f) ? cubic : value;
+}
+
+inline Floats gelu_tanh(Floats x) {
+    return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+// A square of LANES vectors, turned in place: lane j of vector i and lane i of vector j change places.
+inline void transpose(Floats* rows) {
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)
+    // Swap blocks of 1, 2, 4, ... lanes between vectors that lie as far apart.
+    auto exchange = [&](int distance, auto low, auto high) {
+        for (int i = 0; i < LANES; i++)
+            if (!(i & distance)) {
+                Floats a = rows[i], b = rows[i + distance];
+                rows[i] = low(a, b);
+                rows[i + distance] = high(a, b);
+            }
+    };
+    typedef Ints Index;
+    auto swap = [&](int distance) {
+        Index low, high;
+        for (int i = 0; i < LANES; i++) {
+            low[i] = (i & distance) ? LANES + i - distance : i;
+            high[i] = (i & distance) ? LANES + i : i + distance;
+        }
+        auto pick = [](Floats a, Floats b, Index index) {
+#if defined(__AVX512F__)
+            return (Floats)_mm512_permutex2var_ps((__m512)a, (__m512i)index, (__m512)b);
+#elif defined(__clang__)
+            Floats out;
+            for (int i = 0; i < LANES; i++) out[i] = index[i] < LANES ? a[index[i]] : b[index[i] - LANES];
+            return out;
+#else
+            return __builtin_shuffle(a, b, index);
+#endif
+        };
+        exchange(distance, [&](Floats a, Floats b) { return pick(a, b, low); },
+                 [&](Floats a, Floats b) { return pick(a, b, high); });
+    };
+    for (int distance = 1; distance < LANES; distance *= 2) swap(distance);
+#endif
+}
+
+}  // namespace simd

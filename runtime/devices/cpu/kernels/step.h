@@ -1,0 +1,106 @@
+// What all phases of a program share: the step at hand, and rows of numbers that one phase leaves for another.
+#pragma once
+
+#include <stdlib.h>
+
+#include "rows.h"
+
+namespace step {
+
+enum Number { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // of tables and caches
+
+constexpr int MAX_POOLS = 2;  // KV cache groups: layers with full attention, and those with a window
+
+// The tokens of a step in one line, row after row. Python fills it (program.py has the same fields).
+struct Step {
+    int64_t num_tokens;
+    const int64_t* token_ids;
+    const int64_t* positions;
+    const int64_t* locations[MAX_POOLS];     // where each token's key and value go, by pool
+    int64_t num_rows;
+    const int32_t* slots;                    // [rows]
+    const int64_t* starts;                   // [rows]: tokens of the slot before the row
+    const int32_t* counts;                   // [rows]: tokens of the row
+    const int32_t* page_tables[MAX_POOLS];   // [slots, pages_per_slot]
+    int64_t pages_per_slot;
+    int64_t page_size;
+    const float* input;                      // [tokens, width] where a program does not begin with an embedding
+    float* output;                           // [tokens, width] of the last phase
+};
+
+inline void* allocate(size_t bytes) {
+    void* memory = nullptr;
+    return posix_memalign(&memory, 64, bytes + 64) == 0 ? memory : nullptr;
+}
+
+inline size_t padded(size_t width) { return (width + 63) / 64 * 64; }
+
+// Rows that phases write and read: float32 [rows, padded width], and where products read them also in their form.
+class Buffer {
+  public:
+    Buffer(int width, int form) : width(width), form(form) {}
+    ~Buffer() { release(); }
+
+    const int width;
+    const int form;  // of rows::Form; -1: floats only
+    float* numbers = nullptr;
+    rows::Rows prepared{};
+
+    // False: there is no memory.
+    bool reserve(int64_t count) {
+        if (count <= capacity_) return true;
+        release();
+        size_t wide = padded(width), total = wide * count;
+        if (form < 0) {
+            numbers = (float*)allocate(total * 4);
+            if (!numbers) return false;
+            memset(numbers, 0, total * 4);
+        } else {
+            auto kind = (rows::Form)form;
+            size_t groups = kind == rows::GROUPED ? total / rows::GROUP : count;
+            prepared = {kind, (int)wide, allocate(total * rows::bytes_of(kind)), (float*)allocate(groups * 4),
+                        (int32_t*)allocate(groups * 4)};
+            if (!prepared.numbers || !prepared.scales || !prepared.sums) return false;
+        }
+        capacity_ = count;
+        return true;
+    }
+
+    float* row(int64_t index) const { return numbers + index * padded(width); }
+
+  private:
+    void release() {
+        free(numbers);
+        free(prepared.numbers);
+        free(prepared.scales);
+        free(prepared.sums);
+        numbers = nullptr;
+        prepared = {};
+        capacity_ = 0;
+    }
+
+    int64_t capacity_ = 0;
+};
+
+// One phase of a program: chunks that may be computed in any order, by any thread.
+class Phase {
+  public:
+    virtual ~Phase() = default;
+    virtual int begin(const Step& step) = 0;  // -> the number of chunks
+    virtual void compute(const Step& step, int chunk, int thread) = 0;
+};
+
+inline simd::Floats load_number(const char* at, Number kind) {
+    if (kind == FLOAT32) return simd::load<simd::Floats>(at);
+    return kind == BFLOAT16 ? simd::load_bf16((const uint16_t*)at) : simd::load_f16((const uint16_t*)at);
+}
+
+inline void store_number(char* at, Number kind, simd::Floats x) {
+    if (kind == FLOAT32) simd::store(at, x);
+    else if (kind == BFLOAT16) simd::store_bf16((uint16_t*)at, x);
+    else simd::store_f16((uint16_t*)at, x);
+}
+
+inline int bytes_of(Number kind) { return kind == FLOAT32 ? 4 : 2; }
+
+}  // namespace step

@@ -1,0 +1,125 @@
+// Packed weight matrices [outputs, inputs].
+//
+// Outputs are cut into blocks of OUTPUTS, inputs padded with zeros to a multiple of 64. Within a block the numbers of
+// one input (or of the few inputs that one instruction multiplies) lie together for all outputs, so that a product
+// reads memory in one line:
+//
+//   FLOAT32, FLOAT16   [block][input][output]
+//   BFLOAT16           [block][input / 2][output][2]
+//   INT8               [block][input / 4][output][4], a scale for each output
+//   INT4               [block][group of inputs]: float32 scales [output], zero points uint8 [output], then
+//                      [group / 8][output][4] bytes, low halves the first four inputs of eight, high halves the others
+#pragma once
+
+#include "rows.h"
+
+namespace weights {
+
+using namespace simd;
+
+enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4 };
+
+constexpr int OUTPUTS = VECTORS * LANES;  // of a block
+constexpr int INPUT_MULTIPLE = 64;
+
+struct Matrix {
+    Kind kind;
+    int outputs, inputs;
+    int width;  // inputs with padding
+    int group;  // INT4: inputs that share a scale, a multiple of 32
+    const char* data;
+    const float* scales;  // INT8: [blocks * OUTPUTS]
+    const int32_t* sums;  // INT8: [blocks * OUTPUTS], of each output's weights
+};
+
+inline int num_blocks(const Matrix& w) { return (w.outputs + OUTPUTS - 1) / OUTPUTS; }
+
+inline size_t group_bytes(const Matrix& w) { return (size_t)OUTPUTS * (5 + w.group / 2); }
+
+inline size_t block_bytes(const Matrix& w) {
+    switch (w.kind) {
+        case FLOAT32: return (size_t)OUTPUTS * w.width * 4;
+        case INT8: return (size_t)OUTPUTS * w.width;
+        case INT4: return group_bytes(w) * (w.width / w.group);
+        default: return (size_t)OUTPUTS * w.width * 2;
+    }
+}
+
+inline rows::Form input_form(Kind kind) {
+    if (kind == INT8) return rows::INT8;
+    if (kind == INT4) return rows::GROUPED;
+    return kind == BFLOAT16 && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
+}
+
+// Places of a number within its block, in elements of the kind.
+inline size_t place(const Matrix& w, int output, int input) {
+    int in_block = output % OUTPUTS;
+    int together = w.kind == BFLOAT16 ? 2 : w.kind == INT8 ? 4 : 1;
+    return ((size_t)(input / together) * OUTPUTS + in_block) * together + input % together;
+}
+
+// Block `block` from weights [outputs, inputs] of the same kind; `source` is the whole matrix. INT8: `sums` is filled.
+inline void pack_block(const Matrix& w, const void* source, int block, char* data, int32_t* sums) {
+    char* to = data + (size_t)block * block_bytes(w);
+    memset(to, 0, block_bytes(w));
+    for (int i = 0; i < OUTPUTS; i++) {
+        int output = block * OUTPUTS + i;
+        if (output >= w.outputs) break;
+        size_t from = (size_t)output * w.inputs;
+        int32_t sum = 0;
+        for (int k = 0; k < w.inputs; k++) {
+            size_t at = place(w, output, k);
+            if (w.kind == FLOAT32) ((float*)to)[at] = ((const float*)source)[from + k];
+            else if (w.kind == INT8) sum += ((int8_t*)to)[at] = ((const int8_t*)source)[from + k];
+            else ((uint16_t*)to)[at] = ((const uint16_t*)source)[from + k];
+        }
+        if (w.kind == INT8) sums[output] = sum;
+    }
+}
+
+// The same for INT4: codes uint8 [outputs, inputs] below 16, scales float32 and zeros uint8 [outputs, groups]; zeros
+// may be null: 8.
+inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* scales, const uint8_t* zeros, int block,
+                            char* data) {
+    int groups = w.width / w.group, given = (w.inputs + w.group - 1) / w.group;
+    char* to = data + (size_t)block * block_bytes(w);
+    memset(to, 0, block_bytes(w));
+    for (int g = 0; g < given; g++, to += group_bytes(w)) {
+        auto* group_scales = (float*)to;
+        auto* group_zeros = (uint8_t*)to + OUTPUTS * 4;
+        auto* bytes = group_zeros + OUTPUTS;
+        for (int i = 0; i < OUTPUTS; i++) {
+            int output = block * OUTPUTS + i;
+            if (output >= w.outputs) break;
+            uint8_t zero = zeros ? zeros[(size_t)output * given + g] : 8;
+            group_scales[i] = scales[(size_t)output * given + g];
+            group_zeros[i] = zero;
+            for (int k = 0; k < w.group; k++) {
+                int input = g * w.group + k;
+                uint8_t code = input < w.inputs ? codes[(size_t)output * w.inputs + input] : zero;
+                bytes[((size_t)(k / 8) * OUTPUTS + i) * 4 + k % 4] |= code << (k % 8 / 4 * 4);
+            }
+        }
+    }
+    (void)groups;
+}
+
+// Row `output` of the matrix as float32 [inputs]. INT4 has no use for it.
+inline void unpack_row(const Matrix& w, int output, float* out) {
+    const char* from = w.data + (size_t)(output / OUTPUTS) * block_bytes(w);
+    for (int k = 0; k < w.inputs; k++) {
+        size_t at = place(w, output, k);
+        switch (w.kind) {
+            case FLOAT32: out[k] = ((const float*)from)[at]; break;
+            case BFLOAT16: out[k] = from_bf16(((const uint16_t*)from)[at]); break;
+            case FLOAT16: {
+                uint16_t lanes[LANES] = {((const uint16_t*)from)[at]};
+                out[k] = load_f16(lanes)[0];
+                break;
+            }
+            default: out[k] = ((const int8_t*)from)[at] * w.scales[output];
+        }
+    }
+}
+
+}  // namespace weights
