@@ -79,7 +79,8 @@ def dry_executor(message: StartRank) -> TorchExecutor:
     from runtime.devices.cuda.ops import CudaOps
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
+        device = open_device(start, rank, dtype)
+        return replace(device, ops=CudaOps(dtype, INTERPRETER), programs=None)
 
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 
@@ -107,14 +108,17 @@ class Model:
         is_dry: bool,
         piecewise_tokens: Sequence[int] = (),
         compiled: CompileConfig | None = None,
+        device: str = "cuda",
+        quantization: str | None = None,
+        dtype: str = "bfloat16",
     ) -> "Model":
         """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
         captured in piecewise graphs."""
         begin = perf_counter()
         message = StartRank(
-            device="cuda",
+            device=device,
             model_path=str(folder),
-            dtype="float32" if is_dry else "bfloat16",
+            dtype="float32" if is_dry else dtype,
             load_format="dummy",
             tp_size=1,
             page_size=PAGE,
@@ -126,7 +130,8 @@ class Model:
             num_threads=None,
             rendezvous="",
             seed=0,
-            graph_sizes=[] if is_dry else [slots],
+            quantization=quantization,
+            graph_sizes=[] if is_dry or device == "cpu" else [slots],
             piecewise_sizes=[] if is_dry else list(piecewise_tokens),
             compiled=compiled or CompileConfig(),
         )
@@ -253,7 +258,7 @@ class Model:
         """Closes the rank and frees its memory."""
         self.runner.close()
         gc.collect()
-        if not self.is_dry:
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 

@@ -46,6 +46,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "rms_norm_eps": 1e-5,
     },
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
     "qwen3-0.6b": {
         "architectures": ["Qwen3ForCausalLM"],
         "hidden_size": 1024,

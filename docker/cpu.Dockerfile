@@ -3,7 +3,7 @@
 FROM python:3.12-slim
 # torch's CPU build: the plain package brings gigabytes for NVIDIA cards
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY runtime /src/runtime
 RUN pip install --no-cache-dir "/src[regex,grpc,kv-events]" && rm -r /src && useradd --uid 10001 --create-home runtime
 USER runtime

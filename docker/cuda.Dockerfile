@@ -4,7 +4,7 @@ FROM python:3.12-slim
 # Triton compiles a launcher with the C compiler when it is first used; torch's wheels bring CUDA itself
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir torch==2.13.0
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY runtime /src/runtime
 RUN pip install --no-cache-dir "/src[cuda,regex,grpc,kv-events]" && rm -r /src && useradd --uid 10001 --create-home runtime
 USER runtime

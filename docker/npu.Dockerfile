@@ -6,7 +6,7 @@ ARG CANN
 FROM ${CANN}
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0 \
     && pip install --no-cache-dir torch_npu==2.13.0
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY runtime /src/runtime
 RUN pip install --no-cache-dir "/src[ascend,regex,grpc,kv-events]" && rm -r /src
 EXPOSE 30000

@@ -12,6 +12,7 @@ import pytest
 
 import runtime.actors.standby
 from runtime.actors import child_environment
+from runtime.devices.cpu.kernels import build
 from tests.launcher import Launchers
 from tests.sample import sample
 
@@ -42,6 +43,12 @@ runtime.actors.standby.DELAY_S = 600.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all cases of the tests that are marked `sampled`")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles CPU kernels whose sources have changed, once for all processes of the suite."""
+    if not hasattr(session.config, "workerinput") and build.find_compiler() is not None:
+        build.build()
 
 
 @pytest.hookimpl(trylast=True)  # after cases of devices that this run does not test have gone

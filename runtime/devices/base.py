@@ -17,7 +17,7 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from runtime.devices.all_to_all import AllToAllModes, PackedExperts
 from runtime.devices.attention_rows import AttentionRows
@@ -48,6 +48,16 @@ class AttentionPlan(Protocol):
 
 class PackedWeight(Protocol):
     """A weight matrix in the form that a device's `Ops.linear` reads. Only the device looks inside."""
+
+
+@runtime_checkable
+class PackedRows(Protocol):
+    """A packed weight whose rows can be read one by one: an embedding needs no copy of it."""
+
+    def rows(self, indices: "Tensor") -> "Tensor":
+        """Rows (int64 [N]) of the weight, [N, in]: the numbers that were packed, in any dtype that holds
+        them."""
+        ...
 
 
 class PackedLatent(Protocol):
@@ -94,6 +104,8 @@ class SamplingInputs:
 class Ops(Protocol):
     """Arithmetic. Functions return fresh tensors unless they say otherwise, and keep the dtype of their first
     argument."""
+
+    packs_rows: bool  # `pack_linear` returns PackedRows
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]

@@ -1,10 +1,12 @@
 """Token embedding and language model head, both sharded over the ranks by vocabulary."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from runtime.devices.base import Device, PackedWeight
+from runtime.devices.base import Device, PackedRows, PackedWeight
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 
 
@@ -28,15 +30,29 @@ class Embedding(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int) -> None:
         self.ranks = device.collectives
-        self.weight, self.shard = vocabulary_weight(device, dtype, vocab_size, hidden_size)
+        self.dtype, self.hidden_size = dtype, hidden_size
+        weight, self.shard = vocabulary_weight(device, dtype, vocab_size, hidden_size)
+        self.weight: Weight | None = weight
+        self.packed: PackedRows | None = None  # in place of the weight, where a head packed it
+
+    def share(self, packed: PackedRows) -> None:
+        """Reads its rows from what the head packed, and gives up the weight."""
+        self.packed, self.weight = packed, None
+
+    def rows(self, local: Tensor) -> Tensor:
+        """Rows of this rank's part, by their index in it: int64 [T] -> [T, hidden]."""
+        if self.packed is not None:
+            return self.packed.rows(local).to(self.dtype)
+        assert self.weight is not None
+        return embedding(local, self.weight.tensor)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Token ids int64 [T] -> vectors [T, hidden], the same on every rank."""
         if self.ranks.size == 1:
-            return embedding(token_ids, self.weight.tensor)
+            return self.rows(token_ids)
         local = token_ids - self.shard.start
         is_here = (local >= 0) & (local < self.shard.size)
-        rows = embedding(torch.where(is_here, local, 0), self.weight.tensor)
+        rows = self.rows(torch.where(is_here, local, 0))
         return self.ranks.all_reduce(rows * is_here.unsqueeze(1))
 
 
@@ -44,7 +60,7 @@ PACKED_COPY_BYTES = 64 << 20  # a tied weight up to this size gets a second, pac
 
 
 class Head(Layer):
-    """Language model head. A tied head shares the embedding's weight."""
+    """Language model head. A tied head shares the embedding's weight, packed if the embedding can read that."""
 
     def __init__(
         self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
@@ -54,19 +70,26 @@ class Head(Layer):
         self.device = device
         self.dtype = dtype
         self.vocab_size = vocab_size
-        # the embedding's weight stays as it is, because the embedding reads it row by row
-        self.tied = None if tied is None else tied.weight.tensor
+        self.tied = tied
         self.weight: Weight | None = (
             None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
         )
         self.packed: PackedWeight | None = None  # what Ops.pack_linear made of the weight
 
+    def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        """Its own weight, and not the embedding's."""
+        yield from (child for child in super().children() if child[0] != "tied")
+
     def finish_loading(self) -> None:
-        """Packs the weight for the device, except a large tied one, which is used as it is."""
-        plain = self.tied if self.weight is None else self.weight.tensor
-        assert plain is not None
-        is_kept = self.tied is not None and self.tied.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
-        self.packed = plain if is_kept else self.device.ops.pack_linear(plain.to(self.dtype))
+        """Packs the weight for the device. Where the embedding cannot read packed rows, a large tied weight is
+        used as it is, for the embedding needs it so."""
+        weight = self.weight if self.tied is None else self.tied.weight
+        assert weight is not None
+        plain, ops = weight.tensor, self.device.ops
+        is_large = self.tied is not None and plain.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
+        self.packed = plain if is_large and not ops.packs_rows else ops.pack_linear(plain.to(self.dtype))
+        if self.tied is not None and isinstance(self.packed, PackedRows):
+            self.tied.share(self.packed)
         self.weight = self.tied = None
 
     def forward(self, x: Tensor) -> Tensor:

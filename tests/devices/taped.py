@@ -7,7 +7,7 @@ captured.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,13 @@ def again(function: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> None:
         out.copy_(value)
 
 
+@dataclass(frozen=True)
+class GatheredPlan:
+    """As CpuAttentionPlan, for steps whose rows only the device knows."""
+
+    gathered: AttentionPlan
+
+
 class Tapes:
     """Graphs of this device."""
 
@@ -116,7 +123,7 @@ class Tapes:
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan:
+    ) -> "GatheredPlan":
         """Of tensors alone: every row sees all of its page table through a mask."""
         decodes = {}
         for window in windows:
@@ -130,7 +137,7 @@ class Tapes:
             decodes[window] = [
                 DecodeGroup(None, len(slots), torch.where(is_seen, gather, 0).flatten(), mask[:, None, None])
             ]
-        return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
+        return GatheredPlan(AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {}))
 
     def capture(self, body: Callable[[], None]) -> Tape:
         tape = Tape()
@@ -247,6 +254,7 @@ class TapedDevice:
             ops=ops,
             experts=experts,
             graphs=self.tapes,
+            programs=None,
             collectives=ranks,
             all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         )

@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import DISTRIBUTION, install_line
 from tests.shape.source import ROOT
 
-PARTS = ("runtime", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("runtime", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def install_lines() -> dict[str, str]:

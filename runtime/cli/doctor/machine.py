@@ -14,6 +14,7 @@ from pathlib import Path
 from runtime.cli.doctor import ascend
 from runtime.cli.doctor import probe as look
 from runtime.cli.doctor.probe import Finding, read
+from runtime.devices.cpu.kernels import library
 from runtime.options.compat.environment import ENVIRONMENT
 
 LIMITS = (
@@ -96,6 +97,13 @@ def _processor(root: Path) -> Iterator[Finding]:
     yield Finding(
         "instructions",
         " ".join(word for word in CPU_FEATURES if word in words) or "none of those that matter",
+    )
+    level = library.chosen_level()
+    yield Finding(
+        "cpu kernels",
+        "none: torch computes, several times slower" if level is None else level.name,
+        "note" if level is None else "ok",
+        library.remedy() if level is None else "",
     )
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     yield Finding(

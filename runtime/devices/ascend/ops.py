@@ -23,6 +23,8 @@ WRITES = ("Norm", "PA_NZ")  # values of cache_mode, by whether pages are in NZ
 class AscendOps:
     """Ops (devices/base.py) of one NPU. The host reads nothing from the device, so a step can be captured."""
 
+    packs_rows = False
+
     def __init__(
         self,
         dtype: torch.dtype,

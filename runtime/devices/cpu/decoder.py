@@ -69,7 +69,7 @@ class DecoderProgram:
         """`problem_of(model, kv, ...)` is None."""
         self.model = model
         self.num_pools = 1 + any(layer.self_attn.attention.pool for layer in model.layers)
-        self.width = model.embed_tokens.weight.tensor.shape[1]
+        self.width = model.embed_tokens.hidden_size
         self.program = Program(threads)
         self.rotary = self.program.rotary()
         self.tables: tuple[Tensor, Tensor] | None = None  # of the first positions
@@ -79,12 +79,19 @@ class DecoderProgram:
         program, model = self.program, self.model
         x = program.buffer(self.width)
         scale = model.embed_scale if isinstance(model, Gemma) else 1.0
-        program.embed(model.embed_tokens.weight.tensor, scale, x)
+        program.embed(self._embedding(), scale, x)
         rest = _Buffers(program, model.layers[0], self.width)
         for layer, pair in zip(model.layers, kv, strict=True):
             assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer)
             self._read_layer(layer, pair, x, rest)
         program.output(x)
+
+    def _embedding(self) -> Tensor | Matrix:
+        shared, weight = self.model.embed_tokens.packed, self.model.embed_tokens.weight
+        if isinstance(shared, Matrix):
+            return shared
+        assert weight is not None
+        return weight.tensor
 
     def _read_layer(
         self,

@@ -4,11 +4,12 @@ import os
 
 import torch
 
+from runtime import log
 from runtime.devices.base import Device
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.kernels.library import load_library, remedy
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
@@ -26,6 +27,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(num_threads)
     library = load_library()
     threads = None if library is None else Threads(library, num_threads)
+    if library is None:
+        log.get("start").warning("no CPU kernels, torch computes: several times slower", remedy=remedy())
     ranks = SingleRank() if start.tp_size == 1 else GlooCollectives(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype, threads)
     experts = CpuExperts(ops)

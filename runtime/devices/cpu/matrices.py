@@ -46,6 +46,7 @@ class Matrix:
     kind: Kind
     outputs: int
     inputs: int
+    library: Library
     handle: int  # weights::Matrix*
     data: Tensor  # uint8
     scales: Tensor | None = None  # float32 [outputs, padded to whole blocks]
@@ -56,6 +57,13 @@ class Matrix:
         """Bytes of memory."""
         return sum(part.nbytes for part in (self.data, self.scales, self.sums) if part is not None)
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of INT4. See PackedRows."""
+        places = indices.contiguous()
+        out = torch.empty(len(places), self.inputs)
+        self.library.functions.kernels_unpack(self.handle, places.data_ptr(), len(places), out.data_ptr())
+        return out
+
 
 def _allocate(threads: Threads, kind: Kind, outputs: int, inputs: int, group: int, scales: Tensor | None) -> Matrix:
     functions = threads.functions
@@ -64,7 +72,7 @@ def _allocate(threads: Threads, kind: Kind, outputs: int, inputs: int, group: in
     handle = functions.kernels_matrix(
         kind, outputs, inputs, group, data.data_ptr(), *(part.data_ptr() if part is not None else None for part in (scales, sums))
     )
-    matrix = Matrix(kind, outputs, inputs, handle, data, scales, sums)
+    matrix = Matrix(kind, outputs, inputs, threads.library, handle, data, scales, sums)
     weakref.finalize(matrix, functions.kernels_free_matrix, handle)
     return matrix
 
@@ -113,11 +121,3 @@ def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
         threads.handle, matrix.handle, codes.data_ptr(), scale.data_ptr(), None if zeros is None else zeros.data_ptr()
     )
     return matrix
-
-
-def unpack_rows(threads: Threads, matrix: Matrix, rows: Tensor) -> Tensor:
-    """Rows (int64 [N]) of the matrix, float32 [N, inputs]."""
-    indices = rows.contiguous()
-    out = torch.empty(len(indices), matrix.inputs)
-    threads.functions.kernels_unpack(matrix.handle, indices.data_ptr(), len(indices), out.data_ptr())
-    return out

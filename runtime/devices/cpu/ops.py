@@ -37,6 +37,7 @@ class CpuOps:
         """`threads`: those that run kernels; None: torch multiplies."""
         self.dtype = dtype
         self.threads = threads
+        self.packs_rows = threads is not None
         self.products = None if threads is None else Products(threads)
         # without kernels: oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16
         # matrix when there are few rows

@@ -26,6 +26,8 @@ from runtime.layers import torch_ops
 class CudaOps:
     """Ops (devices/base.py) of one GPU. Runs where its tensors are."""
 
+    packs_rows = False
+
     def __init__(
         self,
         dtype: torch.dtype,

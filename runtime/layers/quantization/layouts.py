@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from runtime.errors import ModelError
 from runtime.layers.quantization.module_shard import (
@@ -287,11 +288,28 @@ def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
     model."""
     values: Tensor = reader[module.rows, :].float()
+    if isinstance(module.format.scheme, PackedInt):
+        return _load_online_codes(module, values)
     most = FP8_MAX if isinstance(module.format.scheme, Fp8) else 127.0
     scale = (values.abs().amax(1, keepdim=True) / most).clamp_(min=1e-12)
     values = (values[:, module.columns] / scale).clamp_(-most, most)
     module.tensors["weight"].copy_(values.round_() if isinstance(module.format.scheme, Int8) else values)
     module.tensors["scale"].copy_(scale)
+
+
+def _load_online_codes(module: ModuleShard, values: Tensor) -> None:
+    """Quantizes a plain weight [rows, inputs] to 4-bit codes around 8. Of each group the number that is
+    farthest from 0 becomes code 0, so that it is exact whatever its sign is."""
+    scheme = module.format.scheme
+    assert isinstance(scheme, PackedInt)
+    group = scheme.group_size
+    grouped = pad(values, (0, -values.shape[1] % group)).unflatten(1, (-1, group))
+    farthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    scale = farthest / -8
+    codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(8).clamp_(0, 15)
+    own = codes.to(torch.uint8).flatten(1)[:, module.columns]
+    module.tensors["weight"].copy_(pack_codes(own, scheme.bits))
+    module.tensors["scale"].copy_(scale[:, module.group_ids.to(scale.device), 0])
 
 
 def _online(module: ModuleShard) -> ModuleTensors:

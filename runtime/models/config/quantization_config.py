@@ -20,7 +20,13 @@ from runtime.regular_file import read_regular
 
 DESCRIPTION = "quant_model_description*.json"
 # schemes that a plain checkpoint can be quantized to while it is loaded, by --quantization
-ONLINE: dict[str, Scheme] = {"fp8": Fp8(), "w8a8_fp8": Fp8(), "w8a8_int8": Int8()}
+ONLINE: dict[str, Scheme] = {
+    "fp8": Fp8(),
+    "w8a8_fp8": Fp8(),
+    "w8a8_int8": Int8(),
+    "int8": Int8(),
+    "int4": PackedInt(bits=4, group_size=32),
+}
 NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that fit a checkpoint's method
     "fp8": ("fp8",),
     "compressed-tensors": ("compressed-tensors",),

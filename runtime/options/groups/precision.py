@@ -23,6 +23,8 @@ Quantization = Literal[
     "petit_nvfp4",
     "w8a8_int8",
     "w8a8_fp8",
+    "int8",
+    "int4",
     "moe_wna16",
     "qoq",
     "w4afp8",
@@ -62,7 +64,7 @@ class Precision(Group, frozen=True, kw_only=True):
                 "auto-round",
                 "quark_int4fp8_moe",
             ),
-            note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, "
+            note="fp8, w8a8_fp8, int8 (w8a8_int8) and int4 quantise a plain checkpoint while it is loaded; the others, "
             "and these with a quantised one, "
             "only check that the checkpoint is what they say; see quantization.md",
         ),

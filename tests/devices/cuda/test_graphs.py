@@ -95,6 +95,7 @@ class Captured(TorchExecutor):
                 fused=CudaFusedOps(),
                 lora_ops=adapters,
                 graphs=self.tapes,
+                programs=None,
             )
 
         super().__init__(start_torch_rank(rank, start, progress, opened, facts))

@@ -90,6 +90,23 @@ int kernels_input_form(int kind) { return weights::input_form((weights::Kind)kin
 team::Team* kernels_start(int num_threads) { return team::start(num_threads); }
 void kernels_stop(team::Team* team) { team::stop(team); }
 
+// Reads all bytes once, and returns the sum of their words: how fast memory is.
+int64_t kernels_read(team::Team* team, const uint32_t* data, int64_t bytes) {
+    constexpr int64_t PIECE = 1 << 20;
+    std::atomic<int64_t> total{0};
+    for_blocks(team, (int)(bytes / PIECE), [&](int piece) {
+        const uint32_t* at = data + piece * (PIECE / 4);
+        simd::Words sums[8] = {};
+        for (int64_t i = 0; i < PIECE / 4; i += 8 * simd::LANES)
+            for (int k = 0; k < 8; k++) sums[k] += simd::load<simd::Words>(at + i + k * simd::LANES);
+        for (int k = 1; k < 8; k++) sums[0] += sums[k];
+        int64_t sum = 0;
+        for (int i = 0; i < simd::LANES; i++) sum += sums[0][i];
+        total.fetch_add(sum);
+    });
+    return total.load();
+}
+
 // ---- weights
 
 int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {

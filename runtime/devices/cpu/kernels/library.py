@@ -16,6 +16,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_input_form": (_INT, (_INT,)),
     "kernels_start": (_POINTER, (_INT,)),
     "kernels_stop": (None, (_POINTER,)),
+    "kernels_read": (_LONG, (_POINTER, _POINTER, _LONG)),
     "kernels_packed_bytes": (_LONG, (_INT, _INT, _INT, _INT)),
     "kernels_matrix": (_POINTER, (_INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER)),
     "kernels_free_matrix": (None, (_POINTER,)),
@@ -102,6 +103,15 @@ def chosen_level() -> Level | None:
         return None
     levels = supported_levels() if wanted is None else tuple(lv for lv in LEVELS if lv.name == wanted)
     return next((level for level in levels if level.path.is_file()), None)
+
+
+def remedy() -> str:
+    """What to do where there are no kernels."""
+    if os.environ.get(VARIABLE) is not None:
+        return f"unset {VARIABLE}"
+    if not supported_levels():
+        return "use a CPU with AVX2, or an arm64 one"
+    return "install g++ or clang++, then install the package again"
 
 
 @cache

@@ -1,0 +1,174 @@
+"""Decode and prefill of whole models on the CPU, by each way to compute them that this machine has, in turns.
+
+    python -m bench.cpu [--shape qwen2.5-0.5b] [--weights bfloat16,int8,int4] [--batches 1,8,32] [--turns 3]
+                        [--levels torch,avx512_bf16] [--llama-bench FOLDER --gguf FILE,...] [--record]
+
+Every measurement is a process of its own, which also reads memory as fast as it can just before and after:
+the share of that bandwidth at which a step reads its weights is what can be compared between hours and
+machines. With --llama-bench, `llama-batched-bench` and `llama-bench` of that folder take their turns with the
+same shape's GGUF files.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.record import record
+
+CONTEXT, STEPS, PREFILL = 128, 24, 1024
+PROBE_BYTES = 1 << 30
+
+
+def bandwidth(num_threads: int) -> float:
+    """GB/s at which all threads read memory together, the best of four passes over a gigabyte."""
+    from time import perf_counter
+
+    import torch
+
+    from runtime.devices.cpu.kernels.levels import supported_levels
+    from runtime.devices.cpu.kernels.library import Library
+
+    library = Library(supported_levels()[0])
+    team = library.functions.kernels_start(num_threads)
+    memory = torch.ones(PROBE_BYTES // 4, dtype=torch.int32)
+    best = 0.0
+    for _ in range(4):
+        begin = perf_counter()
+        library.functions.kernels_read(team, memory.data_ptr(), PROBE_BYTES)
+        best = max(best, PROBE_BYTES / (perf_counter() - begin) / 1e9)
+    library.functions.kernels_stop(team)
+    return best
+
+
+def measure(shape: str, weights: str, batches: list[int], prefill: int) -> dict[str, Any]:
+    """This process's way to compute one model: ms a step for each batch, tokens/s of a prompt, bytes."""
+    import resource
+
+    import torch
+
+    from bench.gpu_model import Model, folder_of, pages_for
+
+    num_threads = len(os.sched_getaffinity(0))
+    before = bandwidth(num_threads)
+    is_plain = weights in ("float32", "bfloat16", "float16")
+    rows, length = max(batches), CONTEXT
+    with folder_of(shape, is_dry=False) as folder:
+        model = Model.open(
+            folder,
+            slots=rows,
+            longest=max(prefill, length) + 4 * STEPS * len(batches),
+            tokens=pages_for(rows, max(prefill, length), 4 * STEPS * len(batches)),
+            step_tokens=max(512, rows),
+            is_dry=False,
+            device="cpu",
+            quantization=None if is_plain else weights,
+            dtype=weights if is_plain else "bfloat16",
+        )
+    found: dict[str, Any] = {"start_s": round(model.start_s, 2), "weights_mb": model.weights_bytes >> 20}
+    found["prefill_tokens_s"] = round(512 / model.prefill(512, 3), 1) if prefill else 0.0
+    decode = {}
+    for batch in batches:
+        model.begin(batch, length, STEPS)
+        decode[str(batch)] = round(1000 * model.decode(batch, length, STEPS), 2)
+    found["step_ms"] = decode
+    found["gb_s"] = [round(before, 1), round(bandwidth(num_threads), 1)]
+    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    found["torch"] = torch.__version__
+    return found
+
+
+def child(level: str, arguments: list[str]) -> dict[str, Any]:
+    """`measure` in a process that computes by `level`. Raises CalledProcessError."""
+    environment = os.environ | {"RUNTIME_CPU_KERNELS": "none" if level == "torch" else level}
+    command = [sys.executable, "-m", "bench.cpu", "--child", *arguments]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def peer(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
+    """llama.cpp's figures for one file: its own programs, as many threads as CPUs."""
+    threads = str(len(os.sched_getaffinity(0)))
+    sizes = ",".join(map(str, batches))
+    most = str(max(batches) * (CONTEXT + STEPS) + 64)
+    command = [str(folder / "llama-batched-bench"), "-m", str(gguf), "-c", most, "-npp", str(CONTEXT)]
+    command += ["-ntg", str(STEPS), "-npl", sizes, "-t", threads, "-tb", threads, "--output-format", "jsonl"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    command = [str(folder / "llama-bench"), "-m", str(gguf), "-p", "512", "-n", "0", "-t", threads, "-r", "2"]
+    prompt = json.loads(
+        subprocess.run([*command, "-o", "json"], check=True, capture_output=True, text=True).stdout
+    )
+    return {
+        "step_ms": {str(line["pl"]): round(1000 * line["t_tg"] / line["tg"], 2) for line in lines},
+        "prefill_tokens_s": round(prompt[0]["avg_ts"], 1),
+    }
+
+
+def medians(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The turns of one variant as one."""
+    steps = {
+        batch: round(median(each["step_ms"][batch] for each in found), 2) for batch in found[0]["step_ms"]
+    }
+    prefill = round(median(each["prefill_tokens_s"] for each in found), 1)
+    share = {}
+    if "weights_mb" in found[0]:  # the share of the bandwidth at which one sequence's step reads the weights
+        read = [each["weights_mb"] * 2**20 / each["step_ms"]["1"] * 1000 / 1e9 for each in found]
+        share = {
+            "share_of_bandwidth": round(
+                median(gb / max(each["gb_s"]) for gb, each in zip(read, found, strict=True)), 2
+            )
+        }
+    return {"step_ms": steps, "prefill_tokens_s": prefill, **share, "turns": found}
+
+
+def main() -> None:
+    """Runs and prints every variant in turns; --record keeps the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--weights", default="bfloat16,int8,int4")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--levels", default="", help="default: torch and the best level of the kernels")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--no-prefill", action="store_true")
+    parser.add_argument("--llama-bench", type=Path, help="folder with llama-bench and llama-batched-bench")
+    parser.add_argument("--gguf", default="", help="files for them, the same shape")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    batches = [int(batch) for batch in args.batches.split(",")]
+    if args.child:
+        print(json.dumps(measure(args.shape, args.weights, batches, 0 if args.no_prefill else PREFILL)))
+        return
+    from runtime.devices.cpu.kernels.levels import supported_levels
+
+    levels = args.levels.split(",") if args.levels else ["torch", supported_levels()[0].name]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(args.turns):
+        for weights in args.weights.split(","):
+            for level in levels:
+                options = ["--shape", args.shape, "--weights", weights, "--batches", args.batches]
+                result = child(level, options + ["--no-prefill"] * args.no_prefill)
+                found.setdefault(f"{weights} {level}", []).append(result)
+                print(weights, level, json.dumps(result), flush=True)
+        for gguf in filter(None, args.gguf.split(",")):
+            result = peer(args.llama_bench, Path(gguf), batches)
+            found.setdefault(Path(gguf).stem + " llama.cpp", []).append(result)
+            print(gguf, json.dumps(result), flush=True)
+    results = {"shape": args.shape, "context": CONTEXT, "variants": {k: medians(v) for k, v in found.items()}}
+    for name, variant in results["variants"].items():
+        shown = {key: value for key, value in variant.items() if key != "turns"}
+        print(f"{name:32} {json.dumps(shown)}")
+    if args.record:
+        print(record("cpu", results))
+
+
+if __name__ == "__main__":
+    main()
