@@ -17,15 +17,17 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from runtime.devices.all_to_all import AllToAllModes, PackedExperts
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, Quantized
+from runtime.devices.packed import PackedLatent, PackedWeight
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
 from runtime.models.config.moe_config import Routing
@@ -37,31 +39,12 @@ if TYPE_CHECKING:
 
     from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
     from runtime.layers.side_stream import SideStream
-    from runtime.models.base import Model
 
 Gate = Literal["silu", "gelu_tanh"]
 
 
 class AttentionPlan(Protocol):
     """What a device prepares once a step for its attention kernels. Only the device looks inside."""
-
-
-class PackedWeight(Protocol):
-    """A weight matrix in the form that a device's `Ops.linear` reads. Only the device looks inside."""
-
-
-@runtime_checkable
-class PackedRows(Protocol):
-    """A packed weight whose rows can be read one by one: an embedding needs no copy of it."""
-
-    def rows(self, indices: "Tensor") -> "Tensor":
-        """Rows (int64 [N]) of the weight, [N, in]: the numbers that were packed, in any dtype that holds
-        them."""
-        ...
-
-
-class PackedLatent(Protocol):
-    """The up-projection of latent attention in the form that a device reads. Only the device looks inside."""
 
 
 class Graph(Protocol):
@@ -367,16 +350,6 @@ class Graphs(Protocol):
     def replay(self, graph: Graph, lengths: "np.ndarray | tuple[()]") -> None:
         """Launches a graph. `lengths`, int32 [size]: the length of each row with this step's token, 1 for
         padding, for operators that take it from the host; empty if the graph has no attention."""
-        ...
-
-
-class ForwardPrograms(Protocol):
-    """Forward passes that a device computes in one call, in place of a model's layers."""
-
-    def forward(self, model: "Model", batch: ForwardBatch) -> "Tensor | None":
-        """The tokens' hidden states [T, hidden], as Model.forward without adapters; None: the layers have to
-        compute this step. `model` is a device's own, and its cache does not change between steps, or is
-        another."""
         ...
 
 

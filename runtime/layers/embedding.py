@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from runtime.devices.base import Device, PackedRows, PackedWeight
+from runtime.devices.base import Device, PackedWeight
+from runtime.devices.packed import PackedRows
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 
 
@@ -60,7 +61,8 @@ PACKED_COPY_BYTES = 64 << 20  # a tied weight up to this size gets a second, pac
 
 
 class Head(Layer):
-    """Language model head. A tied head shares the embedding's weight, packed if the embedding can read that."""
+    """Language model head. A tied head shares the embedding's weight, packed if the embedding can read
+    that."""
 
     def __init__(
         self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
@@ -81,8 +83,8 @@ class Head(Layer):
         yield from (child for child in super().children() if child[0] != "tied")
 
     def finish_loading(self) -> None:
-        """Packs the weight for the device. Where the embedding cannot read packed rows, a large tied weight is
-        used as it is, for the embedding needs it so."""
+        """Packs the weight for the device. Where the embedding cannot read packed rows, a large tied weight
+        is used as it is, for the embedding needs it so."""
         weight = self.weight if self.tied is None else self.tied.weight
         assert weight is not None
         plain, ops = weight.tensor, self.device.ops

@@ -143,6 +143,7 @@ class MemorySaver:
         if self.runner.copies is not None:
             self.runner.copies.close()
             self.runner.copies = None
+        self.runner.forward.forget()
         self.runner.kv.clear()
 
     def resume_pages(self) -> None:

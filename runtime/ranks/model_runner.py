@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch, PageCopier, PageLoads
+from runtime.devices.base import Device, PageCopier, PageLoads
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
@@ -23,6 +23,7 @@ from runtime.models.base import CompiledLayer, Model, generative, is_generative
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
+from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
@@ -85,6 +86,7 @@ class ModelRunner:
         self.pooling = pooling
         self.adapters = adapters
         self.load = load
+        self.forward = Forward(device)
         self.inputs = StepInputs(device, slots, kv, page_size, windows)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
@@ -104,6 +106,7 @@ class ModelRunner:
     @model.setter
     def model(self, model: Model | None) -> None:
         """Replaces the model, or with None drops it."""
+        self.forward.forget()
         self._model = model
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -124,7 +127,7 @@ class ModelRunner:
         batch = self.inputs.batch(plan, starts, page_loads)
         if self.adapters is not None:
             self.adapters.use_plan(plan, has_adapters=is_adapted)
-        hidden = self.forward(batch, is_adapted=is_adapted)
+        hidden = self.forward.compute(self.model, batch, self.piecewise, is_adapted=is_adapted)
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -133,17 +136,6 @@ class ModelRunner:
         prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots))
         shown = self.shown(plan, hidden)
         return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
-
-    def forward(self, batch: ForwardBatch, *, is_adapted: bool) -> Tensor:
-        """The hidden states of a step that no graph has as a whole."""
-        if self.device.programs is not None and not is_adapted:
-            hidden = self.device.programs.forward(self.model, batch)
-            if hidden is not None:
-                return hidden
-        size = None if self.piecewise is None or is_adapted else self.piecewise.size_for(batch)
-        if self.piecewise is None or size is None:
-            return self.model.forward(batch)
-        return self.piecewise.forward(size, batch)
 
     def launch_captured(
         self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cpu.moe import CpuExperts
+from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
@@ -110,8 +112,11 @@ class StreamedRunner(TorchExecutor):
         self.inner = inner
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Any:
-            device = open_device(start, rank, dtype) if inner is None else inner.open(start, rank, dtype)
-            return replace(device, streams=streams)
+            if inner is not None:
+                return replace(inner.open(start, rank, dtype), streams=streams)
+            ops = CpuOps(dtype)  # in torch: what streams do not see would not wait for them
+            device = open_device(start, rank, dtype)
+            return replace(device, streams=streams, ops=ops, experts=CpuExperts(ops), programs=None)
 
         facts = FACTS if inner is None else inner.facts
         super().__init__(start_torch_rank(0, start, without_progress, opened, facts))

@@ -65,12 +65,19 @@ class Matrix:
         return out
 
 
-def _allocate(threads: Threads, kind: Kind, outputs: int, inputs: int, group: int, scales: Tensor | None) -> Matrix:
+def _allocate(
+    threads: Threads, kind: Kind, outputs: int, inputs: int, group: int, scales: Tensor | None
+) -> Matrix:
     functions = threads.functions
     data = torch.empty(functions.kernels_packed_bytes(kind, outputs, inputs, group), dtype=torch.uint8)
     sums = None if scales is None else torch.zeros(len(scales), dtype=torch.int32)
     handle = functions.kernels_matrix(
-        kind, outputs, inputs, group, data.data_ptr(), *(part.data_ptr() if part is not None else None for part in (scales, sums))
+        kind,
+        outputs,
+        inputs,
+        group,
+        data.data_ptr(),
+        *(part.data_ptr() if part is not None else None for part in (scales, sums)),
     )
     matrix = Matrix(kind, outputs, inputs, threads.library, handle, data, scales, sums)
     weakref.finalize(matrix, functions.kernels_free_matrix, handle)
@@ -91,7 +98,12 @@ def can_pack(weight: Quantized, dtype: torch.dtype) -> bool:
     scheme = weight.scheme
     if isinstance(scheme, Int8):
         return weight.input_scale is None
-    if not isinstance(scheme, PackedInt) or scheme.bits != 4 or scheme.activations != "none" or weight.order is not None:
+    if (
+        not isinstance(scheme, PackedInt)
+        or scheme.bits != 4
+        or scheme.activations != "none"
+        or weight.order is not None
+    ):
         return False
     inputs = weight.weight.shape[1] * 2
     group = scheme.group_size or inputs
@@ -118,6 +130,10 @@ def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
     zeros = None if weight.zeros is None else weight.zeros.contiguous()
     matrix = _allocate(threads, Kind.INT4, outputs, inputs, weight.scheme.group_size or inputs, None)
     functions.kernels_pack_int4(
-        threads.handle, matrix.handle, codes.data_ptr(), scale.data_ptr(), None if zeros is None else zeros.data_ptr()
+        threads.handle,
+        matrix.handle,
+        codes.data_ptr(),
+        scale.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
     )
     return matrix

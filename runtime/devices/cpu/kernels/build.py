@@ -15,7 +15,7 @@ from pathlib import Path
 
 if __package__:
     from runtime.devices.cpu.kernels.levels import FOLDER, LEVELS, LIBRARIES, Level
-else:  # run by setup.py, before the package can be imported
+else:  # while the package is built, before it can be imported
     sys.path.insert(0, str(Path(__file__).parent))
     from levels import FOLDER, LEVELS, LIBRARIES, Level
 

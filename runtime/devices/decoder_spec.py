@@ -1,0 +1,100 @@
+"""A decoder as data: what a device needs to know to compute its whole forward pass in one call. Torch-free at
+run time.
+
+    x = embedding[token] * embed_scale
+    of each layer:  x = x + [after_attention](o(attention(qkv(before_attention(x)))))
+                    gate, up = halves of gate_up(before_feed_forward(x))
+                    x = x + [after_feed_forward](down(act(gate) * up))
+
+Norms in brackets may be missing. Norms are RMSNorm (Zhang and Sennrich, 2019) without bias; attention is
+grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from runtime.devices.attention_scores import Scores
+from runtime.devices.packed import PackedRows, PackedWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.devices.base import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """x / sqrt(mean(x²) + eps) * weight."""
+
+    weight: "Tensor"
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """x Wᵀ + bias."""
+
+    packed: PackedWeight | None
+    bias: "Tensor | None"
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Heads of one layer. `qkv` makes queries, keys and values of `dim` numbers a head, in this order."""
+
+    qkv: LinearSpec
+    o: LinearSpec
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    q_norm: NormSpec | None
+    k_norm: NormSpec | None
+    scores: Scores
+    pool: int  # of the key/value cache: 0 or -1, the last one
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayerSpec:
+    """One block."""
+
+    before_attention: NormSpec
+    attention: AttentionSpec
+    after_attention: NormSpec | None
+    before_feed_forward: NormSpec
+    gate_up: LinearSpec
+    gate: Literal["silu", "gelu_tanh"]
+    down: LinearSpec
+    after_feed_forward: NormSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A whole decoder on one rank, without its last norm and head."""
+
+    width: int  # of the hidden states
+    embedding: "Tensor | PackedRows"  # [vocabulary, width]
+    embed_scale: float
+    layers: tuple[DecoderLayerSpec, ...]
+    # positions int64 [T] -> cosines and sines, float32 [T, dim / 2] each
+    angles: "Callable[[Tensor], tuple[Tensor, Tensor]]"
+
+
+class ForwardProgram(Protocol):
+    """The forward pass of one decoder in one call."""
+
+    def forward(self, batch: "ForwardBatch") -> "Tensor | None":
+        """The tokens' hidden states before the last norm, [T, hidden], without adapters; None: the layers
+        have to compute this step."""
+        ...
+
+
+class ForwardPrograms(Protocol):
+    """Forward passes that a device computes in one call, in place of a model's layers."""
+
+    def open(self, spec: DecoderSpec, kv: "list[tuple[Tensor, Tensor]]") -> ForwardProgram | None:
+        """The program of a decoder with keys and values of its layers; None: the layers have to compute
+        it."""
+        ...

@@ -1,0 +1,73 @@
+"""Decoders as data (devices/decoder_spec.py), read from the layers of models that have such a form."""
+
+from runtime.devices.decoder_spec import AttentionSpec, DecoderLayerSpec, DecoderSpec, LinearSpec, NormSpec
+from runtime.layers.feed_forward import FeedForward
+from runtime.layers.linear import Linear
+from runtime.layers.norm import RMSNorm
+from runtime.models.base import DecoderLayer, Model
+from runtime.models.gemma import Gemma, GemmaDecoderLayer
+from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
+
+
+def decoder_spec(model: Model) -> DecoderSpec | None:
+    """The spec of a loaded model; None: it has experts, latent attention, biases of norms, a cache with
+    scales or several ranks."""
+    if type(model) not in (Llama, Gemma):
+        return None
+    assert isinstance(model, Llama)
+    embed = model.embed_tokens
+    rows = embed.packed if embed.weight is None else embed.weight.tensor
+    layers = [_layer_spec(layer) for layer in model.layers]
+    known = tuple(layer for layer in layers if layer is not None)
+    if embed.ranks.size > 1 or rows is None or len(known) < len(layers):
+        return None
+    scale = model.embed_scale if isinstance(model, Gemma) else 1.0
+    return DecoderSpec(embed.hidden_size, rows, scale, known, model.rotary.angles)
+
+
+def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
+    if type(layer) not in (LlamaDecoderLayer, GemmaDecoderLayer):
+        return None
+    assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer)
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
+    if type(attention) is not SelfAttention or not isinstance(mlp, FeedForward):
+        return None
+    if any(norm.shift is not None for norm in norms) or attention.attention.cache_scales is not None:
+        return None
+    is_gemma = isinstance(layer, GemmaDecoderLayer)
+    before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
+    return DecoderLayerSpec(
+        before_attention=_norm(layer.input_layernorm),
+        attention=_attention_spec(attention),
+        after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
+        before_feed_forward=_norm(before),
+        gate_up=_linear(mlp.gate_up_proj),
+        gate=mlp.activation,
+        down=_linear(mlp.down_proj),
+        after_feed_forward=_norm(layer.post_feedforward_layernorm) if is_gemma else None,
+    )
+
+
+def _attention_spec(attention: SelfAttention) -> AttentionSpec:
+    q_heads, kv_heads, _ = attention.qkv_proj.heads
+    return AttentionSpec(
+        qkv=_linear(attention.qkv_proj),
+        o=_linear(attention.o_proj),
+        num_heads=q_heads,
+        num_kv_heads=kv_heads,
+        dim=attention.attention.key_dim,
+        q_norm=None if attention.q_norm is None else _norm(attention.q_norm),
+        k_norm=None if attention.k_norm is None else _norm(attention.k_norm),
+        scores=attention.attention.scores,
+        pool=attention.attention.pool,
+    )
+
+
+def _norm(norm: RMSNorm) -> NormSpec:
+    return NormSpec(norm.weight.tensor, norm.eps)
+
+
+def _linear(linear: Linear) -> LinearSpec:
+    bias = None if linear.bias is None else linear.bias.tensor
+    return LinearSpec(linear.packed, bias, linear.inputs.size, linear.size)

@@ -1,0 +1,49 @@
+"""The forward pass of a step, by the largest unit that the device has for it."""
+
+from torch import Tensor
+
+from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.decoder_spec import ForwardProgram
+from runtime.models.base import Model
+from runtime.models.decoder_specs import decoder_spec
+from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+
+
+class Forward:
+    """Computes steps that no graph has as a whole: by the device's program of the model, by graphs between
+    the attentions, or layer by layer."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.opened: tuple[Model, int] | None = None  # the model of `program`, and where its cache is
+        self.program: ForwardProgram | None = None
+
+    def compute(
+        self, model: Model, batch: ForwardBatch, piecewise: PiecewiseGraphs | None, *, is_adapted: bool
+    ) -> Tensor:
+        """The tokens' hidden states [T, hidden]. `is_adapted`: some rows have adapters."""
+        if is_adapted:
+            return model.forward(batch)
+        program = self._program(model, batch)
+        hidden = None if program is None else program.forward(batch)
+        if hidden is not None:
+            return hidden
+        size = None if piecewise is None else piecewise.size_for(batch)
+        if piecewise is None or size is None:
+            return model.forward(batch)
+        return piecewise.forward(size, batch)
+
+    def _program(self, model: Model, batch: ForwardBatch) -> ForwardProgram | None:
+        """The program of this model and cache, made when either is another than before."""
+        if self.device.programs is None or not batch.kv:
+            return None
+        cache = batch.kv[0][0].data_ptr()
+        if self.opened is None or self.opened[0] is not model or self.opened[1] != cache:
+            spec = decoder_spec(model)
+            self.program = None if spec is None else self.device.programs.open(spec, batch.kv)
+            self.opened = model, cache
+        return self.program
+
+    def forget(self) -> None:
+        """Drops what refers to a model and a cache that are released."""
+        self.opened = self.program = None
