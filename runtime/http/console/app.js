@@ -159,6 +159,7 @@ class Page {
   route() {
     const name = location.hash.replace(/^#\//, "");
     this.view = VIEWS.includes(name) ? name : "chat";
+    document.body.dataset.view = this.view;
     for (const view of VIEWS) $(view).hidden = view !== this.view;
     for (const link of $("views").children) {
       if (link.hash === `#/${this.view}`) link.setAttribute("aria-current", "page");
@@ -260,33 +261,42 @@ class Page {
   }
 
   onKey(event) {
-    const isCommand = event.ctrlKey || event.metaKey;
-    const name = event.key.toLowerCase();
-    const isTyping = event.target.matches("input, textarea, select");
-    const isDialog = document.querySelector("dialog[open]") !== null;
-    const isEmptyBox = event.target.id === "text" && !event.target.value;
-    const action = isDialog
-      ? null
-      : isCommand && event.shiftKey && name === "o"
-        ? () => $("new").click()
-        : isCommand && name === "k"
-          ? () => (matchMedia("(max-width: 52rem)").matches && this.drawer(true), $("search").focus())
-          : isCommand && name === ","
-            ? () => this.settingsButton.click()
-            : event.altKey && "123".includes(event.key)
-              ? () => (location.hash = `#/${VIEWS[event.key - 1]}`)
-              : event.key === "Escape"
-                ? () => this.escape()
-                : event.key === "ArrowUp" && isEmptyBox
-                  ? () => this.editLast()
-                  : !isTyping && !isCommand && event.key === "?"
-                    ? () => $("help").showModal()
-                    : !isTyping && !isCommand && event.key === "/"
-                      ? () => (this.toChat(), $("text").focus())
-                      : null;
+    const action = document.querySelector("dialog[open]") ? null : this.actionOf(event);
     if (!action) return;
     event.preventDefault();
     action();
+  }
+
+  /** What a key does, or several together; undefined: what the browser does with them. */
+  actionOf(event) {
+    const name = event.key.toLowerCase();
+    if (event.ctrlKey || event.metaKey) {
+      if (event.shiftKey && name === "o") return () => $("new").click();
+      if (name === "k") return () => this.search();
+      if (name === ",") return () => this.settingsButton.click();
+      return undefined;
+    }
+    if (event.altKey && /^Digit[123]$/.test(event.code)) {
+      return () => (location.hash = `#/${VIEWS[event.code.at(-1) - 1]}`);
+    }
+    if (name === "escape") return () => this.escape();
+    if (event.target.matches("input, textarea, select")) {
+      const isEmptyBox = event.target.id === "text" && !event.target.value;
+      return isEmptyBox && name === "arrowup" ? () => this.editLast() : undefined;
+    }
+    if (name === "?") return () => $("help").showModal();
+    if (name === "/") return () => this.write();
+    return undefined;
+  }
+
+  search() {
+    if (matchMedia("(max-width: 52rem)").matches) this.drawer(true);
+    $("search").focus();
+  }
+
+  write() {
+    this.toChat();
+    $("text").focus();
   }
 
   escape() {

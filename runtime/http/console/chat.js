@@ -12,7 +12,7 @@ import { welcome } from "./welcome.js";
 const NEAR_END_PX = 80;
 
 /** Conversations of `store`. `page` has what the chat needs of the page around it: model(), showSettings(field),
-    askForKey() and changed(). */
+    askForKey(), connect() and changed(). */
 export class Chat {
   constructor(store, page) {
     this.store = store;
@@ -208,6 +208,7 @@ export class Chat {
     await run.finish();
     this.runs.delete(conversation.id);
     this.keep(conversation);
+    if (node.error?.status === 0) this.page.connect(); // the server went away: says so until it is back
     if (conversation === this.current) {
       this.speaker.end(node.content);
       this.draw();

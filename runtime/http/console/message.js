@@ -226,7 +226,7 @@ function callCard(call, isOpen) {
       { class: "answer labelled" },
       "Result",
       h("textarea", {
-        class: "field code",
+        class: "field mono",
         rows: "3",
         placeholder: "What the function returned",
         spellcheck: "false",

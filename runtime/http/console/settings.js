@@ -231,7 +231,7 @@ export class SettingsForm {
             )
           : h("textarea", {
               ...shared,
-              class: `field${kind === "json" ? " code" : ""}`,
+              class: `field${kind === "json" ? " mono" : ""}`,
               rows,
               placeholder: example ?? "",
               spellcheck: kind === "json" ? "false" : "true",
