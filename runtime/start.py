@@ -7,7 +7,8 @@ ends behind it. It reads files, and it writes, sends and starts nothing.
 """
 
 import ast
-from importlib.machinery import ModuleSpec, PathFinder
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,15 +16,17 @@ from msgspec import Struct
 from runtime.actors.events import require_zmq
 from runtime.admin import warmup
 from runtime.devices.numa import cores_of
-from runtime.errors import StartError
+from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import check_weight_files
+from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, model_card, model_config, open_text
+from runtime.storage.settings import backend_settings
 
 
 class Prepared(Struct, frozen=True):
@@ -45,8 +48,8 @@ def prepare(plan: Plan) -> Prepared:
     check_offload(plan, model)
     check_machine(plan)
     check_folders(plan)
-    for path in plan.api.logit_processors if plan.api.enable_custom_logit_processor else ():
-        check_class(path)
+    check_classes(plan)
+    check_grammars(plan)
     if plan.observe.kv_events_config is not None and plan.observe.kv_events_config.is_on:
         require_zmq()
     return prepared
@@ -97,29 +100,61 @@ def check_folders(plan: Plan) -> None:
             ) from None
 
 
-def check_class(path: str) -> None:
-    """The module of --logit-processors is found, and has the class, as far as can be seen without running it.
-    Raises StartError."""
-    module, _, name = path.partition(":")
-    spec = find_module(module)
-    problem = ""
-    if spec is None:
-        problem = f"ModuleNotFoundError: No module named {module!r}"
-    elif spec.origin is not None and spec.origin.endswith(".py") and not may_bind(Path(spec.origin), name):
-        problem = f"AttributeError: module {module!r} has no attribute {name!r}"
-    if problem:
-        raise StartError(
-            f"--logit-processors {path} can't be loaded ({problem}); give package.module:Class of a module "
-            "that Python finds (for your own file set PYTHONPATH=FOLDER)"
+def check_grammars(plan: Plan) -> None:
+    """The library of --grammar-backend is installed. Raises OptionsError."""
+    package = GRAMMAR_PACKAGES.get(plan.kernels.grammar_backend)
+    if package is not None and class_problem(package, ""):
+        raise OptionsError(
+            [
+                f"--grammar-backend {plan.kernels.grammar_backend} needs the package {package}: "
+                f"{install_line('grammar')}"
+            ]
         )
+
+
+def check_classes(plan: Plan) -> None:
+    """The classes of logit processors and of the storage backend `dynamic` are found, as far as can be seen
+    without running their modules. Raises StartError."""
+    for path in plan.api.logit_processors if plan.api.enable_custom_logit_processor else ():
+        module, _, name = path.partition(":")
+        if problem := class_problem(module, name):
+            raise StartError(
+                f"--logit-processors {path} can't be loaded ({problem}); give package.module:Class of a "
+                "module that Python finds (for your own file set PYTHONPATH=FOLDER)"
+            )
+    if plan.tiers.hicache_storage_backend == "dynamic":
+        path = str(backend_settings(plan.tiers.hicache_storage_backend_extra_config)["module"])
+        module, _, name = path.partition(":")
+        if problem := class_problem(module, name):
+            raise StartError(
+                f'the storage backend {path} ("module" in --hicache-storage-backend-extra-config) cannot be '
+                f"opened ({problem}); repair or leave it out"
+            )
+
+
+def class_problem(module: str, name: str) -> str:
+    """Why `name` cannot be had from a module that is not run for it; empty: it may be there. An empty name
+    stands for the module itself."""
+    try:
+        spec = find_module(module)
+    except Exception:  # of an importer that another package has installed: it knows better
+        return ""
+    if spec is None:
+        return f"ModuleNotFoundError: No module named {module!r}"
+    is_source = spec.origin is not None and spec.origin.endswith(".py")
+    if name and is_source and not may_bind(Path(str(spec.origin)), name):
+        return f"AttributeError: module {module!r} has no attribute {name!r}"
+    return ""
 
 
 def find_module(name: str) -> ModuleSpec | None:
     """Where a module is, without importing it or its packages; None: nowhere."""
     folders: list[str] | None = None
-    spec = None
-    for i, part in enumerate(parts := name.split(".")):
-        spec = PathFinder.find_spec(".".join(parts[: i + 1]) if folders is None else part, folders)
+    spec, whole = None, ""
+    for part in name.split("."):
+        whole = f"{whole}.{part}".lstrip(".")
+        found = (finder.find_spec(whole, folders) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
         if spec is None:
             return None
         folders = list(spec.submodule_search_locations or ())

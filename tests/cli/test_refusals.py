@@ -15,6 +15,7 @@ from runtime import Engine, asgi, server
 from runtime.cli import main
 from runtime.errors import StartError
 from runtime.options import facts
+from runtime.start import class_problem
 from tests.models.make import make_checkpoint
 
 # a command line, in which {names} are files and folders of the fixture, and words of the refusal
@@ -76,6 +77,12 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--export-metrics-to-file --export-metrics-to-file-dir {file}", "cannot be written to"),
     ("--file-storage-path {file}", "can't be used"),
     ("--enable-custom-logit-processor --logit-processors no_such_module:X", "can't be loaded"),
+    ("--grammar-backend outlines", "--grammar-backend outlines needs the package no_such_package"),
+    (
+        "--enable-hierarchical-cache --hicache-storage-backend dynamic "
+        '--hicache-storage-backend-extra-config {{"module":"no_such_module:X"}}',
+        "the storage backend no_such_module:X",
+    ),
     ("--enable-custom-logit-processor --logit-processors json.nosuch:X", "can't be loaded"),
     (
         "--enable-custom-logit-processor --logit-processors runtime.errors:X",
@@ -134,6 +141,7 @@ def acts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("listen", "open_stored_objects"):
         monkeypatch.setattr(server, name, act(name))
     monkeypatch.setattr("runtime.core.RequestLogs", act("RequestLogs"))
+    monkeypatch.setitem(facts.GRAMMAR_PACKAGES, "outlines", "no_such_package")
     return done
 
 
@@ -186,6 +194,21 @@ def test_the_library_refuses_the_same(
     ]
     assert main(["check", "--port", "0", *words]) == 2
     assert capsys.readouterr().err == f"runtime check: {caught.value}\n"
+
+
+def test_modules_are_found_without_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    (tmp_path / "pack" / "__init__.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "pack" / "plain.py").write_text("import os\nX = 1\nclass Y: pass\nraise SystemExit")
+    (tmp_path / "pack" / "inner" / "deep.py").write_text("from os import path as Z\n")
+    (tmp_path / "pack" / "star.py").write_text("from os import *\n")
+    (tmp_path / "pack" / "few.py").write_text("class Y: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, name in (("plain", "X"), ("plain", "Q"), ("inner.deep", "Z"), ("star", "Q"), ("few", "Y")):
+        assert class_problem(f"pack.{module}", name) == "", (module, name)
+    assert class_problem("pack.few", "X") == "AttributeError: module 'pack.few' has no attribute 'X'"
+    assert class_problem("pack.gone", "X") == "ModuleNotFoundError: No module named 'pack.gone'"
+    assert "pack" not in sys.modules
 
 
 @pytest.mark.anyio
