@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import TextIO
 
 from runtime.cli.chat_client import Chat
-from runtime.cli.chat_server import own_server
+from runtime.cli.chat_server import await_started, own_server
 from runtime.cli.line_input import EditedInput, LineInput, PipedInput, history_file
 from runtime.errors import StartError
 
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         api_key = os.environ.get("RUNTIME_API_KEY")
         url = arguments.url or DEFAULT_URL
-        if not Chat(url, api_key).health()[0]:
+        if not await_started(url, api_key).is_ready:
             if arguments.url:
                 raise StartError(
                     f"no server answers at {url}; start one with `runtime serve`, or leave --url out"

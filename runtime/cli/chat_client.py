@@ -11,6 +11,7 @@ from runtime.errors import StartError
 
 ANSWER_TIMEOUT_S = 600.0  # a queue before us takes its time
 PROBE_TIMEOUT_S = 5.0
+STARTING = ("loading", "recovering")
 
 
 class Piece(Struct, frozen=True):
@@ -18,6 +19,14 @@ class Piece(Struct, frozen=True):
 
     text: str
     is_reasoning: bool = False
+
+
+class Reached(Struct, frozen=True):
+    """What a server says about itself; one that does not answer says nothing."""
+
+    is_ready: bool = False
+    is_starting: bool = False  # it will be ready
+    detail: str = ""  # what it is doing
 
 
 class Chat:
@@ -71,14 +80,15 @@ class Chat:
         except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError):
             return ""
 
-    def health(self) -> tuple[bool, str]:
-        """Whether the server serves, and what it says that it is doing."""
+    def health(self) -> Reached:
+        """What the server says about itself."""
         try:
             status, body = self._get("/health")
-            detail = json.loads(body).get("detail", "") if body else ""
+            said = json.loads(body) if body else {}
+            state, detail = str(said.get("state", "")), str(said.get("detail", ""))
         except (OSError, http.client.HTTPException, ValueError, AttributeError):
-            return False, ""
-        return status == 200, str(detail)
+            return Reached()
+        return Reached(is_ready=status == 200, is_starting=state in STARTING, detail=detail or state)
 
     def _get(self, path: str) -> tuple[int, bytes]:
         connection = _connect(self.url, timeout=PROBE_TIMEOUT_S)

@@ -121,7 +121,11 @@ def overflowing(page: Page) -> list[str]:
 
 
 def shoot(page: Page, name: str) -> None:
-    """A screenshot of the whole page in the folder that BROWSER_SHOTS names; none without it."""
+    """A screenshot of the page's first 2400 px in the folder that BROWSER_SHOTS names; none without it."""
     if folder := os.environ.get("BROWSER_SHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+        width, height = page.evaluate(
+            "[document.documentElement.clientWidth, document.documentElement.scrollHeight]"
+        )
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 2400)}
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True, clip=clip)

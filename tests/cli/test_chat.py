@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ import pytest
 
 from runtime.cli import chat, main
 from runtime.cli.chat_client import Chat
-from runtime.cli.chat_server import logged_url
+from runtime.cli.chat_server import WaitingLine, await_started, logged_url
 from runtime.cli.line_input import EditedInput, PipedInput, history_file
 from runtime.errors import StartError
 
@@ -22,8 +23,12 @@ class Scripted(BaseHTTPRequestHandler):
     event."""
 
     seen: list[dict[str, Any]] = []
+    starting: list[str] = []  # details of a server that loads, one for each time that it is asked
 
     def do_GET(self) -> None:
+        if self.path == "/health" and Scripted.starting:
+            self._reply(503, json.dumps({"state": "loading", "detail": Scripted.starting.pop(0)}).encode())
+            return
         bodies = {"/health": b"{}", "/v1/models": b'{"data": [{"id": "tiny"}]}'}
         self._reply(200 if self.path in bodies else 404, bodies.get(self.path, b"{}"))
 
@@ -89,6 +94,43 @@ def test_commands(url: str) -> None:
 def test_the_last_answer_is_made_again(url: str) -> None:
     assert talk(url, "/retry\nabc\n/retry\n") == "there is nothing to answer again\ncba\ncba\n"
     assert [m["content"] for m in Scripted.seen[-1]["messages"]] == ["abc"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Always."""
+        return True
+
+
+def test_a_server_that_loads_is_waited_for(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, it passed for one that does not answer."""
+    Scripted.starting = ["loading weights: 1.0 of 2.0 GB", "loading weights: 2.0 of 2.0 GB", "profile run"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
+    assert chat.run(["--url", url]) == 0
+    assert capsys.readouterr().out == "cba\n" and not Scripted.starting
+    assert await_started(url, None).is_ready and not await_started("http://127.0.0.1:9", None).is_ready
+
+
+@pytest.mark.parametrize(
+    ("out", "shown"),
+    [
+        (Terminal(), "\r\x1b[Kloading\r\x1b[Kprofile run\r\x1b[K"),
+        (io.StringIO(), "loading\nprofile run\n"),
+    ],
+    ids=["terminal", "file"],
+)
+def test_what_it_does_meanwhile_is_shown(out: io.StringIO, shown: str) -> None:
+    times = [0.0]
+    line = WaitingLine(out, lambda: times[-1])
+    for now_s, detail in ((1.0, "loading"), (6.0, "loading"), (7.0, "profile run"), (12.0, "profile run")):
+        times.append(now_s)
+        line.show(detail)
+    line.end()
+    assert out.getvalue() == shown
 
 
 def test_a_key_goes_with_the_request(url: str) -> None:

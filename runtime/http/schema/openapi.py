@@ -1,6 +1,7 @@
 """The OpenAPI document, made from the operations and their types, and a page that shows it."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from runtime import __version__
 from runtime.http.auth import level_of
 from runtime.http.errors import AnthropicError, OllamaError, OpenAIError
 from runtime.http.operation import Operation
+from runtime.http.schema.fields import description
 from runtime.http.schema.operations import DOCUMENT, OPERATIONS, PAGE
+from runtime.http.schema.samples import samples
 
 SCHEMAS = "#/components/schemas/"
 Schema = dict[str, object]
@@ -22,7 +25,8 @@ Schemas = dict[object, Schema]  # by type
 HTML = Path(__file__).with_name("docs.html")
 PAGE_HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data:"
     )
 }
 MEDIA = {
@@ -85,7 +89,19 @@ def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
         kinds += operation.answers + operation.events
     kinds = list(dict.fromkeys([*kinds, *ERRORS.values()]))
     refs, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS + "{name}")
+    for _, operation in rows:
+        if operation.body is not None:
+            _describe(components, str(refs[kinds.index(operation.body)]["$ref"]).removeprefix(SCHEMAS))
     return dict(zip(kinds, refs, strict=True)), components
+
+
+def _describe(components: Mapping[str, Schema], name: str) -> None:
+    """Gives the fields of a body their descriptions."""
+    properties = components[name].get("properties", {})
+    assert isinstance(properties, dict)
+    for field, schema in properties.items():
+        if text := description(_LONG.sub(rb"\1.\2", name.encode()).decode(), field):
+            schema.setdefault("description", text)
 
 
 def _one_of(kinds: tuple[object, ...], schemas: Schemas) -> Schema:
@@ -119,6 +135,9 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
         # a user's or the administrator's key, where the server has keys
         "security": [] if level == "open" else [{"bearer": []}, {"key": []}, {}],
         "x-level": level,
+        "x-codeSamples": samples(
+            method, operation.path, None if body is None else operation.example, has_form=operation.has_form
+        ),
     }
     if parameters := _parameters(operation):
         words["parameters"] = parameters
@@ -130,7 +149,10 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
             "content": {MEDIA["json"]: content},
         }
     elif operation.has_form:
-        fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
+        fields = {
+            "file": {"type": "string", "format": "binary", "description": description("", "file")},
+            "purpose": {"type": "string", "description": description("", "purpose")},
+        }
         schema = {"type": "object", "properties": fields, "required": list(fields)}
         words["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     return words
