@@ -84,8 +84,8 @@ class Chat:
         """What the server says about itself."""
         try:
             status, body = self._get("/health")
-            said = json.loads(body) if body else {}
-            state, detail = str(said.get("state", "")), str(said.get("detail", ""))
+            answer = json.loads(body) if body else {}
+            state, detail = str(answer.get("state", "")), str(answer.get("detail", ""))
         except (OSError, http.client.HTTPException, ValueError, AttributeError):
             return Reached()
         return Reached(is_ready=status == 200, is_starting=state in STARTING, detail=detail or state)

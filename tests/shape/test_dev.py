@@ -89,14 +89,14 @@ def test_an_installation_shows_how_far_it_is(is_terminal: bool, clone: Path) -> 
     assert ("\x1b[K" in text) == is_terminal
 
 
-def test_an_installation_that_fails_says_what_pip_said(clone: Path) -> None:
+def test_an_installation_that_fails_shows_the_errors_of_pip(clone: Path) -> None:
     (clone / "done").touch()
     (clone / "fails").touch()
     with start(clone, subprocess.PIPE) as process:
-        _, said = process.communicate()
+        _, shown = process.communicate()
     assert process.returncode == 2
-    assert "ERROR: No matching distribution found for torch\n" in said and "cannot be installed" in said
-    assert "Downloading" not in said
+    assert "ERROR: No matching distribution found for torch\n" in shown and "cannot be installed" in shown
+    assert "Downloading" not in shown
 
 
 def test_a_signal_ends_the_installation(clone: Path) -> None:

@@ -5,6 +5,7 @@ from runtime.http.openai.parameters import PARAMETERS
 
 NO_EFFECT = "Accepted without effect."
 REFUSED = "Refused, unless the value asks for nothing."
+SHORT = 34  # characters; a note of the table that has no more says little without a description
 TABLED = ("openai.ChatBody", "CompletionBody")  # bodies whose fields openai/parameters.py describes
 
 DESCRIPTIONS: dict[str, str] = {
@@ -39,6 +40,11 @@ DESCRIPTIONS: dict[str, str] = {
     "label_token_ids": "Tokens whose probabilities are the scores.",
     "load_format": "How the new weights are read; as the option --load-format.",
     "load_inplace": "Replaces a loaded adapter of this name.",
+    "log_level": "The least important lines that are logged.",
+    "log_requests": "Whether requests are logged.",
+    "log_requests_format": "text or json.",
+    "log_requests_level": "How much of a request is logged; 0: only its figures.",
+    "logit_bias": "Added to the logits of these tokens, by id.",
     "logprob_start_len": "Log probabilities of the prompt from this position on; -1: none.",
     "lora_name": "Name of the adapter.",
     "lora_path": "Name of a loaded adapter; for loading, its folder.",
@@ -52,6 +58,7 @@ DESCRIPTIONS: dict[str, str] = {
     "model": "A name of /v1/models; left out: the model of this server.",
     "model_path": "Folder of the new checkpoint, of the same model.",
     "name": "Name of the model.",
+    "n": "Number of answers.",
     "normalize": "Brings vectors to length 1; left out: as the model's folder says.",
     "num_steps": "Steps after which the profile is written.",
     "options": "Sampling parameters, such as temperature and num_predict.",
@@ -75,13 +82,18 @@ DESCRIPTIONS: dict[str, str] = {
     "return_token_strs": "Returns the text of each token too.",
     "rid": "An id of the client's own, by which the request can be ended.",
     "sampling_params": "Sampling parameters: one set for all prompts, or a list.",
+    "server_args": "Options by name, with their new values.",
+    "skip_special_tokens": "Leaves special tokens out of the text.",
+    "stop": "Texts that end the answer.",
+    "stop_regex": "Expressions that end the answer where they match.",
     "stop_sequences": "Texts that end the answer.",
+    "stop_token_ids": "Tokens that end the answer.",
     "store": "Keeps the response, so that another one can continue it.",
     "stream": "Sends the answer piece by piece, as it is generated.",
     "suffix": "The text behind the gap that the answer fills; needs a model that was trained for it.",
     "system": "The system message.",
     "tags": "Parts of the memory; left out: all.",
-    "temperature": "How random the answer is; 0 always takes the likeliest token.",
+    "temperature": "How random the answer is.",
     "tenant": "Only this tenant may use the adapter.",
     "text": "The text, or a list of texts.",
     "text_1": "The text, or texts, that are compared with `text_2`.",
@@ -112,13 +124,14 @@ DESCRIPTIONS: dict[str, str] = {
     "EncodeBody.text": "The text, or a list of texts, to be embedded.",
 }
 _NO_EFFECT = """
-billing_policy cache_control client_metadata container conversation_id diagnostics external_trace_header
-fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs prompt_cache_options
+billing_policy cache_control client_metadata container conversation_id diagnostics dump_requests_threshold
+external_trace_header fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs prompt_cache_options
 prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed token_step
 torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
-access_programs audio_data compaction context conversation enable_response_messages fallbacks height image
+access_programs audio_data compaction context conversation crash_dump_folder dump_requests_exclude_meta_keys
+dump_requests_folder enable_response_messages fallbacks height image
 image_data images is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
 output_expires_after previous_input_messages previous_response require_reasoning return_bytes return_entropy
 return_sampling_mask steps template video_data width
@@ -130,7 +143,7 @@ def description(body: str, field: str) -> str:
     """What a field of a body means; empty: its name says it."""
     name = body.rpartition(".")[2]
     if body in TABLED and (tabled := _tabled(field)):
-        return tabled
+        return f"{DESCRIPTIONS[field]} {tabled}" if len(tabled) < SHORT and field in DESCRIPTIONS else tabled
     for key in (f"{name}.{field}", field):
         if key in DESCRIPTIONS:
             return DESCRIPTIONS[key]

@@ -1,7 +1,9 @@
 """The OpenAPI document: every route is in it, every example is one, and the page needs nothing from
 elsewhere."""
 
+import ast
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,39 @@ async def test_both_are_served_without_a_key_and_under_a_prefix() -> None:
 def test_levels_are_documented() -> None:
     levels = {path: next(iter(methods.values()))["x-level"] for path, methods in DOCUMENT["paths"].items()}
     assert (levels["/health"], levels["/v1/messages"], levels["/flush_cache"]) == ("open", "user", "admin")
+
+
+def test_every_field_of_a_body_is_described() -> None:
+    """In words for people, which /docs shows next to the type."""
+    whole = msgspec.json.decode(document())
+    bare = []
+    for path, methods in whole["paths"].items():
+        for content in [
+            c for one in methods.values() for c in one.get("requestBody", {}).get("content", {}).values()
+        ]:
+            name = content["schema"].get("$ref", "").rpartition("/")[2]
+            schema = whole["components"]["schemas"].get(name, content["schema"])
+            fields = schema.get("properties", {}).items()
+            bare += [f"{path}: {name}.{field}" for field, about in fields if not about.get("description")]
+    assert bare == [], "runtime/http/schema/fields.py has the descriptions"
+
+
+def test_every_operation_has_samples_of_its_example() -> None:
+    """For curl and for Python; a form for curl alone. Python's compile, and both have the whole body."""
+    whole = msgspec.json.decode(document())
+    for path, methods in whole["paths"].items():
+        for method, operation in methods.items():
+            found = {sample["label"]: sample["source"] for sample in operation["x-codeSamples"]}
+            contents = operation.get("requestBody", {}).get("content", {})
+            assert f"http://127.0.0.1:30000{path}" in found["curl"].replace("'", "")
+            if "multipart/form-data" in contents:
+                assert "-F file=@" in found["curl"] and list(found) == ["curl"]
+                continue
+            compile(found["Python"], path, "exec")
+            assert f'method="{method.upper()}"' in found["Python"]
+            if contents:
+                body = contents["application/json"]["examples"]["short"]["value"]
+                written = found["Python"].partition("body = ")[2].partition("request = ")[0]
+                assert ast.literal_eval(written) == body
+                sent = shlex.split(found["curl"].replace("\\\n", " "))
+                assert msgspec.json.decode(sent[sent.index("-d") + 1]) == body
