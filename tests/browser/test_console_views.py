@@ -162,7 +162,7 @@ def test_no_text_takes_long_to_draw(page: Page, server: Site) -> None:
     assert page.evaluate(_RENDER, COSTLY) == [[], True]
 
 
-def test_markdown_is_drawn_the_same_whole_and_growing(page: Page, server: Site) -> None:
+def test_markdown_is_rendered_the_same_whole_and_growing(page: Page, server: Site) -> None:
     page.goto(f"{server.url}/console")
     for text, markup in PIECES.items():
         assert page.evaluate(_MARKDOWN, text) == [markup, markup], text
