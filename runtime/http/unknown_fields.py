@@ -13,13 +13,14 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime import log
-from runtime.http.errors import OLLAMA, UnknownField
+from runtime.http.errors import MAX_NAME_CHARS, OLLAMA, UnknownField
 from runtime.json_value import JsonValue
 
 T = TypeVar("T")
 Policy = Literal["refuse", "warn"]
 
-MAX_PLACES = 32  # where a body may have unknown fields below its top level
+MAX_PLACES = 32  # where a body may have unknown fields, its top level being one
+MAX_REREAD_BYTES = 1 << 20  # of a body that is made anew several times; a larger one twice at most
 MAX_LOGGED = 256  # names that the log shows
 MAX_HEADER_CHARS = 1000
 
@@ -45,7 +46,7 @@ class UnknownFields:
         what `take` raises; UnknownField only where unknown fields are refused, or stand in too many
         places."""
         ignored: list[str] = []
-        for _ in range(MAX_PLACES):
+        for _ in range(min(MAX_PLACES, max(2, MAX_REREAD_BYTES // max(len(body), 1)))):
             try:
                 return take(body), ignored
             except UnknownField as error:
@@ -65,7 +66,7 @@ class UnknownFields:
         return leniently
 
     def _report(self, names: list[str], path: str) -> None:
-        for name in names:
+        for name in map(shown, names):
             if name not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(name)
                 self._log.warning("a field that is not known here was ignored", field=name, path=path)
@@ -119,12 +120,17 @@ def _alike(values: list[JsonValue], index: int) -> list[JsonValue]:
     return [value for value in values if kind(value) == kind(values[index])] if index < len(values) else []
 
 
+def shown(name: str) -> str:
+    """A client's name for a field as headers and the log have it."""
+    return _UNSAFE.sub("?", name[:MAX_NAME_CHARS])
+
+
 def warned(app: ASGIApp, ignored: list[str]) -> ASGIApp:
     """`app`, whose answer has a `warning` header where fields were ignored."""
     if not ignored:
         return app
-    shown = ", ".join([_UNSAFE.sub("?", name) for name in ignored])[:MAX_HEADER_CHARS]
-    header = (b"warning", f'299 - "unknown fields were ignored: {shown}"'.encode("ascii"))
+    names = ", ".join(map(shown, ignored[:MAX_LOGGED]))[:MAX_HEADER_CHARS]
+    header = (b"warning", f'299 - "unknown fields were ignored: {names}"'.encode("ascii"))
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_warned(message: Message) -> None:

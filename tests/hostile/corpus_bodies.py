@@ -123,6 +123,8 @@ VALUES = (
             "seed": (2**70, "x"),
             "stop": ([""] * 65, ["x"] * 10_000, {"a": 1}),
             "stop_token_ids": (list(range(100_000)),),
+            "allowed_token_ids": ([], [-1], [2**31], ["x"], [0] * 300_000),
+            "bad_words": ([""], "x", [1], ["x" * 257], ["x"] * 1025, ["\ud800"]),
             "logit_bias": ({"x": 1}, {"-1": 1}, {str(2**70): 1}, {"5": 1e9}),
             "priority": (2**70,),
             "stream_interval": (0, -1),

@@ -127,6 +127,10 @@ def test_the_log_has_each_name_once_and_not_without_end(
         assert answer.status_code == 200 and len(answer.headers["warning"]) < 1100
         lines = [line for line in capsys.readouterr().err.splitlines() if "not known here" in line]
         assert len(lines) == MAX_LOGGED - 1
+    with client("warn") as http:
+        answer = http.post("/v1/chat/completions", json=CHAT | {"\n2026 forged" + "x" * 10**6: 1})
+        (line,) = capsys.readouterr().err.splitlines()
+        assert len(line) < 300 and "?2026?forged" in line and len(answer.headers["warning"]) < 300
 
 
 def test_sockets_and_batches_ignore_them_too(tmp_path: Path) -> None:
@@ -175,6 +179,28 @@ def test_too_many_places_are_refused() -> None:
         UnknownFields("warn").attempt(
             lambda body: decode(body, msgspec.json.Decoder(Body)), json.dumps(sent).encode(), "/x"
         )
+
+
+def test_a_large_body_is_made_anew_twice_at_most() -> None:
+    """Each time holds up the event loop."""
+    decoder = msgspec.json.Decoder(Body)
+    counts = []
+    for count in (2, 3):
+        reads: list[int] = []
+
+        def take(body: bytes, reads: list[int] = reads) -> Body:
+            reads.append(len(body))
+            return decode(body, decoder)
+
+        inner = [{"a": 1, f"x{i}": 1} for i in range(count)] + [{"a": 1}] * 200_000
+        sent = json.dumps({"several": inner}).encode()
+        if count == 2:
+            assert len(UnknownFields("warn").attempt(take, sent, "/x")[1]) == 2
+        else:
+            with pytest.raises(UnknownField):
+                UnknownFields("warn").attempt(take, sent, "/x")
+        counts.append(len(reads))
+    assert counts == [3, 3]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"a": 1}', b'{"several": 3, "x": [[[', b'{"one": [1]}'])
