@@ -10,6 +10,8 @@ import pytest
 
 from runtime.devices.executor import Executor
 from runtime.errors import StartError
+from runtime.messages.requests import TokenBans
+from runtime.text.token_bans import packed
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -98,6 +100,7 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
         {"temperature": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": 1},
         {"top_logprobs": 3, "prompt_logprobs": 2},
         {"bias_ids": [3, 4], "bias_values": [2.5, -100.0], "stop_ids": [9], "min_len": 400},
+        {"token_bans": TokenBans(packed(tuple(range(64))), ((3,), (5, 6), (7, 8, 9)))},
     ],
     ids=str,
 )

@@ -18,9 +18,11 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
+from runtime.messages.requests import TokenBans
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.transfers import Here
+from runtime.text.token_bans import packed
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_GPU
 from tests.devices.drive import Planner, sampling, start_rank
@@ -32,6 +34,7 @@ SAMPLING_PARAMS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "seed": 1},
     "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]},
     "banned": {"stop_ids": [1, 2], "min_len": 40},
+    "token bans": {"token_bans": TokenBans(packed((3, 4, 5)), ((3,),))},
     "log probabilities": {"top_logprobs": 2, "prompt_logprobs": 1},
 }
 
