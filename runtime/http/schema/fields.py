@@ -125,14 +125,14 @@ DESCRIPTIONS: dict[str, str] = {
 }
 _NO_EFFECT = """
 billing_policy cache_control client_metadata container conversation_id diagnostics dump_requests_threshold
-external_trace_header fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs prompt_cache_options
-prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed token_step
+external_trace_header fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs
+prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed token_step
 torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
-access_programs audio_data compaction context conversation crash_dump_folder dump_requests_exclude_meta_keys
-dump_requests_folder enable_response_messages fallbacks height image
-image_data images is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
+access_programs audio_data compaction context conversation crash_dump_folder
+dump_requests_exclude_meta_keys dump_requests_folder enable_response_messages fallbacks height
+image image_data images is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
 output_expires_after previous_input_messages previous_response require_reasoning return_bytes return_entropy
 return_sampling_mask steps template video_data width
 """
