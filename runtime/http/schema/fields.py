@@ -126,8 +126,8 @@ DESCRIPTIONS: dict[str, str] = {
 _NO_EFFECT = """
 billing_policy cache_control client_metadata container conversation_id diagnostics dump_requests_threshold
 external_trace_header fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs
-prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed token_step
-torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
+prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed
+token_step torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
 access_programs audio_data compaction context conversation crash_dump_folder
