@@ -122,7 +122,7 @@ def resolve(
     _choose_kernels(c, model, device, machine)
     _choose_graph_sizes(c, device)
     c.auto(lora.enable_lora, c["lora_paths"])
-    c.auto(lora.lora_backend)
+    c.auto(lora.lora_backend, device)
     c.auto(schedule.random_seed, machine)
     for name in RANK_VARIABLES:
         c.auto(ascend.rank_variable, name, device, machine, name=name)

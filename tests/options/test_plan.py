@@ -55,6 +55,9 @@ def plan(words: str = "") -> Plan:
         ("--tp 2", "num_threads", 3, "derived"),
         ("--device null", "chunked_prefill_size", 8192, "derived"),
         ("--device npu", "page_size", 128, "derived"),
+        ("--device cuda", "lora_backend", "triton", "derived"),
+        ("--device cuda --lora-backend triton", "lora_backend", "triton", "flag --lora-backend"),
+        ("--device cpu", "lora_backend", "torch_native", "derived"),
         ("--device npu", "attention_backend", "ascend", "derived"),
         ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),
     ],
@@ -315,6 +318,14 @@ def test_all_ranks_hold_whole_experts_with_the_former_switch() -> None:
 def test_what_became_of_the_tokens_that_were_asked_for(asked: str, tokens: int, says: bool) -> None:
     notice = plan(f"--max-total-tokens {asked}").memory.pool_notice(tokens)
     assert bool(notice) == says and (not says or f"--max-total-tokens {asked} became {tokens}: " in notice)
+
+
+@pytest.mark.parametrize(
+    ("device", "other"), [("cpu", "triton"), ("cuda", "torch_native"), ("npu", "triton")]
+)
+def test_adapters_have_the_kernels_of_the_device(device: str, other: str) -> None:
+    with pytest.raises(OptionsError, match=f"--lora-backend {other} is not possible on {device}"):
+        plan(f"--device {device} --lora-backend {other}")
 
 
 def test_this_machine_is_measured() -> None:

@@ -113,7 +113,9 @@ def is_only_choice(row: Row) -> bool:
     """Whether at most one thing can be chosen: `auto` and the one value that it stands for, or values that
     the table says to be the same."""
     now = set(row.choices or ()) - set(row.later) - {"auto"}
-    return row.status == "partial" and (len(now) == 1 or "whatever is chosen" in row.missing)
+    return row.status == "partial" and (
+        len(now) == 1 or "whatever is chosen" in row.missing or "device's own" in row.missing
+    )
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.acts], ids=lambda row: row.flag)

@@ -3,6 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import Auto, Count, Derived, Group, on_device, option, superseded
 
 
@@ -45,9 +46,10 @@ class Lora(Group, frozen=True, kw_only=True):
     lora_backend: A[
         Literal["triton", "csgmv", "ascend", "torch_native"] | Auto,
         option(
-            "Kernels that compute adapters.",
-            later=("triton", "csgmv", "ascend"),
-            note="SGLang's default is csgmv.",
+            "Kernels that compute adapters: triton on CUDA, else torch_native.",
+            later=("csgmv", "ascend"),
+            missing="other kernels than the device's own",
+            note="SGLang's default is csgmv",
         ),
     ] = "auto"
     max_lora_chunk_size: A[
@@ -67,6 +69,8 @@ def enable_lora(paths: tuple[str, ...] | None) -> Derived:
     return Derived(bool(paths), "--lora-paths names adapters" if paths else "no --lora-paths")
 
 
-def lora_backend() -> Derived:
-    """The LoRA kernels that run on every device."""
-    return Derived("torch_native", "it runs on every device")
+def lora_backend(device: DeviceFacts) -> Derived:
+    """The device's own LoRA kernels."""
+    return Derived(
+        "triton" if device.name == "cuda" else "torch_native", f"they are the kernels of {device.name}"
+    )

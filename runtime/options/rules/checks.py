@@ -33,6 +33,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *parallel.PLAN_RULES,
     *experts.PLAN_RULES,
     *kernels.PLAN_RULES,
+    *lora.PLAN_RULES,
     *model_rules.PLAN_RULES,
     *memory.PLAN_RULES,
     *states.PLAN_RULES,

@@ -1,6 +1,10 @@
 """Rules on LoRA adapters."""
 
-from runtime.options.rules.base import OptionRule, Values
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
+from runtime.options.groups.lora import lora_backend
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values
 
 
 def adapters_are_described(options: Values) -> str | None:
@@ -50,4 +54,17 @@ def adapters_see_all_tokens(options: Values) -> str | None:
     return None
 
 
+def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--lora-backend names the kernels that the device has."""
+    own = lora_backend(device).value
+    if plan.lora.lora_backend != own:
+        return (
+            f"--lora-backend {plan.lora.lora_backend} is not possible on {device.name}, which has {own}; "
+            "leave it out"
+        )
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (adapters_are_described, adapters_fit, adapters_see_all_tokens)
+
+PLAN_RULES: tuple[PlanRule, ...] = (kernels_are_the_devices,)
