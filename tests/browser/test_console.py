@@ -14,6 +14,15 @@ TOOLS = """[{"name": "get_weather", "description": "Weather of a city", "paramet
 HOSTILE = ["<img src=x one", "rror=alert(1)> [x](java", "script:alert(2)) <scr", "ipt>alert(3)</script>"]
 
 
+# waits until so many conversations, with complete answers, are in the browser's database
+_WRITTEN = """async count => {
+  const done = request => new Promise(resolve => { request.onsuccess = () => resolve(request.result); });
+  const isComplete = one => Object.values(one.nodes).some(node => node.finish === "stop");
+  const database = await done(indexedDB.open("runtime-console:/console"));
+  const all = () => done(database.transaction("conversations").objectStore("conversations").getAll());
+  while ((await all()).filter(isComplete).length < count) await new Promise(go => setTimeout(go, 50));
+  database.close();
+}"""
 # texts whose contrast to what is behind them is below the 4.5 of WCAG AA
 _FAINT = """() => {
   const parse = colour => (colour.match(/[\\d.]+/g) ?? []).map(Number);
@@ -88,7 +97,7 @@ def test_a_chat_streams_and_survives_a_reload(page: Page, server: Site) -> None:
     ask(page, "Hello!")
     ended(page)
     expect(page.locator("#conversations .open")).to_have_text(["Hello!", "Count from 1 to 5."])
-    page.wait_for_timeout(500)  # writes are collected for 0.4 s
+    page.evaluate(_WRITTEN, 2)
     page.reload()
     expect(page.locator("#conversations .open")).to_have_text(["Hello!", "Count from 1 to 5."])
     page.click("text=Count from 1 to 5.")
