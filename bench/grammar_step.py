@@ -54,10 +54,16 @@ class Anything:
         """Accepts every token."""
         return True
 
-    def fill(self, matchers: "list[Anything]", bits: np.ndarray) -> list[int]:
-        """Allows every token in all rows."""
+    num_bytes = 0
+
+    def fill(self, bits: np.ndarray) -> bool:
+        """Allows every token."""
         bits.fill(-1)
-        return []
+        return True
+
+    def fork(self) -> "Anything":
+        """Itself: it has no state."""
+        return self
 
     def jump_forward(self) -> list[int]:
         """No token is forced."""

@@ -1,10 +1,10 @@
 """What requests that cost much do to the others: gaps between the tokens of other streams, and the latency of
 /health, while the corpus of tests/hostile/costly.py is in flight. Null device, one machine.
 
-    python -m bench.loop_gaps [--seconds 20] [--each] [--tree FOLDER]
+    python -m bench.loop_gaps [--seconds 20] [--each] [--at-once N|all] [--tree FOLDER]
 
-The corpus is sent by a process of its own, eight requests at once, again and again; `--each` measures every
-case alone instead. `--tree` measures the server of another checkout, to compare with.
+The corpus is sent by a process of its own, eight requests at once, again and again; `--at-once all` has all
+of it in flight, `--each` measures every case alone instead. `--tree` measures the server of another checkout, to compare with.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import uvloop
 from bench.load import request_bytes
 from bench.record import record
 from bench.serve import free_port, get
-from tests.hostile.attack import attack
+from tests.hostile.attack import AT_ONCE, attack
 from tests.hostile.costly import COSTLY
 
 ROOT = Path(__file__).parent.parent
@@ -101,8 +101,11 @@ def figures(values: list[float]) -> dict[str, float]:
     return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * p))], 1) for name, p in at.items()}
 
 
-async def measure(port: int, seconds: float, names: list[str] | None) -> dict[str, Any]:
-    """Figures of `seconds` under attack; None: of a quiet server."""
+async def measure(
+    port: int, seconds: float, names: list[str] | None, at_once: str = str(AT_ONCE)
+) -> dict[str, Any]:
+    """Figures of `seconds` under attack by the cases of these names, so many at once; None: of a quiet
+    server."""
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
     latencies: list[float] = []
@@ -127,6 +130,8 @@ async def measure(port: int, seconds: float, names: list[str] | None) -> dict[st
                 str(port),
                 "--seconds",
                 str(seconds),
+                "--at-once",
+                at_once,
                 *names,
             ),
             cwd=ROOT,
@@ -142,12 +147,13 @@ async def measure(port: int, seconds: float, names: list[str] | None) -> dict[st
     return {"gaps_ms": figures(gaps), "health_ms": figures(latencies), "tokens": len(gaps)}
 
 
-async def strike(port: int, seconds: float, names: list[str]) -> None:
+async def strike(port: int, seconds: float, names: list[str], at_once: str) -> None:
     """Sends the cases again and again for `seconds`, and says once what was answered wrongly."""
     cases = [case for case in COSTLY if case.name in names or not names]
+    count = len(cases) if at_once == "all" else int(at_once)
     end, rounds, wrong = time.monotonic() + seconds, 0, set[str]()
     while time.monotonic() < end:
-        wrong |= set(await attack(port, cases))
+        wrong |= set(await attack(port, cases, at_once=count))
         rounds += 1
     print(f"{len(cases)} cases, {rounds} rounds", *sorted(wrong), sep="\n")
 
@@ -179,11 +185,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="cases; all of them by default")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--each", action="store_true", help="every case alone, for one round")
+    parser.add_argument(
+        "--at-once", default=str(AT_ONCE), metavar="N|all", help="cases that are in flight at the same time"
+    )
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.attack is not None:
-        uvloop.run(strike(given.attack, given.seconds, given.names))
+        uvloop.run(strike(given.attack, given.seconds, given.names, given.at_once))
         return
     with server(given.tree.resolve()) as port:
         results: dict[str, Any] = {"quiet": uvloop.run(measure(port, 5, None))}
@@ -194,10 +203,10 @@ def main() -> None:
                     results[case.name] = uvloop.run(measure(port, 0.1, [case.name]))
                     print(case.name, results[case.name], flush=True)
         else:
-            results["attacked"] = uvloop.run(measure(port, given.seconds, given.names))
+            results["attacked"] = uvloop.run(measure(port, given.seconds, given.names, given.at_once))
             print("attacked", results["attacked"], flush=True)
     if not given.each and given.tree == ROOT:
-        record("loop_gaps", results)
+        record("loop_gaps" if given.at_once == str(AT_ONCE) else "loop_gaps_at_once", results)
 
 
 if __name__ == "__main__":

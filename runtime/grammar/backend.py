@@ -71,6 +71,8 @@ class Matcher(Protocol):
 class Compiled(Protocol):
     """A grammar compiled over the backend's vocabulary."""
 
+    num_bytes: int  # of memory, about
+
     def matcher(self) -> Matcher:
         """A fresh matcher, at the beginning of the grammar."""
         ...
@@ -85,20 +87,6 @@ class Backend(Protocol):
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         ...
-
-    def fill(self, matchers: list[object], bits: np.ndarray) -> list[int]:
-        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> indices of those that
-        gave up"""
-        ...
-
-
-def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
-    """`Backend.fill` for libraries without a faster way."""
-    return [
-        index
-        for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True))
-        if not matcher.fill(row)
-    ]
 
 
 def open_backend(setup: GrammarSetup) -> Backend:

@@ -30,6 +30,9 @@ class _TokenizerAdapter:
         return self._encode(text)
 
 
+OWN_BYTES, CHAR_BYTES = 64 * 1024, 128  # of a compiled grammar, and for each character of it
+
+
 class LLGuidance:
     """The backend of llguidance. See Backend."""
 
@@ -43,20 +46,13 @@ class LLGuidance:
         if not terms.is_compact:
             self._json["whitespace_pattern"] = terms.whitespace_pattern or rf"[ \n\r\t]{{1,{MAX_BLANKS}}}"
 
-    def fill(self, matchers: "list[LLGuidanceMatcher]", bits: np.ndarray) -> list[int]:
-        """See Backend.fill."""
-        address, size = bits.ctypes.data, bits.strides[0]
-        for index, matcher in enumerate(matchers):
-            matcher.inner.unsafe_compute_mask_ptr(address + index * size, size)
-        return [index for index, matcher in enumerate(matchers) if matcher.inner.is_error()]
-
     def compile(self, grammar: Grammar) -> "LLGuidanceCompiled":
         """See Backend.compile."""
         source = self._source(grammar)
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
-        return LLGuidanceCompiled(matcher)
+        return LLGuidanceCompiled(matcher, len(source))
 
     def _source(self, grammar: Grammar) -> str:
         match grammar.kind:
@@ -82,8 +78,10 @@ class LLGuidance:
 class LLGuidanceCompiled:
     """A compiled grammar. Matchers that are copied from one another share what they compute about it."""
 
-    def __init__(self, first: LLMatcher) -> None:
+    def __init__(self, first: LLMatcher, num_chars: int) -> None:
+        """`num_chars`: of the grammar in the library's own syntax."""
         self._first = first
+        self.num_bytes = OWN_BYTES + CHAR_BYTES * num_chars
 
     def matcher(self) -> "LLGuidanceMatcher":
         """See Compiled.matcher."""

@@ -5,7 +5,7 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema
 
-from runtime.grammar.backend import GrammarError, GrammarVocabulary, fill_each, find_byte_ids, first_line
+from runtime.grammar.backend import GrammarError, GrammarVocabulary, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_regex
 from runtime.grammar.json_schema import prepare_schema
 from runtime.messages.constraint import Grammar
@@ -53,10 +53,6 @@ class Outlines:
         self._vocabulary = outlines_core.Vocabulary(self._eos_id, ids_of)
         self._whitespace = "" if terms.is_compact else terms.whitespace_pattern
 
-    def fill(self, matchers: "list[OutlinesMatcher]", bits: np.ndarray) -> list[int]:
-        """See Backend.fill."""
-        return fill_each(list(matchers), bits)
-
     def compile(self, grammar: Grammar) -> "OutlinesCompiled":
         """See Backend.compile."""
         try:
@@ -90,6 +86,7 @@ class OutlinesCompiled:
     def __init__(self, index: outlines_core.Index, eos_id: int) -> None:
         self._index = index
         self._eos_id = eos_id
+        self.num_bytes = len(index.__reduce__()[1][0])  # its table in binary form
 
     def matcher(self) -> "OutlinesMatcher":
         """See Compiled.matcher."""

@@ -55,14 +55,6 @@ class XGrammar:
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._is_compact = terms.is_compact
         self._writer = JumpForwardEncoder(terms)
-        # in this thread: more of them take longer than the masks
-        self._batch = xgrammar.BatchGrammarMatcher(1)
-
-    def fill(self, matchers: "list[XGrammarMatcher]", bits: np.ndarray) -> list[int]:
-        """See Backend.fill."""
-        bits.fill(-1)  # it leaves rows alone where everything is allowed
-        self._batch.batch_fill_next_token_bitmask([matcher.inner for matcher in matchers], bits)
-        return []
 
     def compile(self, grammar: Grammar) -> "XGrammarCompiled":
         """See Backend.compile."""
@@ -159,6 +151,7 @@ class XGrammarCompiled:
     def __init__(self, compiled: xgrammar.CompiledGrammar, writer: JumpForwardEncoder) -> None:
         self._compiled = compiled
         self._writer = writer
+        self.num_bytes: int = compiled.memory_size_bytes
 
     def matcher(self) -> "XGrammarMatcher":
         """See Compiled.matcher."""

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Event
 
 import anyio
 import msgspec
@@ -14,11 +15,16 @@ import pytest
 import runtime
 from runtime.actors.grammars import Grammars
 from runtime.errors import InvalidRequest
-from runtime.grammar import forced_bytes, trial
-from runtime.grammar.backend import GrammarError, open_backend
+from runtime.grammar import forced_bytes, guard, trial
+from runtime.grammar.backend import GrammarError, open_backend, token_bytes
+from runtime.layers.sampling import compiled_grammars
 from runtime.layers.sampling.grammar_masks import GrammarMasks, SlotGrammar
+from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
+from runtime.messages.steps import Admit
+from runtime.text.vocabulary import Vocabulary
+from tests.devices.drive import sampling
 
 LIMIT_S = 10.0  # --grammar-timeout
 SETUP = GrammarSetup(
@@ -27,6 +33,8 @@ SETUP = GrammarSetup(
     vocab_size=2560,
     eos_ids=(2,),
 )
+
+VOCABULARY = Vocabulary.load(Path(SETUP.tokenizer_path), SETUP.vocab_size)
 
 
 def nested(depth: int, times: str, inner: str = "a") -> str:
@@ -212,17 +220,118 @@ def test_a_trial_ends_at_a_slow_token() -> None:
         trial.try_grammar(SlowMatcher(1.1 * trial.MAX_STEP_S), 64, (2,))
 
 
-def test_the_slow_one_of_a_batch_is_found() -> None:
-    masks = GrammarMasks(SETUP, 64)
-    constraint = GrammarConstraint(BOUNDED["ambiguous rules"], after_ids=(), stop_ids=(2,))
+def letters_then(rules: str) -> Grammar:
+    """What follows 300 free letters: no trial comes so far."""
+    return Grammar("ebnf", f'root ::= [a-z]{{300}} "#" x\n{rules}')
 
-    class SlowFill(SlowMatcher):
-        def fill(self, bits: np.ndarray) -> bool:
-            return self.accept(0)
 
-    slow, quick = SlowFill(1.1 * trial.MAX_STEP_S, 9), SlowMatcher(0.0)
-    grammars = [SlotGrammar(constraint, None), SlotGrammar(constraint, None)]
-    for grammar, matcher in zip(grammars, (slow, quick), strict=True):
-        grammar.matcher, grammar.is_lost = matcher, False
-    masks._find_slow(grammars)
-    assert [grammar.is_lost for grammar in grammars] == [True, False]
+def ambiguous(count: int) -> Grammar:
+    names = [f"r{i}" for i in range(count)]
+    rules = "\n".join(f'{name} ::= [a-z]* "q{i}"?' for i, name in enumerate(names))
+    return letters_then(f"x ::= ({' | '.join(names)})*\n{rules}")
+
+
+def masks_of(*grammars: Grammar) -> GrammarMasks:
+    """Slots 0, 1, ... with these grammars."""
+    masks = GrammarMasks(SETUP, SETUP.vocab_size)
+    for slot, grammar in enumerate(grammars):
+        constraint = GrammarConstraint(grammar, after_ids=(), stop_ids=(2,))
+        masks.admit(Admit(slot, sampling(), 1, np.array([5], np.int32), constraint))
+    return masks
+
+
+def draft(token: int) -> DraftRows:
+    """A row of one draft."""
+    return DraftRows(
+        first=np.array([0]),
+        counts=np.array([2]),
+        tokens=np.array([[-1, token]]),
+        parents=np.array([[-1, 0]]),
+        is_chain=True,
+    )
+
+
+@pytest.mark.parametrize("way", ["sampled", "drafted", "sampled behind a draft"])
+def test_an_operation_that_does_not_end_ends_its_sequence_alone(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 bytes that are compiled in a moment, whose trial ends well, and whose 301st mask takes seconds (of twice the size: minutes): the
+    step goes on without the sequence, and the other one follows its grammar."""
+    monkeypatch.setattr(guard, "LIMIT_S", 0.3)
+    bad = ambiguous(100)
+    trial.try_grammar(open_backend(SETUP).compile(bad).matcher(), SETUP.vocab_size, (2,))
+    masks, tokens = masks_of(bad, GOOD["words"]), token_bytes(VOCABULARY, SETUP)
+    letter, mark = tokens.index(b"a"), tokens.index(b"#")
+    for length in range(2, 300):
+        masks.took([0, 1], [letter, letter])
+        masks.masks([0, 1], [length, length])
+    masks.took([0, 1], [letter, letter])
+    masks.masks([0, 0, 1], [300, 301, 300], draft(letter))  # the 299th letter, and a draft of the last one
+    masks.accepted(0, [0, 1] if way == "sampled behind a draft" else [0], mark)
+    if way != "sampled behind a draft":
+        masks.took([0, 1], [letter, letter])
+        masks.masks([0, 1], [301, 301])
+    masks.took([1], [letter])
+    if way == "drafted":
+        places, bits = masks.masks([0, 0, 1], [301, 302, 302], draft(mark))
+        assert places == [0, 2], "a draft behind a lost one is not accepted"
+    else:
+        masks.took([0], [mark])
+        places, bits = masks.masks([0, 1], [302, 302])
+        assert places == [0, 1]
+    assert masks.slots[0].is_lost and not masks.slots[1].is_lost
+    assert np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), bitorder="little")).tolist() == [2]
+    assert np.bitwise_count(bits[-1].view(np.uint32)).sum() > 26, "the other one has its letters"
+    assert masks.unconstrained([0, 1]) == [0] and len(masks._guard._left) == 1
+    masks.took([1], [letter])
+    assert masks.masks([0, 1], [303, 303])[0] == [0, 1]
+
+
+def test_too_many_that_do_not_end_end_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ranks start without them; the others go on there."""
+    monkeypatch.setattr(guard, "MAX_LEFT", 2)
+    may_end, watched = Event(), guard.Guard[int](limit_s=0.0)
+
+    def work() -> None:
+        watched.enter(7)
+        while not may_end.is_set():
+            pass
+        watched.enter(8)
+        raise AssertionError("what was left behind goes on")
+
+    try:
+        for _ in range(2):
+            with pytest.raises(guard.StuckError) as stuck:
+                watched.run(work)
+            assert stuck.value.culprit == 7
+        with pytest.raises(RuntimeError, match="3 operations"):
+            watched.run(work)
+    finally:
+        may_end.set()
+    assert watched.run(lambda: 5) == 5, "another thread works"
+    for thread in watched._left:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_an_error_of_the_work_is_that_of_the_caller() -> None:
+    watched = guard.Guard[int]()
+    with pytest.raises(ZeroDivisionError):
+        watched.run(lambda: 1 // 0)
+    assert watched.run(lambda: "goes on") == "goes on"
+
+
+def test_compiled_grammars_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = compiled_grammars.CompiledGrammars(SETUP)
+    grammars = [Grammar("regex", f"[a-z]{{1,{100 + i}}}x") for i in range(6)]
+    sizes = []
+    for grammar in grammars:
+        compiled = kept.find(grammar)
+        assert compiled is not None and compiled.num_bytes > 50_000
+        sizes.append(compiled.num_bytes)
+    assert kept.num_bytes == sum(sizes)
+    monkeypatch.setattr(compiled_grammars, "KEPT_BYTES", sum(sizes[-2:]) + 1000)
+    kept.find(grammars[-1])
+    assert [*kept._kept] == grammars[-2:]
+    monkeypatch.setattr(compiled_grammars, "KEPT_BYTES", 1)
+    assert kept.find(grammars[0]) is not None and [*kept._kept] == [grammars[0]], "the latest one stays"

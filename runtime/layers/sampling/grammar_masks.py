@@ -14,22 +14,25 @@ replaces the slot's own.
 """
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from time import thread_time
+from typing import TypeVar
 
 import numpy as np
 
-from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
-from runtime.grammar.trial import SLOW_S, Stopwatch
+from runtime.grammar.backend import Compiled, Matcher
+from runtime.grammar.guard import Guard, StuckError
+from runtime.grammar.trial import Stopwatch
+from runtime.layers.sampling.compiled_grammars import CompiledGrammars
 from runtime.layers.sampling.thinking import ThinkingBudget
 from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
-KEPT = 128  # compiled grammars: of queued requests, too
+T = TypeVar("T")
+
 # With two steps in flight a run of n tokens saves n - 2 steps, and its verify row costs more than a decode.
 # So
 # runs are reported from SHORTEST tokens on, and among more than FEW sequences, which take their steps anyway,
@@ -41,8 +44,16 @@ class SlotGrammar:
     """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends
     the text; before, reasoning may have a budget."""
 
-    def __init__(self, grammar_constraint: GrammarConstraint, compiled: Compiled | None) -> None:
-        """`compiled` None: there is none, because the backend gave up."""
+    def __init__(
+        self,
+        grammar_constraint: GrammarConstraint,
+        compiled: Compiled | None,
+        enter: Callable[["SlotGrammar"], None] = lambda slot: None,
+    ) -> None:
+        """`compiled` None: there is none, because the backend gave up. `enter` is called before each
+        operation of the library."""
+        self.slot = self  # of which this one is a copy that follows drafts
+        self.enter = enter
         self.grammar_constraint = grammar_constraint
         self.matcher: Matcher | None = None if compiled is None else compiled.matcher()
         has_grammar = grammar_constraint.grammar is not None
@@ -82,9 +93,11 @@ class SlotGrammar:
             return 0
         assert self.matcher is not None
         began_s = thread_time()
+        self.enter(self.slot)
         for token in self.matcher.jump_forward():
             if token in self.grammar_constraint.stop_ids:
                 break
+            self.enter(self.slot)
             if not self.matcher.accept(token):
                 self.is_lost = True
                 return 0
@@ -115,12 +128,20 @@ class SlotGrammar:
         elif self.is_on:
             assert self.matcher is not None
             began_s = thread_time()
+            self.enter(self.slot)
             self.is_lost = not self.matcher.accept(token) or self.watch.is_over(began_s)
         elif self.grammar_constraint.after_ids:
             self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)) :]
             self.is_on = any(
                 [self._tail[-len(ids) :] == list(ids) for ids in self.grammar_constraint.after_ids]
             )
+
+    def fill(self, bits: np.ndarray) -> None:
+        """Sets the bits of the tokens that may come next."""
+        assert self.matcher is not None
+        began_s = thread_time()
+        self.enter(self.slot)
+        self.is_lost = not self.matcher.fill(bits) or self.watch.is_over(began_s)
 
     def settle(self, length: int) -> None:
         """The sequence is `length` tokens long, and what it took last is pending."""
@@ -134,6 +155,7 @@ class SlotGrammar:
         if length <= self.length:
             return self  # within a run, whose tokens alone are allowed
         further = copy.copy(self)
+        self.enter(self.slot)
         further.matcher = None if self.matcher is None else self.matcher.fork()
         further.pending = None
         further.thinking = copy.copy(self.thinking)
@@ -163,41 +185,29 @@ class GrammarMasks:
         # of the last `masks` with drafts, by place: where the sequence is, as far as its grammar allows it
         self._walked: dict[int, SlotGrammar | None] = {}
         self._jumps = setup is not None and setup.jumps
-        self._setup = setup
         self._width = -(-vocab_size // 32)
         self._lone: tuple[np.ndarray, np.ndarray] | None = None  # where masks say which bytes may come next
-        self._aside = ThreadPoolExecutor(1)  # all use of the backend but the matchers
-        self._backend: Future[Backend] | None = None
-        self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
+        self._guard = Guard[SlotGrammar]()
+        self._compiled = None if setup is None else CompiledGrammars(setup)
 
     def prepare(self, grammar: Grammar | None, done: Callable[[], None] = lambda: None) -> None:
         """Starts to load the backend and to compile, in another thread; `admit` waits for what is not done.
         `done` is called, in some thread, when it waits no more for this grammar."""
-        if self._setup is None:
+        if self._compiled is None:
             return done()
-        if self._backend is None:
-            self._backend = self._aside.submit(open_backend, self._setup)
-        if grammar is None:
-            return done()
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._aside.submit(_compile, self._backend, grammar)
-        self._compiled.move_to_end(grammar)
-        self._compiled[grammar].add_done_callback(lambda _: done())
-        if len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
+        self._compiled.prepare(grammar, done)
 
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
         self.slots.pop(admit.slot, None)
         constraint = admit.grammar_constraint
-        if constraint is None or not self._samples or (constraint.grammar and self._setup is None):
+        if constraint is None or not self._samples or (constraint.grammar and self._compiled is None):
             return
         compiled = None
-        if constraint.grammar is not None:
-            self.prepare(constraint.grammar)
-            compiled = self._compiled[constraint.grammar].result()
-        grammar = self.slots[admit.slot] = SlotGrammar(constraint, compiled)
-        grammar.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
+        if constraint.grammar is not None and self._compiled is not None:
+            compiled = self._compiled.find(constraint.grammar)
+        grammar = self.slots[admit.slot] = SlotGrammar(constraint, compiled, self._guard.enter)
+        self._guarded(partial(grammar.begin, admit.prompt_len, admit.history[admit.prompt_len :].tolist()))
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
         """The token that a step sampled for each of `slots`."""
@@ -216,7 +226,7 @@ class GrammarMasks:
         if grammar is None or any((walked := self._walked[at]) is None or walked.is_lost for at in places):
             self.slots[slot].is_lost = True
             return
-        self.slots[slot] = grammar
+        self.slots[slot] = grammar.slot = grammar
         grammar.pending = token
 
     def masks(
@@ -227,6 +237,25 @@ class GrammarMasks:
 
         With `drafts` a slot stands at several places, one for each node of its row.
         """
+        if not self.slots:
+            self.runs = {}
+            return [], np.empty((0, self._width), np.int32)
+        places, bits, self.runs = self._guarded(partial(self._masks, slots, lengths, drafts))
+        return places, bits
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """The result of work that can be done again from its beginning. A slot whose grammar does not get on
+        is lost, and the work done again without it."""
+        while True:
+            try:
+                return self._guard.run(work)
+            except StuckError as stuck:
+                stuck.culprit.is_lost = True
+
+    def _masks(
+        self, slots: list[int], lengths: list[int], drafts: DraftRows | None
+    ) -> tuple[list[int], np.ndarray, dict[int, list[int]]]:
+        """Places, masks and runs."""
         places, rows, lefts = [], list[SlotGrammar](), list[int]()  # lefts: tokens of a run that are to come
         walked = {} if drafts is None else self._walk(slots, lengths, drafts)
         for index, slot in enumerate(slots):
@@ -250,16 +279,12 @@ class GrammarMasks:
             self._force(rows, lefts, bits)
             self._end(rows, lefts, bits)
         shortest = SHORTEST if len(rows) <= FEW else LONG
-        self.runs = (
-            {
-                places[row]: rows[row].run
-                for row, left in enumerate(lefts)
-                if left >= shortest and left == len(rows[row].run)
-            }
-            if self._jumps
-            else {}
-        )
-        return places, bits
+        runs = {
+            places[row]: rows[row].run
+            for row, left in enumerate(lefts)
+            if self._jumps and left >= shortest and left == len(rows[row].run)
+        }
+        return places, bits, runs
 
     def _walk(self, slots: list[int], lengths: list[int], drafts: DraftRows) -> dict[int, SlotGrammar | None]:
         """By place, where the grammars of rows with drafts are at each node; None: at a node that its
@@ -285,32 +310,20 @@ class GrammarMasks:
         ]
         if not open_rows:
             return
-        assert self._backend is not None
-        backend = self._backend.result()
+        assert self._compiled is not None
         is_all = len(open_rows) == len(rows)
         filled = bits if is_all else np.empty((len(open_rows), self._width), np.int32)
-        began_s = thread_time()
-        for index in backend.fill([rows[row].matcher for row in open_rows], filled):
-            rows[open_rows[index]].is_lost = True
-        if thread_time() - began_s > SLOW_S:
-            self._find_slow([rows[row] for row in open_rows])
+        for row, out in zip(open_rows, filled, strict=True):
+            rows[row].fill(out)
         if not is_all:
             bits[open_rows] = filled
         if self._lone is None:
-            self._lone = words_of(backend.byte_ids)
+            self._lone = words_of(self._compiled.backend.byte_ids)
         words, ones = self._lone
         for index in np.flatnonzero(
             np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2
         ).tolist():
             lefts[open_rows[index]] = rows[open_rows[index]].look()
-
-    def _find_slow(self, grammars: list[SlotGrammar]) -> None:
-        """Counts who made a fill slow, by filling once more, each on its own."""
-        bits = np.empty(self._width, np.int32)
-        for grammar in grammars:
-            began_s = thread_time()
-            assert grammar.matcher is not None
-            grammar.is_lost |= not grammar.matcher.fill(bits) or grammar.watch.is_over(began_s)
 
     def _exclude(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Outside of runs, what would begin reasoning beyond its budget may not come."""
@@ -348,15 +361,6 @@ class GrammarMasks:
     def unconstrained(self, slots: list[int]) -> list[int]:
         """Places in `slots` whose grammar could not be followed to here."""
         return [index for index, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
-
-
-def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
-    """None: it cannot be compiled. The compile process has found it good, but a process with more in it may
-    meet other limits."""
-    try:
-        return backend.result().compile(grammar)
-    except GrammarError:
-        return None
 
 
 def split(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,15 +2,14 @@
 after "b"."""
 
 from threading import Event
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from runtime.devices.cpu.ops import CpuOps
-from runtime.grammar.backend import GrammarError, fill_each
-from runtime.layers.sampling import grammar_masks as grammar_masks_module
+from runtime.grammar.backend import GrammarError
+from runtime.layers.sampling import compiled_grammars
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.sampler import BANNED, FAR
 from runtime.messages.constraint import Grammar, GrammarSetup
@@ -37,8 +36,10 @@ class Counting:
 
     byte_ids = ()
 
-    def fill(self, bits: Any, given: np.ndarray | None = None) -> Any:
-        return self._fill(bits) if given is None else fill_each(bits, given)
+    num_bytes = 1
+
+    def fill(self, bits: np.ndarray) -> bool:
+        return self._fill(bits)
 
     def matcher(self) -> "Counting":
         return Counting(self.total)
@@ -59,7 +60,7 @@ class Counting:
 
 @pytest.fixture
 def grammar_masks(monkeypatch: pytest.MonkeyPatch) -> GrammarMasks:
-    monkeypatch.setattr(grammar_masks_module, "open_backend", lambda setup: Counting())
+    monkeypatch.setattr(compiled_grammars, "open_backend", lambda setup: Counting())
     return GrammarMasks(SETUP, VOCAB)
 
 
@@ -202,7 +203,7 @@ def test_who_prepares_learns_when_a_step_waits_no_more(grammar_masks: GrammarMas
     for text in ("2", "2", "bad"):  # compiled, known, not to be compiled
         done.clear()
         grammar_masks.prepare(Grammar("regex", text), done.set)
-        assert done.wait(60) and grammar_masks._compiled[Grammar("regex", text)].done()
+        assert done.wait(60) and grammar_masks._compiled._kept[Grammar("regex", text)].done()
 
 
 def test_other_ranks_do_nothing() -> None:
