@@ -255,8 +255,9 @@ def draft(token: int) -> DraftRows:
 def test_an_operation_that_does_not_end_ends_its_sequence_alone(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """600 bytes that are compiled in a moment, whose trial ends well, and whose 301st mask takes seconds (of twice the size: minutes): the
-    step goes on without the sequence, and the other one follows its grammar."""
+    """600 bytes that are compiled in a moment, whose trial ends well, and whose 301st mask takes seconds, and
+    minutes with twice the rules: the step goes on without the sequence, and the other one follows its
+    grammar."""
     monkeypatch.setattr(guard, "LIMIT_S", 0.3)
     bad = ambiguous(100)
     trial.try_grammar(open_backend(SETUP).compile(bad).matcher(), SETUP.vocab_size, (2,))
