@@ -36,8 +36,8 @@ IMAGES: tuple[Image, ...] = (
     Image(pattern=r"(ggml-org|ggerganov)/llama\.cpp:light.*", command=("llama-cli",)),
     Image(pattern=r"(ggml-org|ggerganov)/llama\.cpp:.*", command=("llama-server",)),
     Image(pattern=r"ollama/ollama", command=("ollama",)),
-    Image(pattern=r".*", command=(), caches=_HUB),
 )
+OTHER = Image(pattern="", command=(), caches=_HUB)
 PROGRAMS = re.compile(r"(.*/)?(docker|podman|nerdctl)")
 # options of `docker run` without a value; every other takes one
 SWITCHES = frozenset(
@@ -116,11 +116,12 @@ def image_of(name: str) -> Image:
     path = name.partition("@")[0]
     first, slash, rest = path.partition("/")
     path = rest if slash and ("." in first or ":" in first) else path
-    return next(
+    named = (
         image
         for image in IMAGES
         if re.fullmatch(image.pattern, path) or re.fullmatch(image.pattern, path.rpartition(":")[0] or path)
     )
+    return next(named, OTHER)
 
 
 def entered(image: Image, command: list[str]) -> list[str]:

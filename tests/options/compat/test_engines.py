@@ -4,6 +4,9 @@ import re
 import shlex
 
 import pytest
+from hypothesis import given as examples
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from runtime.errors import OptionsError
 from runtime.messages.sampling import SamplingParams
@@ -14,6 +17,7 @@ from runtime.options.compat.fitting import fit
 from runtime.options.compat.invocation import ENGINES
 from runtime.options.compat.translate import translate
 from runtime.options.compat.variables import FLAGS
+from runtime.options.parse import from_argv
 from runtime.options.table import by_flag, canonical
 from tests.options.compat.lines import serve_takes
 
@@ -331,3 +335,34 @@ def test_every_value_of_a_table_is_one_that_serve_takes(system: System) -> None:
     words = {flag: ["", "1", "x", *option.values] for flag, option in options.items()}
     for i in range(max(map(len, words.values()))):
         serve_takes(" ".join([command, *(f"{flag} {some[i % len(some)]}" for flag, some in words.items())]))
+
+
+STARTS = (
+    "llama-server",
+    "ollama run",
+    TGI,
+    LMDEPLOY,
+    "docker run -p 1:2",
+    "docker run vllm/vllm-openai",
+    "A=$B B=1",
+)
+word = st.one_of(
+    st.sampled_from(sorted({flag for engine in ENGINES.values() for flag in engine.options})),
+    st.sampled_from(
+        ["-v", "/a:/b", "--gpus", "bash", "-c", "-p", "8080:80", "ollama/ollama", "$A", "x.gguf"]
+    ),
+    st.text(max_size=4),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@examples(st.sampled_from(STARTS), st.lists(word, max_size=8))
+def test_any_words_are_translated_to_what_serve_takes(start: str, words: list[str]) -> None:
+    try:
+        translation = translate([*start.split(), *words], only_working=True)
+    except OptionsError as error:
+        assert all(error.problems)
+        return
+    translation.yaml()
+    assert shlex.split(translation.line())
+    from_argv(translation.words()[2:])
