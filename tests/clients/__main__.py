@@ -25,6 +25,7 @@ INSTALL_S, RUN_S = 1800, 300
 # what a script asks for in its head -> options of runtime serve
 SERVERS: dict[str, tuple[str, ...]] = {
     "pocket": ("--model-path", "pocket"),
+    "embedder": ("--model-path", "pocket", "--is-embedding"),
     # Coding agents send prompts of twenty thousand tokens, which the embedded model cannot read: this
     # template renders their last messages only, and the length is there for their max_tokens.
     "agents": (
