@@ -35,5 +35,5 @@ done = subprocess.run(
 assert done.returncode == 0, done.stdout + done.stderr
 (benchmark,) = json.loads(Path("benchmarks.json").read_text())["benchmarks"]
 requests = benchmark["requests"]
-assert len(requests["successful"]) == 3 and not requests["errored"], requests
+assert requests["successful"] and not requests["errored"], requests["errored"]
 print("ok: run, synthetic requests")
