@@ -1,0 +1,193 @@
+"""The kernels of every instruction set that this machine runs, against float64 and against the layers in
+torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Quantized
+from runtime.devices.cpu import quantized
+from runtime.devices.cpu.kernels import library
+from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
+from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_quantized
+from runtime.devices.cpu.products import Products
+from runtime.layers.quantization.layouts import pack_codes
+from runtime.layers.quantization.quantized_weight import dequantized
+from runtime.models.config.quantization_schemes import Int8, PackedInt
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import VOCAB_SIZE, make_checkpoint
+
+BUILT = [level for level in supported_levels() if level.path.is_file()]
+SHAPES = ((33, 17), (96, 64), (130, 200))  # outputs and inputs
+ROWS = (1, 3, 13, 130)  # fewer than a tile, a tile and a row, more than a panel
+PROMPTS = [
+    np.random.default_rng(i).integers(0, VOCAB_SIZE, size).tolist() for i, size in enumerate((5, 90, 33))
+]
+
+
+def test_the_suite_has_kernels() -> None:
+    """Without them all tests of the cpu device would be tests of torch alone."""
+    assert BUILT or not supported_levels()
+
+
+@pytest.fixture(params=BUILT, ids=lambda level: level.name)
+def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
+    level: Level = request.param
+    threads = Threads(library.Library(level), 2)
+    yield threads
+    threads.functions.kernels_stop(threads.handle)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def same_alone(products: Products, x: Tensor, matrix: Matrix) -> Tensor:
+    """The product, after a look whether each row has the same bits alone."""
+    found = products.multiply(x, matrix, None)
+    for row in (0, len(x) // 2, len(x) - 1):
+        assert torch.equal(products.multiply(x[row : row + 1], matrix, None)[0], found[row])
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_products_of_floats(threads: Threads, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """bfloat16 weights may meet inputs that are rounded to bfloat16; else inputs stay what they are."""
+    products, weight = Products(threads), random(*shape).to(dtype)
+    matrix = pack(threads, weight)
+    for count in ROWS:
+        x = random(count, shape[1], seed=1)
+        rounds = dtype == torch.bfloat16 and threads.functions.kernels_input_form(matrix.kind) == 1
+        wanted = (x.to(dtype) if rounds else x).double() @ weight.double().T
+        found = same_alone(products, x, matrix)
+        assert (found - wanted).abs().max() < 2e-6 * wanted.abs().max() * shape[1] ** 0.5
+
+
+def test_rows_of_a_packed_weight(threads: Threads) -> None:
+    places = torch.tensor([0, 129, 31, 64])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        weight = random(130, 200).to(dtype)
+        assert torch.equal(pack(threads, weight).rows(places), weight[places].float())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_int8_is_what_its_scheme_says(threads: Threads, shape: tuple[int, int]) -> None:
+    """Sums of integers are exact, so the definition gives the same bits."""
+    codes = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    weight = Quantized(Int8(), codes, random(shape[0], 1, seed=2).abs() + 0.01)
+    matrix, products = pack_quantized(threads, weight), Products(threads)
+    for count in ROWS:
+        x = random(count, shape[1], seed=count)
+        assert torch.equal(same_alone(products, x, matrix), quantized.multiply(x, weight, None))
+    zero = torch.zeros(2, shape[1])
+    assert torch.equal(products.multiply(zero, matrix, None), torch.zeros(2, shape[0]))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bool) -> None:
+    """Exact for inputs that were quantized in groups of 32; within 1.5 % of the result for the
+    others."""
+    outputs, inputs = 70, 256
+    seeded = torch.Generator().manual_seed(4)
+    codes = torch.randint(0, 16, (outputs, inputs), generator=seeded, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (outputs, inputs // group), generator=seeded, dtype=torch.uint8)
+    scale = random(outputs, inputs // group, seed=5)
+    scheme = PackedInt(4, group, has_zero_points=has_zeros)
+    weight = Quantized(scheme, pack_codes(codes, 4), scale, zeros if has_zeros else None)
+    assert can_pack(weight, torch.bfloat16) and not can_pack(weight, torch.float32)
+    matrix, products, full = (
+        pack_quantized(threads, weight),
+        Products(threads),
+        dequantized(weight, torch.float32),
+    )
+    for count in ROWS:
+        x = random(count, inputs, seed=count)
+        grouped = x.unflatten(1, (-1, 32))
+        steps = grouped.abs().amax(2, keepdim=True) / 127
+        rounded = ((grouped / steps).round() * steps).flatten(1)
+        found = same_alone(products, x, matrix)
+        wanted = rounded.double() @ full.double().T
+        assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+        plain = x.double() @ full.double().T
+        assert (found - plain).norm() < 0.015 * plain.norm()
+
+
+def test_every_chunk_is_computed_once() -> None:
+    """With more threads than CPUs, which lose their turns in the middle of it: sums of memory, again and again."""
+    if not BUILT:
+        pytest.skip("this machine runs no kernels")
+    functions = library.Library(BUILT[0]).functions
+    team, memory = functions.kernels_start(9), torch.ones(16 << 18, dtype=torch.int32)
+    for pieces in (1, 2, 7, 16) * 40:
+        assert functions.kernels_read(team, memory.data_ptr(), pieces << 20) == pieces << 18
+    functions.kernels_stop(team)
+
+
+def continued(
+    folder: Path, level: str, patch: pytest.MonkeyPatch, **options: object
+) -> tuple[list[list[int]], list[list[float]], bool]:
+    """Greedy continuations of the prompts in company and their log probabilities, and whether a program computed
+    them. Prompts are cut in chunks of 24 tokens, one of which goes with the decodes of the others."""
+    patch.setenv(library.VARIABLE, level)
+    library.load_library.cache_clear()
+    executor, ready = start(folder, **options)
+    planner = Planner(executor, ready, 4)
+    rows = [planner.row(i, prompt, sampling(top_logprobs=0)) for i, prompt in enumerate(PROMPTS)]
+    decodes: list[Row] = []
+    for row in rows:
+        while row.computed < row.prompt_len:
+            planner.run(decodes, [(row, min(24, row.prompt_len - row.computed))])
+        decodes.append(row)
+    for _ in range(8):
+        planner.run(rows, [])
+    library.load_library.cache_clear()
+    used = executor.runner.forward.program is not None  # type: ignore[attr-defined]
+    chances = [[chance for _, chance, *_ in row.results] for row in rows]
+    return [row.tokens[row.prompt_len :] for row in rows], chances, used
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "mistral"])
+@pytest.mark.parametrize("level", [level.name for level in BUILT])
+def test_a_whole_decoder_is_its_layers(
+    level: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases, norms of heads, caps, windows and gelu, each at its family; tests/models compares the best level
+    with transformers."""
+    folder = make_checkpoint(family, tmp_path, **({"head_dim": 32} if family == "gemma2" else {}))
+    by_layers = continued(folder, "none", monkeypatch, dtype="float32")
+    by_program = continued(folder, level, monkeypatch, dtype="float32")
+    assert by_program[2] and not by_layers[2]
+    assert by_program[0] == by_layers[0]
+    for mine, other in zip(by_program[1], by_layers[1], strict=True):
+        assert mine == pytest.approx(other, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "most"), [("int8", "float32", 2e-4), ("int4", "bfloat16", 0.2)]
+)
+def test_a_decoder_that_is_quantized_while_it_is_loaded(
+    quantization: str, dtype: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By kernels and by the definition of its scheme: the same for int8 in float32; in bfloat16 with 4-bit weights
+    inputs are rounded differently."""
+    folder = make_checkpoint("llama", tmp_path, hidden_size=128, intermediate_size=192)
+    by_layers = continued(folder, "none", monkeypatch, dtype=dtype, quantization=quantization)
+    by_program = continued(folder, BUILT[0].name, monkeypatch, dtype=dtype, quantization=quantization)
+    assert by_program[2] and not by_layers[2]
+    for mine, other in zip(by_program[1], by_layers[1], strict=True):
+        assert mine[0] == pytest.approx(other[0], abs=most)
+
+
+def test_levels_are_chosen_by_what_the_processor_names() -> None:
+    every = frozenset().union(*(level.flags for level in LEVELS))
+    names = [level.name for level in supported_levels("x86_64", every)]
+    assert names == ["avx512_bf16", "avx512_vnni", "avx2"]
+    assert [level.name for level in supported_levels("x86_64", every - {"avx512_bf16"})] == names[1:]
+    assert supported_levels("x86_64", frozenset({"avx2"})) == ()
+    assert supported_levels("aarch64", frozenset({"asimd"}))[-1].name == "neon"
