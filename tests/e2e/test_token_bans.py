@@ -102,3 +102,21 @@ async def test_a_grammar_is_stronger() -> None:
         bans: dict[str, Any] = {"bad_words": ["cat", "cat sat", "the dog"], "allowed_token_ids": [7, 8]}
         answer = await engine.generate("A", constraint=rule, temperature=0, **bans)
         assert answer.text == "the cat sat on the mat, the cat sat on the mat, the dog"
+
+
+async def test_the_end_of_text_is_named() -> None:
+    """finish_reason.matched is the id of the token that ended the text, as in SGLang; a stop token's too."""
+    async with (
+        Engine(num_threads=1) as engine,
+        httpx.AsyncClient(transport=httpx.ASGITransport(engine.asgi()), base_url="http://here") as http,
+    ):
+        for params, matched in (
+            ({"allowed_token_ids": [2]}, {"type": "stop", "matched": 2}),
+            ({"allowed_token_ids": [9], "stop_token_ids": [9]}, {"type": "stop", "matched": 9}),
+            ({"allowed_token_ids": [9], "max_new_tokens": 3}, {"type": "length", "length": 3}),
+        ):
+            answer = await http.post("/generate", json={"text": "a", "sampling_params": params})
+            assert answer.json()["meta_info"]["finish_reason"] == matched
+        body = {"prompt": "a", "allowed_token_ids": [2]}
+        choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        assert (choice["finish_reason"], choice["matched_stop"], choice["text"]) == ("stop", 2, "")
