@@ -146,10 +146,10 @@ class CallGrammar:
             case JsonObject():
                 fields = {"json_schema": self._schema('{"type":"object"}')}
             case Regex(pattern=pattern):
-                fields = {"lark_grammar": f"start: {_pattern(pattern)}"}
+                fields = {"lark_grammar": f"start: {slashed(pattern)}"}
             case Choice(choices=choices):
                 pattern = choices_as_regex(msgspec.json.encode(choices).decode())
-                fields = {"lark_grammar": f"start: {_pattern(pattern)}"}
+                fields = {"lark_grammar": f"start: {slashed(pattern)}"}
             case Ebnf(grammar=grammar):
                 fields = {"lark_grammar": self._read_ebnf(grammar)}
             case Lark(grammar=grammar):
@@ -170,7 +170,7 @@ def _escaped(text: str) -> str:
     return "".join([c if c.isalnum() or not c.isascii() else f"\\x{ord(c):02x}" for c in text])
 
 
-def _pattern(pattern: str) -> str:
+def slashed(pattern: str) -> str:
     """A regular expression between slashes."""
     slashed = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL)
     return "/" + slashed.replace("\n", "\\n") + "/"

@@ -17,12 +17,14 @@ from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.completion_request import Reasoning as ReasoningOptions
 from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
+from runtime.http.openai.custom_tools import custom_tools, grammars_of, input_of, with_functions
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import (
+    TextGrammars,
     calls_or,
     required_calls,
     requires_call,
@@ -41,7 +43,7 @@ from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogpr
 from runtime.messages.sampling import Free, ThinkingLimit
 from runtime.parsing.channel_parser import CHANNEL_FORMATS
 from runtime.parsing.detect import AnswerFormats, markers_of
-from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.parsing.schema_types import Tools
 from runtime.service import ModelCard, Service
 
@@ -87,12 +89,13 @@ def prepare(
     names of our fields, for error texts. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(body)
-    body = with_allowed_tools(body)
+    customs = custom_tools(body.tools)
+    body = with_allowed_tools(with_functions(body, customs))
     (adapter,) = adapters_of(service.card, body.model, body.lora_path, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     formats, tools = service.card.formats, tools_of(body)
-    rule, where = _rule(body, tools, service.card)
+    rule, where = _rule(body, tools, grammars_of(customs), service.card)
     reading = _reading(service, body, tools)
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(body, given) is not None}
     params = sampling_params(
@@ -121,14 +124,16 @@ def prepare(
     return request, reading, names
 
 
-def _rule(body: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
+def _rule(
+    body: ChatBody, tools: Tools, grammars: TextGrammars, card: ModelCard
+) -> tuple[Rule | None, dict[str, str]]:
     rule, where = constraint_of(body)
     form = card.formats.tool_calls
-    if (required := required_calls(body, tools)) is None:
+    if (required := required_calls(body, tools, grammars)) is None:
         if rule is not None:
-            return calls_or(body, tools, form, rule), where
+            return calls_or(body, tools, form, rule, grammars), where
         if card.has_grammars and not body.ignore_eos:
-            return strict_calls(body, tools, form), {"constraint": "tools"}
+            return strict_calls(body, tools, form, grammars), {"constraint": "tools"}
         return None, {}
     # clients send response_format with every request, and mean answers that are no calls
     if rule is not None and not where["constraint"].startswith("response_format"):
@@ -202,6 +207,8 @@ class ChatAnswerFormat:
         self.request = request
         self.is_plain = not (envelope.is_continuous or request.logprobs or request.return_token_ids)
         self.is_text = is_text
+        self.customs = custom_tools(request.tools)
+        self.inputs: dict[tuple[int, int], str] = {}  # arguments of open custom calls, by choice and call
         self.begun: set[int] = set()  # choices whose first chunk is written
         self.callers: set[int] = set()  # choices that called a tool
         # by choice and field: the bytes of a chunk before and after its text
@@ -216,6 +223,8 @@ class ChatAnswerFormat:
                 return head + self._text(choice, "content", delta.text) if delta.text else head
             return head + b"".join([self._event(choice, event) for event in events_of(delta)])
         deltas = [self._message_delta(choice, event) for event in events_of(delta)]
+        if delta.finish is not None:  # calls that were cut off
+            deltas += [self._input(*place) for place in list(self.inputs) if place[0] == choice]
         deltas = [message_delta for message_delta in deltas if message_delta]
         if not deltas or (delta.finish is not None and "tool_calls" in deltas[-1]):
             deltas.append({})
@@ -293,10 +302,24 @@ class ChatAnswerFormat:
                 return {"reasoning_content": text}
             case CallBegin(index=index):
                 self.callers.add(choice)
-                return {"tool_calls": [{"index": index} | _call(event)]}
+                call = _call(event)
+                if event.name in self.customs:
+                    self.inputs[choice, index] = ""
+                    call = _as_custom(call)
+                return {"tool_calls": [{"index": index} | call]}
             case Arguments(index=index, text=text):
+                if (choice, index) in self.inputs:  # sent at the end: it is a text within JSON
+                    self.inputs[choice, index] += text
+                    return {}
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case CallEnd(index=index) if (choice, index) in self.inputs:
+                return self._input(choice, index)
         return {}
+
+    def _input(self, choice: int, index: int) -> Fields:
+        """The text of a custom tool call as the `delta` of a chunk."""
+        text = input_of(self.inputs.pop((choice, index)))
+        return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
 
     def _message(self, choice: int, output: Output) -> Fields:
         texts = {"content": "", "reasoning_content": ""}
@@ -316,7 +339,9 @@ class ChatAnswerFormat:
             message["reasoning_content"] = texts["reasoning_content"]
         if calls:
             self.callers.add(choice)
-            message["tool_calls"] = calls
+            message["tool_calls"] = [
+                _as_custom(call) if call["function"]["name"] in self.customs else call for call in calls
+            ]
         return message
 
     def _finish(self, choice: int, finish: Finish | None) -> Fields:
@@ -348,6 +373,13 @@ def _call(event: CallBegin) -> Fields:
         "type": "function",
         "function": {"name": event.name, "arguments": ""},
     }
+
+
+def _as_custom(call: Fields) -> Fields:
+    """A call of a function as one of the custom tool that it stands for."""
+    function = call["function"]
+    text = input_of(function["arguments"]) if function["arguments"] else ""
+    return {"id": call["id"], "type": "custom", "custom": {"name": function["name"], "input": text}}
 
 
 _WEATHER = {

@@ -39,12 +39,20 @@ class Function(Struct):
     arguments: str | JsonDict | None = None  # a JSON object, or its text
 
 
-class ToolCall(Struct):
-    """A tool call of an earlier answer."""
+class CustomCall(Struct):
+    """A call of a custom tool of an earlier answer."""
 
-    function: Function
+    name: str
+    input: str
+
+
+class ToolCall(Struct):
+    """A tool call of an earlier answer: of a function, or of a custom tool."""
+
+    function: Function | None = None
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    custom: CustomCall | None = None
 
 
 class Part(Struct):

@@ -76,12 +76,20 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     arguments: str
 
 
+class CalledTool(Struct, forbid_unknown_fields=True):
+    """A called custom tool: its name and its text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """A tool call of an answer."""
+    """A tool call of an answer: of a function, or of a custom tool."""
 
     id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    function: CalledFunction | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
+    custom: CalledTool | UnsetType = UNSET
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
@@ -131,13 +139,21 @@ class FunctionDelta(Struct, forbid_unknown_fields=True):
     arguments: str | UnsetType = UNSET
 
 
+class CustomDelta(Struct, forbid_unknown_fields=True):
+    """Part of a call's custom tool."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Struct, forbid_unknown_fields=True):
     """Part of tool call number `index`."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class MessageDelta(Struct, forbid_unknown_fields=True):

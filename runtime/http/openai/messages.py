@@ -3,7 +3,8 @@
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.completion_request import ChatBody, Message, Part, Reasoning, ToolCall
+from runtime.http.openai.completion_request import ChatBody, Function, Message, Part, Reasoning, ToolCall
+from runtime.http.openai.custom_tools import arguments_of
 from runtime.json_value import Fields
 from runtime.messages.requests import Chat
 
@@ -109,8 +110,13 @@ def _text(part: Part, path: str) -> str:
 def _tool_call(call: ToolCall, path: str) -> Fields:
     """Clients send arguments as JSON text, or as an object; templates expect an object, which they write in
     the model's own format."""
+    function = call.function
+    if call.custom is not None:
+        function = Function(call.custom.name, arguments_of(call.custom.input))
+    if function is None:
+        raise InvalidRequest(f"{path}.function is missing", param=f"{path}.function")
     path += ".function.arguments"
-    arguments: object = call.function.arguments or {}
+    arguments: object = function.arguments or {}
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
@@ -118,8 +124,4 @@ def _tool_call(call: ToolCall, path: str) -> Fields:
             raise InvalidRequest(f"{path} is not JSON: {error}", param=path) from None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{path} is not a JSON object", param=path)
-    return {
-        "id": call.id,
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+    return {"id": call.id, "type": "function", "function": {"name": function.name, "arguments": arguments}}

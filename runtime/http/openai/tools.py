@@ -2,6 +2,7 @@
 answer."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated as A
 from typing import Literal
 
@@ -9,8 +10,11 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from runtime.errors import InvalidRequest
+from runtime.grammar.call_grammar import slashed
+from runtime.grammar.quoted_lark import quoted_lark
 from runtime.http.errors import convert
 from runtime.http.openai.completion_request import ChatBody
+from runtime.http.openai.custom_tools import INPUT, TextGrammar
 from runtime.json_value import Fields, JsonValue
 from runtime.messages.constraint import (
     INDEX,
@@ -18,6 +22,7 @@ from runtime.messages.constraint import (
     CallForm,
     Calls,
     JsonSchema,
+    Lark,
     PythonArguments,
     Rule,
     StructuralTag,
@@ -26,6 +31,10 @@ from runtime.parsing import call_frames as frames
 from runtime.parsing.call_frames import CALL_FRAMES, CallFrame
 from runtime.parsing.schema_types import Tools
 
+TextGrammars = Mapping[str, TextGrammar]  # by the names of custom tools
+NO_GRAMMARS: TextGrammars = MappingProxyType({})
+# the form of answers for which tool_choice requires a call, whatever the model's own format is
+LISTED = CallFrame('{"name": "NAME", "arguments": ', "}", before="[", between=", ", after="]")
 DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referenced from its root
 
 
@@ -105,7 +114,7 @@ def requires_call(body: ChatBody) -> bool:
     return body.tool_choice in ("required", "any") or isinstance(body.tool_choice, dict)
 
 
-def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
+def required_calls(body: ChatBody, tools: Tools, grammars: TextGrammars = NO_GRAMMARS) -> Rule | None:
     """The constraint that makes the answer a list of calls; None where no call is required. Raises
     InvalidRequest."""
     choice = body.tool_choice
@@ -131,36 +140,45 @@ def required_calls(body: ChatBody, tools: Tools) -> Rule | None:
         tools = {name: tools[name]}
     # small models repeat calls until they are cut off: several calls only with parallel_tool_calls
     is_one = isinstance(choice, dict) or not body.parallel_tool_calls
+    if not grammars.keys().isdisjoint(tools):
+        return structs.replace(own_calls(body, tools, LISTED, grammars), is_single=is_one)
     schema = calls_schema(tools) | {"minItems": 1} | ({"maxItems": 1} if is_one else {})
     return JsonSchema(msgspec.json.encode(schema).decode())
 
 
-def strict_calls(body: ChatBody, tools: Tools, form: str | None) -> Calls | None:
+def strict_calls(
+    body: ChatBody, tools: Tools, form: str | None, grammars: TextGrammars = NO_GRAMMARS
+) -> Calls | None:
     """The constraint for free text in which calls, in the model's own format `form`, follow the schemas of
     tools with `strict`; None without such tools, and for formats whose calls no text begins."""
     functions: list[Fields] = body.tools or []  # checked by `tools_of`
     names = {tool["function"]["name"] for tool in functions if tool["function"].get("strict") is True}
     frame = CALL_FRAMES.get(form or "")
-    if frame is None or not frame.trigger or frame.body not in ("json", "object") or names.isdisjoint(tools):
+    if frame is None or not frame.trigger:
         return None
-    schemas = {name: (schema if name in names else None) or {} for name, schema in tools.items()}
-    return structs.replace(own_calls(body, schemas, frame), answer=AnyText(), trigger=frame.trigger)
+    held = names if frame.body == "json" else set()
+    if held.isdisjoint(tools) and grammars.keys().isdisjoint(tools):
+        return None
+    schemas = {name: (schema if name in held else None) or {} for name, schema in tools.items()}
+    return structs.replace(own_calls(body, schemas, frame, grammars), answer=AnyText(), trigger=frame.trigger)
 
 
-def calls_or(body: ChatBody, tools: Tools, form: str | None, rule: Rule) -> Rule:
+def calls_or(
+    body: ChatBody, tools: Tools, form: str | None, rule: Rule, grammars: TextGrammars = NO_GRAMMARS
+) -> Rule:
     """The constraint for calls in the model's own format `form`, or an answer that `rule` allows. Without a
     format no call would be recognised; structural tags leave room for calls in their free text."""
     frame = CALL_FRAMES.get(form or "")
     if frame is None or not tools or isinstance(rule, StructuralTag | Calls):
         return rule
-    return structs.replace(own_calls(body, tools, frame), answer=rule)
+    return structs.replace(own_calls(body, tools, frame, grammars), answer=rule)
 
 
-def own_calls(body: ChatBody, tools: Tools, frame: CallFrame) -> Calls:
+def own_calls(body: ChatBody, tools: Tools, frame: CallFrame, grammars: TextGrammars) -> Calls:
     """The calls of these tools in the model's own format; as many as the model likes, unless
     parallel_tool_calls is false."""
     return Calls(
-        tuple([_form(name, schema, frame) for name, schema in tools.items()]),
+        tuple([_form(name, schema, frame, grammars.get(name)) for name, schema in tools.items()]),
         before=frame.before,
         between=frame.between,
         after=frame.after,
@@ -168,8 +186,15 @@ def own_calls(body: ChatBody, tools: Tools, frame: CallFrame) -> Calls:
     )
 
 
-def _form(name: str, schema: Mapping[str, JsonValue], frame: CallFrame) -> CallForm:
+def _form(
+    name: str, schema: Mapping[str, JsonValue], frame: CallFrame, grammar: TextGrammar | None
+) -> CallForm:
     begin = frame.begin.replace(frames.INDEX, INDEX).replace(frames.NAME, name)
+    if grammar is not None and frame.body == "free":
+        before, after = [text.replace(frames.KEY, INPUT) for text in frame.text]
+        return CallForm(begin + before, _lark(grammar), after + frame.end)
+    if grammar is not None and frame.body == "json":
+        return _text_form(begin, schema, frame, grammar)
     match frame.body:
         case "json" | "object":
             arguments: Fields = {"type": "object", **schema}
@@ -179,6 +204,30 @@ def _form(name: str, schema: Mapping[str, JsonValue], frame: CallFrame) -> CallF
         case "python":
             return CallForm(begin, PythonArguments(), frame.end)
     return CallForm(begin, AnyText(frame.text), frame.end)
+
+
+def _lark(grammar: TextGrammar) -> Lark:
+    if grammar.syntax == "lark":
+        return Lark(grammar.definition)
+    return Lark(f"start: {slashed(grammar.definition)}")
+
+
+def _text_form(
+    begin: str, schema: Mapping[str, JsonValue], frame: CallFrame, grammar: TextGrammar
+) -> CallForm:
+    """A custom tool whose text stands within JSON. What cannot be rewritten for that is any text."""
+    if grammar.syntax == "regex":
+        bare = grammar.definition.removeprefix("^").removesuffix("$")
+        text = {"type": "string", "pattern": f"^(?:{bare})$"}
+        held: Fields = {**schema, "type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        held["additionalProperties"] = False
+        return CallForm(begin, JsonSchema(msgspec.json.encode(held).decode()), frame.end)
+    try:
+        quoted = Lark(quoted_lark(grammar.definition))
+    except ValueError:
+        any_object = msgspec.json.encode({"type": "object", **schema}).decode()
+        return CallForm(begin, JsonSchema(any_object), frame.end)
+    return CallForm(f'{begin}{{"{INPUT}": "', quoted, '"}' + frame.end)
 
 
 def _call_object(name: str, arguments: Fields, word: str) -> Fields:

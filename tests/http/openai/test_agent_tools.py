@@ -4,10 +4,11 @@ both."""
 import json
 from typing import Any
 
-import openai
 import pytest
 
-from runtime.http.openai.responses.tools import by_model_name, check, functions, input_of, model_name
+from runtime.http.openai.completion_request import ChatBody, Message
+from runtime.http.openai.custom_tools import custom_tools, input_of, with_functions
+from runtime.http.openai.responses.tools import by_model_name, chat_tools, check, model_name
 from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import client_of
@@ -111,12 +112,20 @@ async def test_they_can_be_demanded(choice: Any, names: list[str]) -> None:
     service = FakeService(says=["[]"])
     async with client_of(service) as client:
         await client.responses.create(**ASK, tool_choice=choice)
-    schema = json.loads(service.requests[0].params.constraint.schema)  # type: ignore[union-attr]
-    assert [schema["items"]["properties"]["name"]["const"]] == names
+    rule = service.requests[0].params.constraint
+    if isinstance(rule, Calls):  # with the grammar of its text
+        assert [form.begin.split('"')[3] for form in rule.forms] == names
+    else:
+        assert isinstance(rule, JsonSchema)
+        assert [json.loads(rule.schema)["items"]["properties"]["name"]["const"]] == names
 
 
-def test_tools_become_functions() -> None:
-    first, second = [tool["function"] for tool in functions(TOOLS)]
+def test_tools_become_chat_tools() -> None:
+    given = chat_tools(TOOLS)
+    assert given[1]["custom"]["format"] == PATCH["format"]
+    body = ChatBody(messages=[Message("user", "hi")], tools=given)
+    functions = with_functions(body, custom_tools(given)).tools or []
+    first, second = [tool["function"] for tool in functions]
     assert first == {"name": "files__list", "parameters": {"type": "object"}, "strict": False}
     assert (
         second["name"] == "patch"
@@ -130,7 +139,7 @@ def test_tools_become_functions() -> None:
         and model_name("f") == "f"
     )
     assert (
-        functions(None) == [] and functions([{"type": "custom", "name": "c"}])[0]["function"]["name"] == "c"
+        chat_tools(None) == [] and chat_tools([{"type": "custom", "name": "c"}])[0]["custom"]["name"] == "c"
     )
 
 
@@ -165,13 +174,3 @@ def test_refusals(tools: list[Any], param: str) -> None:
     with pytest.raises(Exception, match="tools") as error:
         check(tools)
     assert error.value.param == param  # type: ignore[attr-defined]
-
-
-async def test_chats_have_functions_only() -> None:
-    async with client_of() as client:
-        with pytest.raises(openai.BadRequestError, match="tools of type custom"):
-            await client.chat.completions.create(
-                model="org/fake",
-                messages=[{"role": "user", "content": "hi"}],
-                tools=[{"type": "custom", "custom": {"name": "c"}}],
-            )

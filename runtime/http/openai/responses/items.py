@@ -3,8 +3,9 @@ template."""
 
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import Function, Message, Part, ToolCall
+from runtime.http.openai.custom_tools import arguments_of
 from runtime.http.openai.files import new_id
-from runtime.http.openai.responses.tools import arguments_of, model_name
+from runtime.http.openai.responses.tools import model_name
 from runtime.json_value import Fields
 
 Item = Fields

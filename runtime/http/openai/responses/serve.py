@@ -100,8 +100,8 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
         theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None
     }
     fields["messages"] = messages_of(body.instructions, items)
-    if functions := tools.functions(body.tools):
-        fields["tools"] = functions
+    if chat_tools := tools.chat_tools(body.tools):
+        fields["tools"] = chat_tools
     if body.tool_choice is not None:
         fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None:

@@ -8,7 +8,6 @@
 
 from collections.abc import Iterator
 
-import msgspec
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
@@ -45,12 +44,9 @@ def check(tools: list[Fields] | None) -> None:
         _check(tool, f"tools[{i}]")
 
 
-def functions(tools: list[Fields] | None) -> list[Fields]:
-    """The tools as functions of a chat request."""
-    return [
-        {"type": "function", "function": _function(tool, model_name(tool["name"], namespace))}
-        for namespace, tool in _flat(tools)
-    ]
+def chat_tools(tools: list[Fields] | None) -> list[Fields]:
+    """The tools as functions and custom tools of a chat request."""
+    return [_chat_tool(tool, model_name(tool["name"], namespace)) for namespace, tool in _flat(tools)]
 
 
 def by_model_name(tools: list[Fields] | None) -> dict[str, Tool]:
@@ -66,21 +62,6 @@ def model_name(name: str, namespace: object = None) -> str:
     if not isinstance(namespace, str) or not namespace:
         return name
     return f"{namespace.rstrip('_')}__{name}"
-
-
-def arguments_of(text: str) -> str:
-    """The text of a custom tool call as arguments of a function."""
-    return msgspec.json.encode({"input": text}).decode()
-
-
-def input_of(arguments: str) -> str:
-    """The text in the arguments of a custom tool call; the arguments themselves where they are cut off or
-    something else."""
-    try:
-        text = msgspec.json.decode(arguments, type=Fields).get("input")
-    except msgspec.DecodeError:
-        return arguments
-    return text if isinstance(text, str) else arguments
 
 
 def _runs_on_server(tool: Fields) -> bool:
@@ -114,22 +95,8 @@ def _flat(tools: list[Fields] | None) -> Iterator[tuple[str | None, Fields]]:
             yield None, tool
 
 
-def _function(tool: Fields, name: str) -> Fields:
-    if tool["type"] == "function":
-        return {key: value for key, value in tool.items() if key != "type" and value is not None} | {
-            "name": name
-        }
-    text_format = tool.get("format")
-    grammar = text_format.get("definition") if isinstance(text_format, dict) else None
-    text: Fields = {"type": "string"} | (
-        {"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {}
-    )
-    parameters = {
-        "type": "object",
-        "properties": {"input": text},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
-    return {"name": name, "parameters": parameters} | (
-        {"description": tool["description"]} if tool.get("description") else {}
-    )
+def _chat_tool(tool: Fields, name: str) -> Fields:
+    """The tool as /v1/chat/completions has it, by the name that the model uses."""
+    kind = tool["type"]
+    fields = {key: value for key, value in tool.items() if key != "type" and value is not None}
+    return {"type": kind, kind: fields | {"name": name}}

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypedDict
 
+from runtime.http.openai.custom_tools import input_of
 from runtime.http.openai.files import new_id
 from runtime.http.openai.responses.items import PREFIXES
-from runtime.http.openai.responses.tools import Tool, input_of
+from runtime.http.openai.responses.tools import Tool
 from runtime.json_value import Fields, JsonValue
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
