@@ -107,7 +107,7 @@ class _Writer:
         return any([low <= code <= high for low, high in self._characters(op, value) for code in _ESCAPED])
 
     def _check_end(self, op: object, value: Any, after: list[Part]) -> None:
-        """Raises ValueError where it is not an escape that ends a repetition: the lexer would never end it."""
+        """Raises ValueError where no escape ends a repetition: the lexer would never end it."""
         while op is ops.SUBPATTERN and value[3]:
             op, value = list(value[3])[-1]
         if op not in _REPEATS or not after or after[0][0] is ops.AT:

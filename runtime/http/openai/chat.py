@@ -317,9 +317,8 @@ class ChatAnswerFormat:
         return {}
 
     def _input(self, choice: int, index: int) -> Fields:
-        """The text of a custom tool call as the `delta` of a chunk."""
-        text = input_of(self.inputs.pop((choice, index)))
-        return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+        custom = {"input": input_of(self.inputs.pop((choice, index)))}
+        return {"tool_calls": [{"index": index, "custom": custom}]}
 
     def _message(self, choice: int, output: Output) -> Fields:
         texts = {"content": "", "reasoning_content": ""}
@@ -377,9 +376,8 @@ def _call(event: CallBegin) -> Fields:
 
 def _as_custom(call: Fields) -> Fields:
     """A call of a function as one of the custom tool that it stands for."""
-    function = call["function"]
-    text = input_of(function["arguments"]) if function["arguments"] else ""
-    return {"id": call["id"], "type": "custom", "custom": {"name": function["name"], "input": text}}
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
 
 
 _WEATHER = {

@@ -9,6 +9,7 @@ import pytest
 from runtime.http.openai.completion_request import ChatBody, Message
 from runtime.http.openai.custom_tools import custom_tools, input_of, with_functions
 from runtime.http.openai.responses.tools import by_model_name, chat_tools, check, model_name
+from runtime.messages.constraint import Calls, JsonSchema
 from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import client_of
