@@ -39,7 +39,7 @@ UNTYPED = {
     "runtime/json_value.py": "fields that msgspec reads, objects yet to be made, and files of other programs",
     "runtime/options/declare.py": "values of options, each of which has a type of its own",
     "runtime/options/table.py": "a type, for msgspec",
-    "runtime/grammar/quoted_regex.py": "the parser of the standard library that reads expressions has no types",
+    "runtime/grammar/quoted_regex.py": "the parser of the standard library has no types",
     "runtime/text/stop_regex.py": "google-re2 has no types",
 }
 
