@@ -35,6 +35,8 @@ SERVERS: dict[str, tuple[str, ...]] = {
         str(FOLDER / "last_question.jinja"),
         "--tool-call-parser",
         "hermes",
+        "--preferred-sampling-params",
+        '{"temperature": 0}',
         "--json-model-override-args",
         '{"max_position_embeddings": 65536}',
     ),
