@@ -37,6 +37,8 @@ class Threads:
         self.functions = library.functions
         self.num_threads = num_threads
         self.handle: int = self.functions.kernels_start(num_threads)
+        # at exit threads end by themselves, and a forked process has none of its parent's
+        weakref.finalize(self, self.functions.kernels_stop, self.handle).atexit = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -80,7 +82,7 @@ def _allocate(
         *(part.data_ptr() if part is not None else None for part in (scales, sums)),
     )
     matrix = Matrix(kind, outputs, inputs, threads.library, handle, data, scales, sums)
-    weakref.finalize(matrix, functions.kernels_free_matrix, handle)
+    weakref.finalize(matrix, functions.kernels_free_matrix, handle).atexit = False
     return matrix
 
 

@@ -31,7 +31,7 @@ class Program:
         self.functions = threads.functions
         self.handle: int = self.functions.kernels_program(threads.handle)
         self.kept: list[object] = []
-        weakref.finalize(self, self.functions.kernels_free_program, self.handle)
+        weakref.finalize(self, self.functions.kernels_free_program, self.handle).atexit = False
 
     def buffer(self, width: int) -> Buffer:
         """Rows of float32 [tokens, width]."""
@@ -61,10 +61,6 @@ class Program:
         )
         self.functions.program_embed(self.handle, packed, address, kind, scale, out)
 
-    def input(self, out: Buffer) -> None:
-        """The rows that the caller gives."""
-        self.functions.program_input(self.handle, out)
-
     def output(self, source: Buffer) -> None:
         """The rows that the caller gets."""
         self.functions.program_output(self.handle, source)
@@ -77,19 +73,9 @@ class Program:
         """RMSNorm from floats to floats, which may be added to what is there."""
         self.functions.program_prepare(self.handle, source, self.keep(norm), eps, out, 2 if adds else 1)
 
-    def linear(
-        self,
-        source: Buffer,
-        matrix: Matrix,
-        bias: Tensor | None,
-        out: Buffer,
-        then: Then,
-        *,
-        keeps: bool = True,
-    ) -> None:
-        """The product of rows with a weight. `keeps`: the program keeps the weight alive."""
-        if keeps:
-            self.kept.append(matrix)
+    def linear(self, source: Buffer, matrix: Matrix, bias: Tensor | None, out: Buffer, then: Then) -> None:
+        """The product of rows with a weight."""
+        self.kept.append(matrix)
         outputs = self.threads.library.outputs * 2
         address = self.keep(bias, outputs)
         self.functions.program_linear(self.handle, matrix.handle, address, source, out, then)

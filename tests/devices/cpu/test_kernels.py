@@ -1,7 +1,6 @@
 """The kernels of every instruction set that this machine runs, against float64 and against the layers in
 torch."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +34,9 @@ def test_the_suite_has_kernels() -> None:
 
 
 @pytest.fixture(params=BUILT, ids=lambda level: level.name)
-def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
+def threads(request: pytest.FixtureRequest) -> Threads:
     level: Level = request.param
-    threads = Threads(library.Library(level), 2)
-    yield threads
-    threads.functions.kernels_stop(threads.handle)
+    return Threads(library.Library(level), 2)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

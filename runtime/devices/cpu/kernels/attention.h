@@ -39,16 +39,27 @@ struct Scratch {
     int64_t positions[MAX_VECTORS];
 };
 
+// The memory of all threads, which the layers of a program share.
+class Scratches {
+  public:
+    explicit Scratches(int num_threads) : each_(num_threads) {
+        for (auto& scratch : each_) scratch = (Scratch*)step::allocate(sizeof(Scratch));
+    }
+    ~Scratches() {
+        for (auto* scratch : each_) free(scratch);
+    }
+    Scratches(const Scratches&) = delete;
+
+    Scratch& of(int thread) const { return *each_[thread]; }
+
+  private:
+    std::vector<Scratch*> each_;
+};
+
 class Attention final : public Phase {
   public:
-    Attention(Buffer* qkv, Buffer* out, const Heads& heads, int num_threads)
-        : qkv_(qkv), out_(out), h_(heads), group_(heads.num_heads / heads.num_kv_heads), scratch_(num_threads) {
-        for (auto& scratch : scratch_) scratch = (Scratch*)step::allocate(sizeof(Scratch));
-    }
-
-    ~Attention() override {
-        for (auto* scratch : scratch_) free(scratch);
-    }
+    Attention(Buffer* qkv, Buffer* out, const Heads& heads, const Scratches& scratches)
+        : qkv_(qkv), out_(out), h_(heads), group_(heads.num_heads / heads.num_kv_heads), scratches_(scratches) {}
 
     int begin(const Step& step) override {
         tiles_.clear();
@@ -66,7 +77,7 @@ class Attention final : public Phase {
     void compute(const Step& step, int chunk, int thread) override {
         const Tile& tile = tiles_[chunk / h_.num_kv_heads];
         int kv_head = chunk % h_.num_kv_heads;
-        Scratch& s = *scratch_[thread];
+        Scratch& s = scratches_.of(thread);
         int count = take_queries(step, tile, kv_head, s);
         int64_t last = step.starts[tile.row] + tile.first + tile.count - 1;
         int64_t first = h_.window ? step.starts[tile.row] + tile.first - h_.window + 1 : 0;
@@ -222,7 +233,7 @@ class Attention final : public Phase {
     Buffer* out_;
     const Heads h_;
     const int group_;
-    std::vector<Scratch*> scratch_;
+    const Scratches& scratches_;
     std::vector<Tile> tiles_;
     std::vector<int> firsts_;  // for each row, its first token in the step
 };

@@ -62,7 +62,9 @@ class Input final : public Phase {
     explicit Input(Buffer* out) : out_(out) {}
     int begin(const Step& step) override { return (int)step.num_tokens; }
     void compute(const Step& step, int chunk, int) override {
-        memcpy(out_->row(chunk), step.input + (size_t)chunk * out_->width, out_->width * sizeof(float));
+        float* to = out_->row(chunk);
+        memcpy(to, step.input + (size_t)chunk * out_->width, out_->width * sizeof(float));
+        memset(to + out_->width, 0, (step::padded(out_->width) - out_->width) * sizeof(float));
     }
 
   private:

@@ -1,4 +1,5 @@
 // What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace {
 // Phases in order, over buffers that they share.
 class Program final : public team::Work {
   public:
-    explicit Program(team::Team* team) : team_(team) {}
+    explicit Program(team::Team* team) : team_(team), scratches_(team::num_threads(team)) {}
 
     Buffer* add_buffer(int width, int form) {
         buffers_.emplace_back(new Buffer(width, form));
@@ -32,7 +33,7 @@ class Program final : public team::Work {
 
     void add(Phase* phase) { phases_.emplace_back(phase); }
 
-    team::Team* team() const { return team_; }
+    const attention::Scratches& scratches() const { return scratches_; }
 
     bool run(const Step& step) {
         for (auto& buffer : buffers_)
@@ -50,11 +51,42 @@ class Program final : public team::Work {
 
   private:
     team::Team* team_;
+    attention::Scratches scratches_;
     const Step* step_ = nullptr;
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<std::unique_ptr<RotaryTables>> rotaries_;
     std::vector<std::unique_ptr<Phase>> phases_;
     std::vector<int> chunks_;
+};
+
+// One product of rows that the caller has: what a program does with four phases, in memory that all products share.
+class Product final : public team::Work {
+  public:
+    void run(team::Team* team, const Matrix* matrix, const Step* step, bool* has_memory) {
+        floats_.shape(matrix->inputs, -1);
+        inputs_.shape(matrix->inputs, weights::input_form(matrix->kind));
+        out_.shape(matrix->outputs, -1);
+        *has_memory = floats_.reserve(step->num_tokens) && inputs_.reserve(step->num_tokens) && out_.reserve(step->num_tokens);
+        if (!*has_memory) return;
+        layers::Input input(&floats_);
+        layers::Prepare prepare(&floats_, nullptr, 0, &inputs_, layers::Prepare::PREPARE);
+        layers::Linear linear(matrix, nullptr, &inputs_, &out_, layers::Linear::STORE);
+        layers::Output output(&out_);
+        phases_ = {&input, &prepare, &linear, &output};
+        step_ = step;
+        for (int i = 0; i < 4; i++) chunks_[i] = phases_[i]->begin(*step);
+        team::run(team, this);
+    }
+
+    int num_phases() const override { return 4; }
+    int num_chunks(int phase) const override { return chunks_[phase]; }
+    void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
+
+  private:
+    Buffer floats_{0, -1}, inputs_{0, 0}, out_{0, -1};
+    std::array<Phase*, 4> phases_{};
+    int chunks_[4] = {};
+    const Step* step_ = nullptr;
 };
 
 // A loop over blocks as work of the team.
@@ -142,6 +174,18 @@ void kernels_unpack(const Matrix* w, const int64_t* outputs, int64_t count, floa
     for (int64_t i = 0; i < count; i++) weights::unpack_row(*w, (int)outputs[i], out + i * w->inputs);
 }
 
+// ---- products
+
+Product* kernels_product() { return new Product; }
+void kernels_free_product(Product* product) { delete product; }
+
+// step->output [tokens, outputs] = step->input [tokens, inputs] W^T. 0; 1: there is no memory.
+int kernels_multiply(team::Team* team, Product* product, const Matrix* matrix, const Step* step) {
+    bool has_memory = true;
+    product->run(team, matrix, step, &has_memory);
+    return has_memory ? 0 : 1;
+}
+
 // ---- programs
 
 Program* kernels_program(team::Team* team) { return new Program(team); }
@@ -156,7 +200,6 @@ void program_embed(Program* program, const Matrix* packed, const void* table, in
     program->add(new layers::Embedding(packed, (const char*)table, (step::Number)number, scale, out));
 }
 
-void program_input(Program* program, Buffer* out) { program->add(new layers::Input(out)); }
 void program_output(Program* program, Buffer* in) { program->add(new layers::Output(in)); }
 
 void program_prepare(Program* program, Buffer* in, const float* norm, float eps, Buffer* out, int then) {
@@ -177,7 +220,7 @@ void program_linear(Program* program, const Matrix* weight, const float* bias, B
 
 void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* heads) {
     program->add(new layers::PrepareHeads(qkv, *heads));
-    program->add(new attention::Attention(qkv, out, *heads, team::num_threads(program->team())));
+    program->add(new attention::Attention(qkv, out, *heads, program->scratches()));
 }
 
 // 0; 1: there is no memory for its buffers.

@@ -35,33 +35,41 @@ inline void* allocate(size_t bytes) {
 
 inline size_t padded(size_t width) { return (width + 63) / 64 * 64; }
 
-// Rows that phases write and read: float32 [rows, padded width], and where products read them also in their form.
+// Rows that phases write and read: float32 [rows, padded width], or in the form in which products read them.
 class Buffer {
   public:
     Buffer(int width, int form) : width(width), form(form) {}
-    ~Buffer() { release(); }
+    ~Buffer() { free(memory_); }
+    Buffer(const Buffer&) = delete;
 
-    const int width;
-    const int form;  // of rows::Form; -1: floats only
+    int width;
+    int form;  // of rows::Form; -1: floats
     float* numbers = nullptr;
     rows::Rows prepared{};
 
-    // False: there is no memory.
+    // Other rows in the same memory, whose padding is not zero.
+    void shape(int new_width, int new_form) {
+        width = new_width;
+        form = new_form;
+        capacity_ = 0;
+    }
+
+    // False: there is no memory. Memory that is new is zero.
     bool reserve(int64_t count) {
         if (count <= capacity_) return true;
-        release();
-        size_t wide = padded(width), total = wide * count;
-        if (form < 0) {
-            numbers = (float*)allocate(total * 4);
-            if (!numbers) return false;
-            memset(numbers, 0, total * 4);
-        } else {
-            auto kind = (rows::Form)form;
-            size_t groups = kind == rows::GROUPED ? total / rows::GROUP : count;
-            prepared = {kind, (int)wide, allocate(total * rows::bytes_of(kind)), (float*)allocate(groups * 4),
-                        (int32_t*)allocate(groups * 4)};
-            if (!prepared.numbers || !prepared.scales || !prepared.sums) return false;
+        size_t total = padded(width) * count;
+        auto kind = form < 0 ? rows::FLOAT32 : (rows::Form)form;
+        size_t scales = form < 0 ? 0 : aligned((kind == rows::GROUPED ? total / rows::GROUP : count) * 4);
+        size_t data = aligned(total * rows::bytes_of(kind)), bytes = data + 2 * scales;
+        if (bytes > bytes_) {
+            free(memory_);
+            memory_ = (char*)allocate(bytes);
+            bytes_ = memory_ ? bytes : 0;
+            if (!memory_) return false;
+            memset(memory_, 0, bytes);
         }
+        numbers = (float*)memory_;
+        prepared = {kind, (int)padded(width), memory_, (float*)(memory_ + data), (int32_t*)(memory_ + data + scales)};
         capacity_ = count;
         return true;
     }
@@ -69,16 +77,10 @@ class Buffer {
     float* row(int64_t index) const { return numbers + index * padded(width); }
 
   private:
-    void release() {
-        free(numbers);
-        free(prepared.numbers);
-        free(prepared.scales);
-        free(prepared.sums);
-        numbers = nullptr;
-        prepared = {};
-        capacity_ = 0;
-    }
+    static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+    char* memory_ = nullptr;
+    size_t bytes_ = 0;
     int64_t capacity_ = 0;
 };
 
