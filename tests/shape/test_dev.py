@@ -35,7 +35,10 @@ exit 0
 def clone(tmp_path: Path) -> Path:
     """A folder with ./dev, an interpreter that installs nothing, and a `sleep` that is soon over."""
     shutil.copy(ROOT / "dev", tmp_path)
-    (tmp_path / "pyproject.toml").write_text("")
+    kernels = tmp_path / "runtime" / "devices" / "cpu" / "kernels"
+    kernels.mkdir(parents=True)
+    for path in (tmp_path / "pyproject.toml", tmp_path / "setup.py", kernels / "library.cpp"):
+        path.write_text("")
     (tmp_path / "bin").mkdir()
     for name, text in (("python", PYTHON), ("sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n")):
         (tmp_path / "bin" / name).write_text(text)
