@@ -4,7 +4,8 @@
     python -m bench.loop_gaps [--seconds 20] [--each] [--at-once N|all] [--tree FOLDER]
 
 The corpus is sent by a process of its own, eight requests at once, again and again; `--at-once all` has all
-of it in flight, `--each` measures every case alone instead. `--tree` measures the server of another checkout, to compare with.
+of it in flight, `--each` measures every case alone instead. `--tree` measures the server of another checkout,
+to compare with.
 """
 
 import argparse

@@ -16,8 +16,8 @@ def environment(num_threads: int | None) -> dict[str, str]:
         # `import torch` would import torch_npu, and fail with it; a device imports its own
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
-        # OpenMP threads that wait for work sleep after some 10 µs: awake for milliseconds, as is their default,
-        # they take the cores of everything else
+        # idle OpenMP threads sleep after some 10 µs; by default they stay awake for milliseconds, and take
+        # the cores of everything else
         "GOMP_SPINCOUNT": "1000",
         **os.environ,
     }

@@ -187,7 +187,8 @@ async def test_millions_of_values_are_refused_before_they_are_decoded(name: str)
 
 def test_a_message_weighs_what_it_has() -> None:
     def weight(message: object) -> int:
-        return wire_weight(message.SerializeToString(), message.DESCRIPTOR, 10**9)  # type: ignore[attr-defined]
+        data = message.SerializeToString()  # type: ignore[attr-defined]
+        return wire_weight(data, message.DESCRIPTOR, 10**9)  # type: ignore[attr-defined]
 
     generate, row = TYPES["GenerateRequest"], TYPES["Embedding"]
     assert weight(generate(text="x" * 10**6)) == 4

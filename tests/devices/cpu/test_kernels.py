@@ -116,7 +116,7 @@ def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bo
 
 
 def test_every_chunk_is_computed_once() -> None:
-    """With more threads than CPUs, which lose their turns in the middle of it: sums of memory, again and again."""
+    """With more threads than CPUs, which lose their turns in the middle of it: sums of memory, often."""
     if not BUILT:
         pytest.skip("this machine runs no kernels")
     functions = library.Library(BUILT[0]).functions
@@ -129,8 +129,8 @@ def test_every_chunk_is_computed_once() -> None:
 def continued(
     folder: Path, level: str, patch: pytest.MonkeyPatch, **options: object
 ) -> tuple[list[list[int]], list[list[float]], bool]:
-    """Greedy continuations of the prompts in company and their log probabilities, and whether a program computed
-    them. Prompts are cut in chunks of 24 tokens, one of which goes with the decodes of the others."""
+    """Greedy continuations of the prompts in company and their log probabilities, and whether a program
+    computed them. Prompts are cut in chunks of 24 tokens, which go with the decodes of the prompts before."""
     patch.setenv(library.VARIABLE, level)
     library.load_library.cache_clear()
     executor, ready = start(folder, **options)
@@ -154,8 +154,8 @@ def continued(
 def test_a_whole_decoder_is_its_layers(
     level: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Biases, norms of heads, caps, windows and gelu, each at its family; tests/models compares the best level
-    with transformers."""
+    """Biases, norms of heads, caps, windows and gelu, each at its family; tests/models compares the best
+    level with transformers."""
     folder = make_checkpoint(family, tmp_path, **({"head_dim": 32} if family == "gemma2" else {}))
     by_layers = continued(folder, "none", monkeypatch, dtype="float32")
     by_program = continued(folder, level, monkeypatch, dtype="float32")
@@ -171,8 +171,8 @@ def test_a_whole_decoder_is_its_layers(
 def test_a_decoder_that_is_quantized_while_it_is_loaded(
     quantization: str, dtype: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By kernels and by the definition of its scheme: the same for int8 in float32; in bfloat16 with 4-bit weights
-    inputs are rounded differently."""
+    """By kernels and by the definition of its scheme: the same for int8 in float32; in bfloat16 with 4-bit
+    weights inputs are rounded differently."""
     folder = make_checkpoint("llama", tmp_path, hidden_size=128, intermediate_size=192)
     by_layers = continued(folder, "none", monkeypatch, dtype=dtype, quantization=quantization)
     by_program = continued(folder, BUILT[0].name, monkeypatch, dtype=dtype, quantization=quantization)

@@ -1,7 +1,7 @@
 // A team of threads that computes a list of phases, one after another, each in many small chunks.
 //
-// Whoever is free takes the next chunk of the current phase, so a thread that loses its core delays the others by the
-// chunk that it holds and no more: nobody waits for threads, only for chunks. Between two lists threads spin for a
+// A thread that is free takes the next chunk of the current phase, so a thread that loses its core delays the others by the
+// chunk that it holds and no more: none waits for threads, only for chunks. Between two lists threads spin for a
 // bounded time and then sleep in the kernel.
 #pragma once
 
