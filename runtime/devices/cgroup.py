@@ -1,4 +1,5 @@
-"""Memory limits of the control groups of this process, v2 and v1, and kills because of them. Torch-free.
+"""Limits of memory and processor time of the control groups of this process, v2 and v1, and kills because of
+them. Torch-free.
 
 A limit of any group up to the root of the mount counts. File cache that the kernel would give up is not
 "used": a checkpoint that was read once fills the group's usage up to its limit.
@@ -46,6 +47,9 @@ VERSIONS = (
 )
 
 
+CPU_V1 = VERSIONS[1]._replace(controller="cpu", mount="sys/fs/cgroup/cpu")
+
+
 class MemoryLimit(NamedTuple):
     """The limit of one control group."""
 
@@ -63,6 +67,18 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
     """The limit that leaves least to this process; None: there is no limit."""
     limits = [limit for version in VERSIONS for limit in _limits(version, root)]
     return min(limits, key=lambda limit: limit.left_bytes, default=None)
+
+
+def cpu_limit(root: Path = _ROOT) -> float | None:
+    """CPUs' worth of time that this process may use, by the tightest of its groups; None: there is no limit."""
+    limits = []
+    for folder in _folders(VERSIONS[0], root):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        limits.append((quota, period))
+    for folder in _folders(CPU_V1, root):
+        limits.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
+    shares = [int(quota) / int(period) for quota, period in limits if quota.isdigit() and period.isdigit()]
+    return min(shares, default=None)
 
 
 def num_oom_kills(root: Path = _ROOT) -> int:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from runtime.devices.ascend import facts as ascend
 from runtime.devices.cgroup import available_bytes
+from runtime.devices.cores import usable_cores
 from runtime.devices.cpu import facts as cpu
 from runtime.devices.cuda import facts as cuda
 from runtime.devices.facts import DeviceFacts
@@ -108,7 +109,7 @@ DEVICES = {facts.name: facts for facts in (cpu.FACTS, cuda.FACTS, ascend.FACTS, 
 class MachineFacts(Struct, frozen=True, kw_only=True):
     """The machine that the runtime runs on."""
 
-    cores: int  # that this process may use
+    cores: int  # physical ones that this process may use, within its quota
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
     open_files: int = 4096  # that this process may have, once it has raised its own limit
@@ -169,7 +170,7 @@ def device_facts(name: str) -> DeviceFacts:
 def this_machine() -> MachineFacts:
     """Reads the machine; all else is a pure function of the result."""
     return MachineFacts(
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         memory_bytes=available_bytes(),
         entropy=int.from_bytes(os.urandom(4), "little"),
         open_files=_most_open_files(),

@@ -1,11 +1,10 @@
 """The cpu device: kernels of our own where they are built, else plain torch; gloo between ranks."""
 
-import os
-
 import torch
 
 from runtime import log
 from runtime.devices.base import Device
+from runtime.devices.cores import usable_cores
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
@@ -23,7 +22,7 @@ from runtime.messages.ranks import StartRank
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
-    num_threads = start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size)
+    num_threads = start.num_threads or max(1, usable_cores() // start.tp_size)
     torch.set_num_threads(num_threads)
     library = load_library()
     threads = None if library is None else Threads(library, num_threads)

@@ -1,4 +1,6 @@
 // What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
+#include <sys/mman.h>
+
 #include <array>
 #include <memory>
 #include <vector>
@@ -148,10 +150,19 @@ int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
     return (int64_t)weights::num_blocks(w) * weights::block_bytes(w);
 }
 
+// Large matrices lie in huge pages where the machine allows it: a step reads all of them, and small pages cost a
+// walk of tables for every 4 KB. A hint, so its failure is of no consequence.
+static void prefer_huge_pages(char* data, int64_t bytes) {
+    constexpr uintptr_t HUGE = 2 << 20;
+    uintptr_t begin = ((uintptr_t)data + HUGE - 1) / HUGE * HUGE, end = ((uintptr_t)data + bytes) / HUGE * HUGE;
+    if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+}
+
 // A matrix over memory of the caller: `data` of kernels_packed_bytes, for INT8 also `scales` and `sums` of whole blocks.
 Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data, float* scales, int32_t* sums) {
     int multiple = kind == weights::INT4 && group > weights::INPUT_MULTIPLE ? group : weights::INPUT_MULTIPLE;
     int width = (inputs + multiple - 1) / multiple * multiple;
+    prefer_huge_pages(data, kernels_packed_bytes(kind, outputs, inputs, group));
     return new Matrix{(weights::Kind)kind, outputs, inputs, width, group, data, scales, sums};
 }
 

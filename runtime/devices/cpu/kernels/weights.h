@@ -51,29 +51,39 @@ inline rows::Form input_form(Kind kind) {
     return kind == BFLOAT16 && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
 }
 
-// Places of a number within its block, in elements of the kind.
-inline size_t place(const Matrix& w, int output, int input) {
-    int in_block = output % OUTPUTS;
-    int together = w.kind == BFLOAT16 ? 2 : w.kind == INT8 ? 4 : 1;
+// Inputs that lie together for each output.
+inline int together(Kind kind) { return kind == BFLOAT16 ? 2 : kind == INT8 ? 4 : 1; }
+
+// The place of a number within its block, in elements of the kind.
+inline size_t place(int together, int in_block, int input) {
     return ((size_t)(input / together) * OUTPUTS + in_block) * together + input % together;
+}
+
+// One output of a block from its row of numbers. -> their sum, where they are integers
+template <int TOGETHER, class T> inline int32_t pack_row(const T* row, int inputs, int in_block, T* block) {
+    int32_t sum = 0;
+    T* to = block + in_block * TOGETHER;
+    for (int k = 0; k < inputs; k += TOGETHER, to += OUTPUTS * TOGETHER)
+        for (int i = 0; i < TOGETHER && k + i < inputs; i++) {
+            to[i] = row[k + i];
+            if constexpr (sizeof(T) == 1) sum += row[k + i];
+        }
+    return sum;
 }
 
 // Block `block` from weights [outputs, inputs] of the same kind; `source` is the whole matrix. INT8: `sums` is filled.
 inline void pack_block(const Matrix& w, const void* source, int block, char* data, int32_t* sums) {
     char* to = data + (size_t)block * block_bytes(w);
     memset(to, 0, block_bytes(w));
-    for (int i = 0; i < OUTPUTS; i++) {
+    for (int i = 0; i < OUTPUTS && block * OUTPUTS + i < w.outputs; i++) {
         int output = block * OUTPUTS + i;
-        if (output >= w.outputs) break;
         size_t from = (size_t)output * w.inputs;
-        int32_t sum = 0;
-        for (int k = 0; k < w.inputs; k++) {
-            size_t at = place(w, output, k);
-            if (w.kind == FLOAT32) ((float*)to)[at] = ((const float*)source)[from + k];
-            else if (w.kind == INT8) sum += ((int8_t*)to)[at] = ((const int8_t*)source)[from + k];
-            else ((uint16_t*)to)[at] = ((const uint16_t*)source)[from + k];
+        switch (w.kind) {
+            case FLOAT32: pack_row<1>((const float*)source + from, w.inputs, i, (float*)to); break;
+            case FLOAT16: pack_row<1>((const uint16_t*)source + from, w.inputs, i, (uint16_t*)to); break;
+            case BFLOAT16: pack_row<2>((const uint16_t*)source + from, w.inputs, i, (uint16_t*)to); break;
+            default: sums[output] = pack_row<4>((const int8_t*)source + from, w.inputs, i, (int8_t*)to);
         }
-        if (w.kind == INT8) sums[output] = sum;
     }
 }
 
@@ -81,7 +91,7 @@ inline void pack_block(const Matrix& w, const void* source, int block, char* dat
 // may be null: 8.
 inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* scales, const uint8_t* zeros, int block,
                             char* data) {
-    int groups = w.width / w.group, given = (w.inputs + w.group - 1) / w.group;
+    int given = (w.inputs + w.group - 1) / w.group;
     char* to = data + (size_t)block * block_bytes(w);
     memset(to, 0, block_bytes(w));
     for (int g = 0; g < given; g++, to += group_bytes(w)) {
@@ -101,14 +111,13 @@ inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* 
             }
         }
     }
-    (void)groups;
 }
 
 // Row `output` of the matrix as float32 [inputs]. INT4 has no use for it.
 inline void unpack_row(const Matrix& w, int output, float* out) {
     const char* from = w.data + (size_t)(output / OUTPUTS) * block_bytes(w);
-    for (int k = 0; k < w.inputs; k++) {
-        size_t at = place(w, output, k);
+    for (int k = 0, beside = together(w.kind); k < w.inputs; k++) {
+        size_t at = place(beside, output % OUTPUTS, k);
         switch (w.kind) {
             case FLOAT32: out[k] = ((const float*)from)[at]; break;
             case BFLOAT16: out[k] = from_bf16(((const uint16_t*)from)[at]); break;
