@@ -70,7 +70,7 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that this process may use, by the tightest of its groups; None: there is no limit."""
+    """CPUs' worth of time that this process may use, by the tightest of its groups; None: no limit."""
     limits = []
     for folder in _folders(VERSIONS[0], root):
         quota, _, period = _read(folder / "cpu.max").partition(" ")

@@ -8,8 +8,8 @@ from runtime.devices.cgroup import cpu_limit
 
 
 def usable_cores(cpus: Set[int] | None = None, root: Path = Path("/")) -> int:
-    """Physical cores of `cpus` (None: those of this process), within the limit of its control groups; at least
-    1. Two threads of one core (SMT) share its arithmetic, and would only get into each other's way."""
+    """Physical cores of `cpus` (None: those of this process), within the limit of its control groups; at
+    least 1. Two threads of one core (SMT) share its arithmetic, and would only get into each other's way."""
     cpus = os.sched_getaffinity(0) if cpus is None else cpus
     cores = {_siblings(cpu, root) for cpu in cpus}
     limit = cpu_limit(root)

@@ -87,7 +87,7 @@ def test_a_step_that_cannot_fit_is_reported_at_start(folder: Path, monkeypatch: 
     def fail(self: Any, *rest: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(CpuOps, "act_and_mul", fail)
+    monkeypatch.setattr(CpuOps, "linear", fail)
     with pytest.raises(
         StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"
     ):

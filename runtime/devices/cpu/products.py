@@ -19,12 +19,13 @@ class Products:
         self.handle: int = self.functions.kernels_product()
         weakref.finalize(self, self.functions.kernels_free_product, self.handle).atexit = False
 
+    @torch.compiler.disable
     def multiply(self, x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
-        """x [N, in] -> [N, out] in the dtype of x. Raises MemoryError."""
+        """x [N, in] -> [N, out] in the dtype of x. Raises torch.OutOfMemoryError."""
         rows = x.float().contiguous()
         out = torch.empty(len(rows), matrix.outputs)
         step = Step(num_tokens=len(rows), input=rows.data_ptr(), output=out.data_ptr())
         arguments = (self.threads.handle, self.handle, matrix.handle, ctypes.addressof(step))
         if len(rows) and self.functions.kernels_multiply(*arguments):
-            raise MemoryError(f"no memory for a product of {len(rows)} rows")
+            raise torch.OutOfMemoryError(f"no memory for a product of {len(rows)} rows")
         return (out if bias is None else out.add_(bias)).to(x.dtype)

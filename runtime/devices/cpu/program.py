@@ -93,6 +93,6 @@ class Program:
         self.functions.program_attention(self.handle, qkv, out, ctypes.addressof(heads))
 
     def run(self, step: Step) -> None:
-        """Computes all phases. Raises MemoryError."""
+        """Computes all phases. Raises torch.OutOfMemoryError."""
         if self.functions.program_run(self.handle, ctypes.addressof(step)):
-            raise MemoryError(f"no memory for a step of {step.num_tokens} tokens")
+            raise torch.OutOfMemoryError(f"no memory for a step of {step.num_tokens} tokens")
