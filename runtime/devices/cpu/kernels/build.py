@@ -48,14 +48,24 @@ def find_compiler() -> tuple[str, ...] | None:
 def static_options(compiler: tuple[str, ...]) -> tuple[str, ...]:
     """What makes the library need no C++ library at run time, and with Zig no newer C library than that of
     2018."""
-    if compiler[-2:] == ("ziglang", "c++"):
+    if is_zig(compiler):
         return "-target", f"{platform.machine()}-linux-gnu.2.28"
     return "-static-libgcc", *(() if "clang" in compiler[0] else ("-static-libstdc++",))
 
 
-def source_digest(level: Level, compiler: tuple[str, ...]) -> str:
-    """A digest of all that decides what a build of this level is."""
-    digest = hashlib.sha256(repr((level.options, OPTIONS, compiler)).encode())
+def is_zig(compiler: tuple[str, ...]) -> bool:
+    """Whether this is the command of Zig's compiler."""
+    return compiler[-2:] == ("ziglang", "c++")
+
+
+def level_options(level: Level, compiler: tuple[str, ...]) -> tuple[str, ...]:
+    """The options of a level in the words of this compiler."""
+    return level.zig_options if is_zig(compiler) and level.zig_options is not None else level.options
+
+
+def source_digest(options: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+    """A digest of all that decides what a build is: sources, options and compiler."""
+    digest = hashlib.sha256(repr((options, OPTIONS, compiler)).encode())
     for path in sorted((*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
@@ -63,13 +73,14 @@ def source_digest(level: Level, compiler: tuple[str, ...]) -> str:
 
 def build_level(level: Level, compiler: tuple[str, ...], extra: tuple[str, ...] = ()) -> bool:
     """Compiles one level. False: it was there. Raises CalledProcessError with the compiler's words."""
-    digest, stamp = source_digest(level, (*compiler, *extra)), level.path.with_suffix(".sha256")
+    options = (*level_options(level, compiler), *extra)
+    digest, stamp = source_digest(options, compiler), level.path.with_suffix(".sha256")
     if level.path.is_file() and stamp.is_file() and stamp.read_text("ascii") == digest:
         return False
     LIBRARIES.mkdir(exist_ok=True)
     unfinished = level.path.with_suffix(f".{os.getpid()}")
     sources = [str(FOLDER / unit) for unit in UNITS]
-    command = [*compiler, *OPTIONS, *level.options, *extra, *sources, "-o", str(unfinished)]
+    command = [*compiler, *OPTIONS, *options, *sources, "-o", str(unfinished)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
         unfinished.rename(level.path)

@@ -16,6 +16,7 @@ class Level:
     machine: str  # of platform.machine()
     flags: frozenset[str]  # that /proc/cpuinfo must name
     options: tuple[str, ...]  # of the compiler: GCC and Clang have the same
+    zig_options: tuple[str, ...] | None = None  # where Zig's differ from them
 
     @property
     def path(self) -> Path:
@@ -31,8 +32,14 @@ LEVELS = (
     Level("avx512_bf16", "x86_64", _VNNI_FLAGS | {"avx512_bf16"}, (*_VNNI, "-mavx512bf16")),
     Level("avx512_vnni", "x86_64", _VNNI_FLAGS, _VNNI),
     Level("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), _AVX2),
-    Level("dotprod", "aarch64", frozenset({"asimddp", "asimdhp"}), ("-march=armv8.2-a+dotprod+fp16",)),
-    Level("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+    Level(
+        "dotprod",
+        "aarch64",
+        frozenset({"asimddp", "asimdhp"}),
+        ("-march=armv8.2-a+dotprod+fp16",),
+        ("-mcpu=generic+dotprod+fullfp16",),
+    ),
+    Level("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",), ("-mcpu=generic",)),
 )
 
 
