@@ -140,10 +140,12 @@ class Linear final : public Phase {
         : w_(*weight), bias_(bias), in_(in), out_(out), then_(then),
           num_blocks_(weights::num_blocks(w_) / (is_gated() ? 2 : 1)) {}
 
-    // Chunks of about CHUNK_BYTES of weights, and of ROW_PANEL rows where there are many.
+    // Chunks of about CHUNK_BYTES of weights, and of ROW_PANEL rows where there are many; one chunk where the whole
+    // is less work than it takes to meet.
     int begin(const Step& step) override {
         size_t bytes = weights::block_bytes(w_) * (is_gated() ? 2 : 1);
         blocks_per_chunk_ = bytes >= CHUNK_BYTES ? 1 : (int)(CHUNK_BYTES / bytes);
+        if (bytes * num_blocks_ * ((step.num_tokens + 7) / 8) <= ALONE_BYTES) blocks_per_chunk_ = num_blocks_;
         num_panels_ = (int)((step.num_tokens + ROW_PANEL - 1) / ROW_PANEL);
         return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_ * num_panels_;
     }
@@ -156,6 +158,7 @@ class Linear final : public Phase {
     }
 
     static constexpr size_t CHUNK_BYTES = 48 << 10;
+    static constexpr size_t ALONE_BYTES = 512 << 10;  // 20 to 50 us of one thread
     static constexpr int ROW_PANEL = 120;  // a multiple of all tiles' rows
 
   private:

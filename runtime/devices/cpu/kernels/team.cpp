@@ -130,8 +130,10 @@ class Team {
     void compute(Work* work, int num_phases, uint32_t number, int thread) {
         for (int i = 0; i < num_phases; i++) {
             Phase& phase = phases_[i];
+            // A single chunk is the caller's: another thread may have lost its core when it has taken it.
+            bool helps = thread == 0 || phase.num_chunks.load(std::memory_order_acquire) > 1;
             int chunk;
-            while ((chunk = take(phase, number)) >= 0) {
+            while (helps && (chunk = take(phase, number)) >= 0) {
                 work->compute(i, chunk, thread);
                 phase.num_done.fetch_add(1, std::memory_order_release);
             }
