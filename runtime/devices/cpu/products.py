@@ -19,7 +19,6 @@ class Products:
         self.handle: int = self.functions.kernels_product()
         weakref.finalize(self, self.functions.kernels_free_product, self.handle).atexit = False
 
-    @torch.compiler.disable
     def multiply(self, x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
         """x [N, in] -> [N, out] in the dtype of x. Raises torch.OutOfMemoryError."""
         rows = x.float().contiguous()

@@ -1,6 +1,8 @@
 """The kernels of every instruction set that this machine runs, against float64 and against the layers in
 torch."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +190,11 @@ def test_levels_are_chosen_by_what_the_processor_names() -> None:
     assert [level.name for level in supported_levels("x86_64", every - {"avx512_bf16"})] == names[1:]
     assert supported_levels("x86_64", frozenset({"avx2"})) == ()
     assert supported_levels("aarch64", frozenset({"asimd"}))[-1].name == "neon"
+
+
+def test_a_rank_imports_no_compiler_of_torch() -> None:
+    """It takes 70 MB and a second, which a rank without --enable-torch-compile has no use for."""
+    code = "import sys, runtime.ranks.worker, runtime.ranks.torch_executor, runtime.devices.cpu.device as _; "
+    code += "print([name for name in sys.modules if name.startswith('torch._dynamo')])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
