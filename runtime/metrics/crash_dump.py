@@ -136,7 +136,7 @@ def _size_of_prompt(prompt: Prompt) -> int:
 
 
 def _size_of_row(row: object) -> int:
-    """Of a list of numbers, or of its JSON."""
+    """Bytes of a row of a record: a list of numbers, or its JSON."""
     return len(memoryview(row)) if isinstance(row, Raw) else _size_of_json(row)
 
 

@@ -223,7 +223,7 @@ def _fill_from_files(
 
 
 def _gauged(slices: Iterator[TensorSlice], gauge: Gauge) -> Iterator[TensorSlice]:
-    """The same tensors; each counts when the next one is asked for."""
+    """Passes tensors on, and counts the bytes of each as loaded when the next one is asked for."""
     for tensor in slices:
         yield tensor
         gauge.add(tensor.num_bytes)

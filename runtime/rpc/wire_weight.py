@@ -48,7 +48,7 @@ def wire_weight(data: bytes, kind: Descriptor, most: int) -> int:
 
 
 def _weight_of(field: FieldDescriptor, data: bytes, at: int, end: int) -> int:
-    """Of a text, or of packed numbers."""
+    """The weight of a field that is a text, or a line of packed numbers, in data[at:end]."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return TEXT
     if (width := WIDTHS.get(field.cpp_type)) is not None:

@@ -27,7 +27,7 @@ class CompiledGrammars:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that are kept and compiled."""
+        """Bytes of the compiled grammars that are kept; those still being compiled count nothing."""
         return sum([_bytes_of(kept) for kept in self._kept.values()])
 
     def prepare(self, grammar: Grammar | None, done: Callable[[], None] = lambda: None) -> None:
@@ -61,7 +61,7 @@ class CompiledGrammars:
 
 
 def _bytes_of(kept: "Future[Compiled | None]") -> int:
-    """0 while it is being compiled, and where it could not be."""
+    """Bytes of one compiled grammar; 0 while it is being compiled, and where it could not be."""
     if not kept.done() or kept.exception() is not None or (compiled := kept.result()) is None:
         return 0
     return compiled.num_bytes

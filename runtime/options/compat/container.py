@@ -19,10 +19,12 @@ class Image(Struct, frozen=True, kw_only=True):
     pattern: str  # of its name without registry
     command: tuple[str, ...]
     port: int | None = None  # where it differs from the engine's own default
-    caches: Mapping[str, str] = {}  # folder in the container -> variable that names a folder of models here
+    # a pattern of folders in the container -> the variable that names such a folder of models here
+    caches: Mapping[str, str] = {}
 
 
-_HUB = {"/root/.cache/huggingface": "HF_HOME", "/root/.cache/huggingface/hub": "HF_HUB_CACHE"}
+# of whichever user the image runs as
+_HUB = {r".*/\.cache/huggingface": "HF_HOME", r".*/\.cache/huggingface/hub": "HF_HUB_CACHE"}
 
 # images whose command line may begin with the engine's options; all others name their command
 IMAGES: tuple[Image, ...] = (
@@ -60,7 +62,7 @@ SWITCHES = frozenset(
 )
 _SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^\]]*\]|[^:]*):)?(?P<outside>\d+):(?P<inside>\d+)(?:/tcp)?")
-_HOME_CACHE = re.compile(r"(~|\$HOME|\$\{HOME\}|/root|/home/[^/]+)/\.cache/huggingface(/hub)?/?")
+_HOME_CACHE = re.compile(r"(~|\$HOME|\$\{HOME\}|/home/[^/]+)/\.cache/huggingface(/hub)?/?")
 
 
 class Container(Struct, frozen=True, kw_only=True):
@@ -166,8 +168,9 @@ def caches(container: Container) -> dict[str, str]:
     """Variables that name the folders of models which are mounted, except where those are the usual ones."""
     return {
         variable: folder
-        for inside, variable in container.image.caches.items()
-        if (folder := container.mounts.get(inside)) and not _HOME_CACHE.fullmatch(folder)
+        for pattern, variable in container.image.caches.items()
+        for inside, folder in container.mounts.items()
+        if re.fullmatch(pattern, inside) and not _HOME_CACHE.fullmatch(folder)
     }
 
 

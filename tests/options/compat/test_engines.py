@@ -191,7 +191,7 @@ LINES: list[tuple[str, str, str]] = [
     (LMDEPLOY + "--dp 2", "--model-path /m --port 1 --data-parallel-size 2", "--dp is planned"),
     # containers
     (
-        "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface --env "
+        "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/home/app/.cache/huggingface --env "
         "HUGGING_FACE_HUB_TOKEN=hf_secret -p 8000:8000 --ipc=host vllm/vllm-openai:latest --model a/b",
         "--model-path a/b --port 8000 --host 0.0.0.0",
         "HUGGING_FACE_HUB_TOKEN is read from the environment here too",
@@ -232,7 +232,7 @@ LINES: list[tuple[str, str, str]] = [
         "the same model as /path/to/models/a.gguf",
     ),
     (
-        "docker run -d -v ollama:/root/.ollama -p 11434:11434 -e OLLAMA_NUM_PARALLEL=2 --name ollama "
+        "docker run -d -v ollama:/home/app/.ollama -p 11434:11434 -e OLLAMA_NUM_PARALLEL=2 --name ollama "
         "ollama/ollama",
         "--max-running-requests 2 --port 11434 --host 0.0.0.0",
         "",

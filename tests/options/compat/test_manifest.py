@@ -29,7 +29,7 @@ spec:
             - {name: CUDA_VISIBLE_DEVICES, value: "0,1"}
           volumeMounts:
             - {name: models, mountPath: /models}
-            - {name: claim, mountPath: /root/.cache/huggingface}
+            - {name: claim, mountPath: /home/app/.cache/huggingface}
 """
 SHELL = """
 kind: Pod
