@@ -3,8 +3,10 @@ run time.
 
     x = embedding[token] * embed_scale
     of each layer:  x = x + [after_attention](o(attention(qkv(before_attention(x)))))
-                    gate, up = halves of gate_up(before_feed_forward(x))
-                    x = x + [after_feed_forward](down(act(gate) * up))
+                    x = x + [after_feed_forward](feed_forward(before_feed_forward(x)))
+
+    feed_forward(x):  down(act(gate) * up), where gate and up are the halves of gate_up(x)
+                      or the same of the experts that the router chooses, weighted, and of shared experts
 
 Norms in brackets may be missing. Norms are RMSNorm (Zhang and Sennrich, 2019) without bias; attention is
 grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any.
@@ -14,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.attention_scores import Scores
 from runtime.devices.packed import PackedRows, PackedWeight
+from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +61,31 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A feed-forward that all tokens pass."""
+
+    gate_up: LinearSpec
+    gate: Literal["silu", "gelu_tanh"]
+    down: LinearSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A feed-forward of experts, all of which are on this rank. See Experts in devices/base.py."""
+
+    router: LinearSpec  # its weight is float32
+    correction_bias: (
+        "Tensor | None"  # float32 [experts]: counts when experts are chosen, not in their weights
+    )
+    routing: Routing
+    packed: PackedExperts
+    shared: DenseSpec | None
+    shared_gate: LinearSpec | None  # of one output: its sigmoid weights the shared experts
+    # int32 [experts] to which the routed tokens of each step are added, or None
+    counts: "Callable[[], Tensor | None]"
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayerSpec:
     """One block."""
 
@@ -64,9 +93,7 @@ class DecoderLayerSpec:
     attention: AttentionSpec
     after_attention: NormSpec | None
     before_feed_forward: NormSpec
-    gate_up: LinearSpec
-    gate: Literal["silu", "gelu_tanh"]
-    down: LinearSpec
+    feed_forward: DenseSpec | ExpertsSpec
     after_feed_forward: NormSpec | None
 
 

@@ -1,6 +1,13 @@
 """Decoders as data (devices/decoder_spec.py), read from the layers of models that have such a form."""
 
-from runtime.devices.decoder_spec import AttentionSpec, DecoderLayerSpec, DecoderSpec, LinearSpec, NormSpec
+from runtime.devices.decoder_spec import (
+    AttentionSpec,
+    DecoderLayerSpec,
+    DecoderSpec,
+    DenseSpec,
+    LinearSpec,
+    NormSpec,
+)
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
@@ -42,11 +49,13 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
         attention=_attention_spec(attention),
         after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
         before_feed_forward=_norm(before),
-        gate_up=_linear(mlp.gate_up_proj),
-        gate=mlp.activation,
-        down=_linear(mlp.down_proj),
+        feed_forward=_dense(mlp),
         after_feed_forward=_norm(layer.post_feedforward_layernorm) if is_gemma else None,
     )
+
+
+def _dense(mlp: FeedForward) -> DenseSpec:
+    return DenseSpec(_linear(mlp.gate_up_proj), mlp.activation, _linear(mlp.down_proj))
 
 
 def _attention_spec(attention: SelfAttention) -> AttentionSpec:

@@ -14,7 +14,14 @@ from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.kernels.library import Heads, Step
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads
 from runtime.devices.cpu.program import Buffer, Program, Then
-from runtime.devices.decoder_spec import AttentionSpec, DecoderLayerSpec, DecoderSpec, LinearSpec, NormSpec
+from runtime.devices.decoder_spec import (
+    AttentionSpec,
+    DecoderLayerSpec,
+    DecoderSpec,
+    DenseSpec,
+    LinearSpec,
+    NormSpec,
+)
 
 MAX_DIM = 256  # attention::MAX_DIM
 MAX_GROUP = 64  # attention::MAX_VECTORS
@@ -38,7 +45,11 @@ def problem_of(spec: DecoderSpec, kv: KeysValues, lanes: int) -> str | None:
             return "too many heads share keys"
         if keys.dtype not in NUMBERS:
             return f"the cache is {keys.dtype}"
-        linears = (attention.qkv, attention.o, layer.gate_up, layer.down)
+        linears = [attention.qkv, attention.o]
+        if isinstance(layer.feed_forward, DenseSpec):
+            linears += [layer.feed_forward.gate_up, layer.feed_forward.down]
+        else:
+            return "experts"
         if not all(isinstance(linear.packed, Matrix) for linear in linears):
             return "a weight is quantized in a way that the kernels do not compute"
     return None
@@ -66,8 +77,11 @@ class DecoderProgram:
         self._linear(rows.x, layer.before_attention, attention.qkv, rows.qkv, Then.STORE, rows)
         self.program.attention(rows.qkv, rows.attended, self._heads(attention, kv))
         self._add(rows.attended, attention.o, layer.after_attention, rows)
-        self._linear(rows.x, layer.before_feed_forward, layer.gate_up, rows.inner, GATES[layer.gate], rows)
-        self._add(rows.inner, layer.down, layer.after_feed_forward, rows)
+        dense = layer.feed_forward
+        assert isinstance(dense, DenseSpec)
+        inner = rows.inner(dense.down.inputs)
+        self._linear(rows.x, layer.before_feed_forward, dense.gate_up, inner, GATES[dense.gate], rows)
+        self._add(inner, dense.down, layer.after_feed_forward, rows)
 
     def _linear(
         self,
@@ -167,9 +181,15 @@ class _Buffers:
         self.x = program.buffer(spec.width)
         self.qkv = program.buffer(layer.attention.qkv.outputs)
         self.attended = program.buffer(layer.attention.o.inputs)
-        self.inner = program.buffer(layer.down.inputs)
         self.output = program.buffer(spec.width)
         self.inputs: dict[tuple[int, int], Buffer] = {}
+        self.inners: dict[int, Buffer] = {}
+
+    def inner(self, width: int) -> Buffer:
+        """Rows of act(gate) * up: layers with and without experts differ in their width."""
+        if width not in self.inners:
+            self.inners[width] = self.program.buffer(width)
+        return self.inners[width]
 
     def inputs_of(self, matrix: Matrix) -> Buffer:
         """Rows in the form in which this weight is multiplied."""
