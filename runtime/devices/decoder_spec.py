@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.attention_scores import Scores
+from runtime.devices.lora import LoraWeights
 from runtime.devices.packed import PackedRows, PackedWeight
 from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from runtime.devices.base import ForwardBatch
@@ -43,6 +45,7 @@ class LinearSpec:
     bias: "Tensor | None"
     inputs: int
     outputs: int
+    lora: LoraWeights | None  # of adapters, in memory that stays; their tokens get what they add
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,9 @@ class DecoderSpec:
 class ForwardProgram(Protocol):
     """The forward pass of one decoder in one call."""
 
-    def forward(self, batch: "ForwardBatch") -> "Tensor | None":
-        """The tokens' hidden states before the last norm, [T, hidden], without adapters; None: the layers
-        have to compute this step."""
+    def forward(self, batch: "ForwardBatch", lora_slots: "np.ndarray | None") -> "Tensor | None":
+        """The tokens' hidden states before the last norm, [T, hidden]; None: the layers have to compute this
+        step. `lora_slots`: int32 [T], -1 for tokens without an adapter; None: no token has one."""
         ...
 
 

@@ -3,12 +3,13 @@ its outputs over the ranks, the row-parallel layer that follows splits its input
 of them costs one collective."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, PackedWeight, Quantized
+from runtime.devices.lora import LoraWeights
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.quantization.quantized_weight import (
     ROW_TENSORS,
@@ -34,6 +35,20 @@ from runtime.models.config.quantization_schemes import WeightFormat
 # tokens
 # alone, or not at all, because a layer above does
 Reduction = Literal["all_reduce", "reduce_scatter", "none"]
+
+
+class LinearLora(Protocol):
+    """Low-rank products that adapters add to a layer."""
+
+    @property
+    def weights(self) -> LoraWeights:
+        """Those of all LoRA slots. Their memory stays the same."""
+        ...
+
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        """Adds what the adapters of the step's tokens make of the input [T, in] to `out` [T, out], in place,
+        and returns it."""
+        ...
 
 
 class Linear(Layer):
@@ -70,8 +85,7 @@ class Linear(Layer):
         self.packed: PackedWeight | None = (
             None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
         )
-        # adds the low-rank products of adapters to the layer's output, given its input (layers/lora.py)
-        self.add_lora: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.lora: LinearLora | None = None  # what adapters add to the output (layers/lora.py)
         self.reduce: Callable[[Tensor], Tensor] | None = None
         if reduction != "none" and self.is_row and device.collectives.size > 1:
             self.reduce = (
@@ -164,8 +178,8 @@ class Linear(Layer):
         """x [N, in] -> [N, out], or with reduction "reduce_scatter" this rank's shard of the rows."""
         bias = self.bias.tensor if self.bias is not None else None
         out = self.device.ops.linear(x, self.packed, bias if self.reduce is None else None)
-        if self.add_lora is not None:
-            out = self.add_lora(x, out)
+        if self.lora is not None:
+            out = self.lora.add(x, out)
         if self.reduce is None:
             return out
         out = self.reduce(out)

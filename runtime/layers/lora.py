@@ -222,7 +222,7 @@ class LoraAdapters:
         this was made for."""
         for path, layer in _linear_layers(model):
             if path in self.lora_slots:
-                layer.add_lora = self.lora_slots[path].add
+                layer.lora = self.lora_slots[path]
 
     def load(self, id: int, folder: str) -> None:
         """Reads an adapter to host memory. May run in any thread, at the same time as steps. Raises
@@ -251,13 +251,15 @@ class LoraAdapters:
             )
         return bool((self.lora_slot_of_slot[plan.slots] >= 0).any())
 
-    def use_plan(self, plan: StepPlan, *, has_adapters: bool) -> None:
-        """Layers add what the adapters of this plan's tokens add; nothing where `has_adapters` is False."""
-        self.step.plan = (
-            self.ops.plan(np.repeat(self.lora_slot_of_slot[plan.slots], plan.counts))
-            if has_adapters
-            else None
-        )
+    def use_plan(self, plan: StepPlan, *, has_adapters: bool) -> np.ndarray | None:
+        """Layers add what the adapters of this plan's tokens add; nothing where `has_adapters` is False. ->
+        the LoRA slot of each token, int32 [T], -1 for none; None: no token has an adapter."""
+        if not has_adapters:
+            self.step.plan = None
+            return None
+        lora_slots = np.repeat(self.lora_slot_of_slot[plan.slots], plan.counts).astype(np.int32)
+        self.step.plan = self.ops.plan(lora_slots)
+        return lora_slots
 
     def use_slots(self, slots: Tensor | None) -> None:
         """In a body that is captured: layers add what the adapters of the sequences in `slots`, int64 [R],

@@ -79,4 +79,5 @@ def _norm(norm: RMSNorm) -> NormSpec:
 
 def _linear(linear: Linear) -> LinearSpec:
     bias = None if linear.bias is None else linear.bias.tensor
-    return LinearSpec(linear.packed, bias, linear.inputs.size, linear.size)
+    lora = None if linear.lora is None else linear.lora.weights
+    return LinearSpec(linear.packed, bias, linear.inputs.size, linear.size, lora)

@@ -1,5 +1,6 @@
 """The forward pass of a step, by the largest unit that the device has for it."""
 
+import numpy as np
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
@@ -19,16 +20,20 @@ class Forward:
         self.program: ForwardProgram | None = None
 
     def compute(
-        self, model: Model, batch: ForwardBatch, piecewise: PiecewiseGraphs | None, *, is_adapted: bool
+        self,
+        model: Model,
+        batch: ForwardBatch,
+        piecewise: PiecewiseGraphs | None,
+        lora_slots: np.ndarray | None,
     ) -> Tensor:
-        """The tokens' hidden states [T, hidden]. `is_adapted`: some rows have adapters."""
-        if is_adapted:
-            return model.forward(batch)
+        """The tokens' hidden states [T, hidden]. `lora_slots`: int32 [T], -1 for tokens without an adapter;
+        None: no token has one."""
         program = self._program(model, batch)
-        hidden = None if program is None else program.forward(batch)
+        hidden = None if program is None else program.forward(batch, lora_slots)
         if hidden is not None:
             return hidden
-        size = None if piecewise is None else piecewise.size_for(batch)
+        is_plain = lora_slots is None
+        size = None if piecewise is None or not is_plain else piecewise.size_for(batch)
         if piecewise is None or size is None:
             return model.forward(batch)
         return piecewise.forward(size, batch)

@@ -125,9 +125,8 @@ class ModelRunner:
             return self.finish_page_copies(plan, begin)
         starts = self.slots.lengths.starts(plan.slots)
         batch = self.inputs.batch(plan, starts, page_loads)
-        if self.adapters is not None:
-            self.adapters.use_plan(plan, has_adapters=is_adapted)
-        hidden = self.forward.compute(self.model, batch, self.piecewise, is_adapted=is_adapted)
+        lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
+        hidden = self.forward.compute(self.model, batch, self.piecewise, lora_slots)
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:

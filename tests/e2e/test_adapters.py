@@ -187,3 +187,28 @@ async def test_new_ranks_have_them(
         assert answers == [[], [], []]
         assert engine._core.replicas[0].supervisor.generation == 2
         assert await run_all(engine, [("y", PROMPTS[1])]) == [expect("y", PROMPTS[1])]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_bits_do_not_depend_on_neighbours_with_adapters(
+    dtype: str, made: Callable[[str], tuple[dict[str, str], Expect]], checkpoint: Callable[[str], Path]
+) -> None:
+    """What a sequence without an adapter gets does not depend on whether its neighbours have one."""
+    paths, _ = made("qwen2")
+    async with Engine(
+        model_path=str(checkpoint("qwen2")), lora_paths=named(paths), **(OPTIONS | {"dtype": dtype})
+    ) as engine:
+
+        async def chances(prompt: list[int]) -> list[float]:
+            answer = await engine.generate(
+                prompt, temperature=0, ignore_eos=True, max_new_tokens=24, logprobs=True
+            )
+            return [token.logprob for token in answer.logprobs]
+
+        alone = [await chances(prompt) for prompt in PROMPTS]
+        for index, prompt in enumerate(PROMPTS):
+            async with anyio.create_task_group() as tasks:
+                for name in paths:
+                    for other in PROMPTS:
+                        tasks.start_soon(run_all, engine, [(name, other)] * 4)
+                assert await chances(prompt) == alone[index]

@@ -302,3 +302,25 @@ async def test_the_library_refuses(checkpoint: Callable[[str], Path]) -> None:
         ):
             with pytest.raises(InvalidRequest, match="input_embeds"):
                 await engine.generate(wrong)
+
+
+async def test_bits_do_not_depend_on_neighbours_with_embeddings(
+    checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]
+) -> None:
+    """What a prompt of tokens gets does not depend on neighbours that bring embeddings; and embeddings of
+    tokens get what the tokens get."""
+    model = whole("qwen3").model
+    async with Engine(model_path=str(checkpoint("qwen3")), **OPTIONS) as engine:
+
+        async def chances(prompt: Any) -> list[float]:
+            answer = await engine.generate(prompt, **(GREEDY | {"logprobs": True}))
+            return [token.logprob for token in answer.logprobs]
+
+        alone = [await chances(prompt) for prompt in PROMPTS]
+        for index, prompt in enumerate(PROMPTS):
+            async with anyio.create_task_group() as tasks:
+                for seed in range(8):
+                    tasks.start_soon(chances, random_embeds(seed, 40))
+                assert await chances(prompt) == alone[index]
+            own = model.get_input_embeddings()(torch.tensor(prompt)).detach().numpy()
+            assert await chances(own) == alone[index]

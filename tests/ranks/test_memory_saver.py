@@ -166,8 +166,8 @@ def test_adapters_stay_in_their_slots(folders: dict[str, Path], tmp_path: Path) 
     size = say(executor, "weights").weights_bytes
     assert size == before.num_bytes > 0, "seats are on the device still"
     say(executor)
-    adapted = executor.runner.model.layers[0].self_attn.qkv_proj.add_lora
-    assert adapted is not None and adapted.__self__ is before.lora_slots["layers.0.self_attn.qkv_proj"]
+    adapted = executor.runner.model.layers[0].self_attn.qkv_proj.lora
+    assert adapted is not None and adapted is before.lora_slots["layers.0.self_attn.qkv_proj"]
     assert all(
         (lora_slots.weights.a == 0.5).all() for lora_slots in executor.runner.adapters.lora_slots.values()
     )

@@ -6,6 +6,7 @@ compute falls back to the model's layers, one operator after another: `problem_o
 dtype is.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +23,11 @@ from runtime.devices.decoder_spec import (
     LinearSpec,
     NormSpec,
 )
+from runtime.devices.lora import LoraWeights
 
 MAX_DIM = 256  # attention::MAX_DIM
 MAX_GROUP = 64  # attention::MAX_VECTORS
+MAX_INNER = 2048  # lora::MAX_INNER
 MAX_WIDTH = 16384  # layers::Prepare::MAX_WIDTH
 GATES = {"silu": Then.SILU_AND_MUL, "gelu_tanh": Then.GELU_AND_MUL}
 FIRST_POSITIONS = 1024  # of the tables of cosines and sines, which double as sequences grow
@@ -52,7 +55,13 @@ def problem_of(spec: DecoderSpec, kv: KeysValues, lanes: int) -> str | None:
             return "experts"
         if not all(isinstance(linear.packed, Matrix) for linear in linears):
             return "a weight is quantized in a way that the kernels do not compute"
+        if any(_is_too_large(linear.lora) for linear in linears):
+            return "adapters have too large ranks"
     return None
+
+
+def _is_too_large(lora: LoraWeights | None) -> bool:
+    return lora is not None and lora.a.shape[1] * lora.a.shape[2] > MAX_INNER
 
 
 class DecoderProgram:
@@ -92,12 +101,19 @@ class DecoderProgram:
         then: Then,
         rows: "_Buffers",
     ) -> None:
-        """A product, behind a norm if there is one."""
+        """A product, behind a norm if there is one, with what adapters add to it."""
         assert isinstance(linear.packed, Matrix)
         inputs = rows.inputs_of(linear.packed)
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         self.program.prepare(source, inputs, weight, eps)
-        self.program.linear(inputs, linear.packed, linear.bias, out, then)
+        if linear.lora is None:
+            return self.program.linear(inputs, linear.packed, linear.bias, out, then)
+        is_gated = then in GATES.values()
+        sums = rows.gates_and_ups(linear.outputs) if is_gated else out
+        self.program.linear(inputs, linear.packed, linear.bias, sums, Then.STORE if is_gated else then)
+        self.program.lora(source, weight, eps, linear.lora, sums)
+        if is_gated:
+            self.program.act(sums, out, then)
 
     def _add(self, source: Buffer, linear: LinearSpec, norm: NormSpec | None, rows: "_Buffers") -> None:
         """Adds a product to the residual, with a norm between them if there is one."""
@@ -128,11 +144,11 @@ class DecoderProgram:
             sinks=keep(scores.sinks),
         )
 
-    def forward(self, batch: ForwardBatch) -> Tensor | None:
+    def forward(self, batch: ForwardBatch, lora_slots: np.ndarray | None) -> Tensor | None:
         """See ForwardProgram.forward."""
         plan = batch.attention
         assert isinstance(plan, CpuAttentionPlan)
-        if batch.embeds is not None or plan.rows.parents:
+        if plan.rows.parents:
             return None
         if batch.page_loads is not None:
             for index in range(len(batch.kv)):
@@ -153,7 +169,15 @@ class DecoderProgram:
             pages_per_slot=tables.shape[2],
             page_size=plan.page_size,
             output=out.data_ptr(),
+            lora_slots=None if lora_slots is None else lora_slots.ctypes.data,
         )
+        if batch.embeds is not None:
+            places, embeds = batch.embeds[0].contiguous(), batch.embeds[1].float().contiguous()
+            step.num_embeds, step.embed_places, step.embeds = (
+                len(places),
+                places.data_ptr(),
+                embeds.data_ptr(),
+            )
         for pool, index in ((0, 0), (self.num_pools - 1, -1)):
             step.locations[pool] = locations[index].data_ptr()
             step.page_tables[pool] = tables[index].data_ptr()
@@ -184,12 +208,19 @@ class _Buffers:
         self.output = program.buffer(spec.width)
         self.inputs: dict[tuple[int, int], Buffer] = {}
         self.inners: dict[int, Buffer] = {}
+        self.sums: dict[int, Buffer] = {}
 
     def inner(self, width: int) -> Buffer:
         """Rows of act(gate) * up: layers with and without experts differ in their width."""
         if width not in self.inners:
             self.inners[width] = self.program.buffer(width)
         return self.inners[width]
+
+    def gates_and_ups(self, width: int) -> Buffer:
+        """Rows of [gate, up], where adapters add to them."""
+        if width not in self.sums:
+            self.sums[width] = self.program.buffer(width)
+        return self.sums[width]
 
     def inputs_of(self, matrix: Matrix) -> Buffer:
         """Rows in the form in which this weight is multiplied."""

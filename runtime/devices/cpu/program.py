@@ -7,8 +7,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from runtime.devices.cpu.kernels.library import Heads, Step
+from runtime.devices.cpu.kernels.library import AdapterWeights, Heads, Step
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads
+from runtime.devices.lora import LoraWeights
 
 Buffer = int  # step::Buffer*, which lives as long as its program
 MULTIPLE = 64  # numbers of a row are padded to
@@ -52,7 +53,8 @@ class Program:
         return padded.data_ptr()
 
     def embed(self, table: Tensor | Matrix, scale: float, out: Buffer) -> None:
-        """Rows of a table [vocabulary, width], by token, times `scale`."""
+        """Rows of a table [vocabulary, width], by token, times `scale`; or what the step brings for a
+        token."""
         self.kept.append(table)
         packed, address, kind = (
             (table.handle, None, 0)
@@ -79,6 +81,30 @@ class Program:
         outputs = self.threads.library.outputs * 2
         address = self.keep(bias, outputs)
         self.functions.program_linear(self.handle, matrix.handle, address, source, out, then)
+
+    def act(self, source: Buffer, out: Buffer, act: Then) -> None:
+        """act(gate) * up of rows [gate, up]."""
+        self.functions.program_act(self.handle, source, out, act)
+
+    def lora(
+        self, source: Buffer, norm: Tensor | None, eps: float, weights: LoraWeights, out: Buffer
+    ) -> None:
+        """Adds what the adapters of the step's tokens add to the product of `source`, behind RMSNorm if there
+        is a norm. The weights' memory is read in every step, for adapters come and go."""
+        self.kept.append(weights)
+        _, num_parts, rank, inputs = weights.a.shape
+        found = AdapterWeights(
+            a=weights.a.data_ptr(),
+            b=weights.b.data_ptr(),
+            kind=NUMBERS[weights.a.dtype],
+            num_parts=num_parts,
+            rank=rank,
+            inputs=inputs,
+            columns=weights.b.shape[1],
+        )
+        for index, (offset, size) in enumerate(weights.parts):
+            found.offsets[index], found.sizes[index] = offset, size
+        self.functions.program_lora(self.handle, source, self.keep(norm), eps, ctypes.addressof(found), out)
 
     def rotary(self) -> int:
         """Tables of cosines and sines: layers::RotaryTables*, empty until `set_rotary`."""

@@ -56,6 +56,19 @@ class Embedding final : public Phase {
     Buffer* out_;
 };
 
+// Embeddings that requests bring in place of those of their tokens.
+class Replace final : public Phase {
+  public:
+    explicit Replace(Buffer* out) : out_(out) {}
+    int begin(const Step& step) override { return (int)step.num_embeds; }
+    void compute(const Step& step, int chunk, int) override {
+        memcpy(out_->row(step.embed_places[chunk]), step.embeds + (size_t)chunk * out_->width, out_->width * sizeof(float));
+    }
+
+  private:
+    Buffer* out_;
+};
+
 // Copies the step's input to a buffer.
 class Input final : public Phase {
   public:

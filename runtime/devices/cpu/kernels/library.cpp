@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "layers.h"
+#include "lora.h"
 #include "team.h"
 
 using layers::Heads;
@@ -209,6 +210,7 @@ void program_set_rotary(RotaryTables* tables, const float* cos, const float* sin
 
 void program_embed(Program* program, const Matrix* packed, const void* table, int number, float scale, Buffer* out) {
     program->add(new layers::Embedding(packed, (const char*)table, (step::Number)number, scale, out));
+    program->add(new layers::Replace(out));
 }
 
 void program_output(Program* program, Buffer* in) { program->add(new layers::Output(in)); }
@@ -227,6 +229,15 @@ void program_linear(Program* program, const Matrix* weight, const float* bias, B
     Buffer* both = program->add_buffer(weight->outputs, -1);
     program->add(new layers::Linear(weight, bias, in, both, layers::Linear::STORE));
     program->add(new layers::ActAndMul(both, out, what));
+}
+
+// act(gate) * up of rows [gate, up], where something is added between the product and this.
+void program_act(Program* program, Buffer* in, Buffer* out, int act) {
+    program->add(new layers::ActAndMul(in, out, (layers::Linear::Then)act));
+}
+
+void program_lora(Program* program, Buffer* in, const float* norm, float eps, const lora::Weights* weights, Buffer* out) {
+    program->add(new lora::Lora(in, norm, eps, *weights, out));
 }
 
 void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* heads) {

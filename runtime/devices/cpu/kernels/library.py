@@ -35,6 +35,8 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_output": (None, (_POINTER, _POINTER)),
     "program_prepare": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _INT)),
     "program_linear": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
+    "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT)),
+    "program_lora": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
     "program_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "program_run": (_INT, (_POINTER, _POINTER)),
 }
@@ -57,6 +59,10 @@ class Step(ctypes.Structure):
         ("page_size", _LONG),
         ("input", _POINTER),
         ("output", _POINTER),
+        ("lora_slots", _POINTER),
+        ("num_embeds", _LONG),
+        ("embed_places", _POINTER),
+        ("embeds", _POINTER),
     ]
 
 
@@ -79,6 +85,22 @@ class Heads(ctypes.Structure):
         ("cap", _FLOAT),
         ("window", _INT),
         ("sinks", _POINTER),
+    ]
+
+
+class AdapterWeights(ctypes.Structure):
+    """lora::Weights of lora.h: the adapters of one layer."""
+
+    _fields_ = [
+        ("a", _POINTER),
+        ("b", _POINTER),
+        ("kind", _INT),
+        ("num_parts", _INT),
+        ("rank", _INT),
+        ("inputs", _INT),
+        ("columns", _INT),
+        ("offsets", _INT * 8),
+        ("sizes", _INT * 8),
     ]
 
 

@@ -26,6 +26,10 @@ struct Step {
     int64_t page_size;
     const float* input;                      // [tokens, width] where a program does not begin with an embedding
     float* output;                           // [tokens, width] of the last phase
+    const int32_t* lora_slots;               // [tokens], -1: no adapter; null: no token has one
+    int64_t num_embeds;                      // tokens whose embeddings the request brought
+    const int64_t* embed_places;             // [embeds]: their places among the tokens
+    const float* embeds;                     // [embeds, width]
 };
 
 inline void* allocate(size_t bytes) {
