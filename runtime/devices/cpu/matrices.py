@@ -1,8 +1,11 @@
 """Weight matrices packed for the kernels (kernels/weights.h), and the threads that compute with them."""
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +32,33 @@ class Kind(IntEnum):
 NUMBERS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16, torch.float16: Kind.FLOAT16}
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a packed matrix is but for its numbers: of one form, all matrices have as many bytes."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    group: int = 0  # INT4: inputs that share a scale
+
+
+class KeptMatrices(Protocol):
+    """Matrices that earlier starts have packed, in the order in which they were (kept_matrices.py)."""
+
+    def take(self, form: Form) -> "Matrix | None":
+        """The next one; None: it has to be packed. Raises KeptMismatch where the next one is of another
+        form."""
+        ...
+
+    def add(self, form: Form, matrix: "Matrix", sources: Sequence[Tensor]) -> None:
+        """A matrix was packed, and `sources` hold nothing that is not in it."""
+        ...
+
+
 class Threads:
     """The threads of a rank that run kernels, its caller's included. Used by one thread at a time."""
+
+    kept: KeptMatrices | None = None  # while weights are loaded, where they are kept
 
     def __init__(self, library: Library, num_threads: int) -> None:
         self.library = library
@@ -59,6 +87,11 @@ class Matrix:
         """Bytes of memory."""
         return sum(part.nbytes for part in (self.data, self.scales, self.sums) if part is not None)
 
+    def moved(self) -> None:
+        """Its tensors are at other addresses now (PackedTensors)."""
+        addresses = (part.data_ptr() if part is not None else None for part in (self.scales, self.sums))
+        self.library.functions.kernels_move_matrix(self.handle, self.data.data_ptr(), *addresses)
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of INT4. See PackedRows."""
         places = indices.contiguous()
@@ -67,31 +100,58 @@ class Matrix:
         return out
 
 
-def _allocate(
-    threads: Threads, kind: Kind, outputs: int, inputs: int, group: int, scales: Tensor | None
+def matrix_of(
+    library: Library, form: Form, data: Tensor, scales: Tensor | None = None, sums: Tensor | None = None
 ) -> Matrix:
-    functions = threads.functions
-    data = torch.empty(functions.kernels_packed_bytes(kind, outputs, inputs, group), dtype=torch.uint8)
-    sums = None if scales is None else torch.zeros(len(scales), dtype=torch.int32)
+    """A matrix whose numbers are, or will be, in these tensors."""
+    functions = library.functions
     handle = functions.kernels_matrix(
-        kind,
-        outputs,
-        inputs,
-        group,
+        form.kind,
+        form.outputs,
+        form.inputs,
+        form.group,
         data.data_ptr(),
         *(part.data_ptr() if part is not None else None for part in (scales, sums)),
     )
-    matrix = Matrix(kind, outputs, inputs, threads.library, handle, data, scales, sums)
+    matrix = Matrix(form.kind, form.outputs, form.inputs, library, handle, data, scales, sums)
     weakref.finalize(matrix, functions.kernels_free_matrix, handle).atexit = False
+    return matrix
+
+
+def packed_bytes(library: Library, form: Form) -> int:
+    """Bytes of a matrix's `data`."""
+    return library.functions.kernels_packed_bytes(form.kind, form.outputs, form.inputs, form.group)
+
+
+def num_scales(library: Library, form: Form) -> int:
+    """Entries of a matrix's `scales`, and of its `sums`; 0: it has none."""
+    return -(-form.outputs // library.outputs) * library.outputs if form.kind == Kind.INT8 else 0
+
+
+def packed(threads: Threads, form: Form, sources: Sequence[Tensor], fill: Callable[[Matrix], None]) -> Matrix:
+    """A matrix of this form: the one that an earlier start packed of the same weights, or one that `fill`
+    packs. `sources`: the tensors of the weight."""
+    if threads.kept is not None and (matrix := threads.kept.take(form)) is not None:
+        return matrix
+    library = threads.library
+    data = torch.empty(packed_bytes(library, form), dtype=torch.uint8)
+    count = num_scales(library, form)
+    scales, sums = (torch.zeros(count), torch.zeros(count, dtype=torch.int32)) if count else (None, None)
+    matrix = matrix_of(library, form, data, scales, sums)
+    fill(matrix)
+    if threads.kept is not None:
+        threads.kept.add(form, matrix, sources)
     return matrix
 
 
 def pack(threads: Threads, weight: Tensor) -> Matrix:
     """A float32, bfloat16 or float16 weight [outputs, inputs]."""
-    source = weight.contiguous()
-    matrix = _allocate(threads, NUMBERS[weight.dtype], *weight.shape, 0, None)
-    threads.functions.kernels_pack(threads.handle, matrix.handle, source.data_ptr())
-    return matrix
+
+    def fill(matrix: Matrix) -> None:
+        source = weight.contiguous()
+        threads.functions.kernels_pack(threads.handle, matrix.handle, source.data_ptr())
+
+    return packed(threads, Form(NUMBERS[weight.dtype], *weight.shape), (weight,), fill)
 
 
 def can_pack(weight: Quantized, dtype: torch.dtype) -> bool:
@@ -115,27 +175,34 @@ def can_pack(weight: Quantized, dtype: torch.dtype) -> bool:
 
 def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
     """A weight for which `can_pack` holds."""
-    functions = threads.functions
+    tensors = [
+        tensor for field in fields(weight) if isinstance(tensor := getattr(weight, field.name), Tensor)
+    ]
+    outputs, columns = weight.weight.shape
     if isinstance(weight.scheme, Int8):
-        outputs, inputs = weight.weight.shape
-        blocks = -(-outputs // threads.library.outputs)
-        scales = torch.zeros(blocks * threads.library.outputs)
-        scales[:outputs] = weight.scale[:, 0]
-        source = weight.weight.contiguous()
-        matrix = _allocate(threads, Kind.INT8, outputs, inputs, 0, scales)
-        functions.kernels_pack(threads.handle, matrix.handle, source.data_ptr())
-        return matrix
-    assert isinstance(weight.scheme, PackedInt)
+        form, fill = Form(Kind.INT8, outputs, columns), partial(_fill_int8, threads, weight)
+    else:
+        assert isinstance(weight.scheme, PackedInt)
+        form = Form(Kind.INT4, outputs, columns * 2, weight.scheme.group_size or columns * 2)
+        fill = partial(_fill_int4, threads, weight)
+    return packed(threads, form, tensors, fill)
+
+
+def _fill_int8(threads: Threads, weight: Quantized, matrix: Matrix) -> None:
+    assert matrix.scales is not None
+    matrix.scales[: matrix.outputs] = weight.scale[:, 0]
+    source = weight.weight.contiguous()
+    threads.functions.kernels_pack(threads.handle, matrix.handle, source.data_ptr())
+
+
+def _fill_int4(threads: Threads, weight: Quantized, matrix: Matrix) -> None:
     codes = unpack_codes(weight.weight, 4).contiguous()
-    outputs, inputs = codes.shape
     scale = weight.scale.float().contiguous()
     zeros = None if weight.zeros is None else weight.zeros.contiguous()
-    matrix = _allocate(threads, Kind.INT4, outputs, inputs, weight.scheme.group_size or inputs, None)
-    functions.kernels_pack_int4(
+    threads.functions.kernels_pack_int4(
         threads.handle,
         matrix.handle,
         codes.data_ptr(),
         scale.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
     )
-    return matrix

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "digest.h"
 #include "layers.h"
 #include "lora.h"
 #include "team.h"
@@ -142,6 +143,17 @@ int64_t kernels_read(team::Team* team, const uint32_t* data, int64_t bytes) {
     return total.load();
 }
 
+// The digest of pieces of 1 MB, the first of which is number `first` of all. Without a team the caller's thread reads.
+int64_t kernels_digest(team::Team* team, const uint32_t* data, int64_t pieces, int64_t first) {
+    std::atomic<uint64_t> total{0};
+    auto add = [&](int64_t piece) {
+        total.fetch_add(digest::of_piece(data + piece * (digest::PIECE / 4), first + piece));
+    };
+    if (team) for_blocks(team, (int)pieces, add);
+    else for (int64_t piece = 0; piece < pieces; piece++) add(piece);
+    return (int64_t)total.load();
+}
+
 // ---- weights
 
 int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
@@ -168,6 +180,13 @@ Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data,
 }
 
 void kernels_free_matrix(Matrix* matrix) { delete matrix; }
+
+// The numbers of a matrix lie elsewhere from now on.
+void kernels_move_matrix(Matrix* matrix, const char* data, const float* scales, const int32_t* sums) {
+    matrix->data = data;
+    matrix->scales = scales;
+    matrix->sums = sums;
+}
 
 void kernels_pack(team::Team* team, const Matrix* w, const void* source) {
     for_blocks(team, weights::num_blocks(*w), [=](int block) {
