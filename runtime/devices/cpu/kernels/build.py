@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,17 +28,18 @@ OPTIONS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-w",
 )
-UNITS = ("library.cpp", "team.cpp")
+UNITS = ("library.cpp", "team.cpp", "memory.cpp")
 
 
-def find_compiler() -> tuple[str, ...] | None:
-    """The command of a C++ compiler: $CXX, g++, clang++, c++, or Zig's from the package `ziglang`. None:
-    there is none."""
-    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
+def find_compiler(machine: str | None = None) -> tuple[str, ...] | None:
+    """The command of a C++ compiler for this machine: $CXX, g++, clang++, c++, or Zig's from the package
+    `ziglang`. For another one: its cross compiler of GNU, or Zig's. None: there is none."""
+    is_here = is_this_machine(machine or platform.machine())
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++") if is_here else (f"{machine}-linux-gnu-g++",)
+    for name in names:
         if name and shutil.which(name.split()[0]):
             return tuple(name.split())
     if importlib.util.find_spec("ziglang") is not None:
@@ -45,12 +47,25 @@ def find_compiler() -> tuple[str, ...] | None:
     return None
 
 
-def static_options(compiler: tuple[str, ...]) -> tuple[str, ...]:
-    """What makes the library need no C++ library at run time, and with Zig no newer C library than that of
-    2018."""
+def is_this_machine(machine: str) -> bool:
+    """Whether programs for Linux on `machine` are what compilers here make by themselves."""
+    return machine == platform.machine() and platform.system() == "Linux"
+
+
+def target_options(compiler: tuple[str, ...], machine: str) -> tuple[str, ...]:
+    """What Zig compiles for: a C library no newer than that of 2018, or musl where this machine has it."""
+    if not is_zig(compiler):
+        return ()
+    has_musl = is_this_machine(machine) and platform.libc_ver()[0] != "glibc"
+    return "-target", f"{machine}-linux-musl" if has_musl else f"{machine}-linux-gnu.2.28"
+
+
+def link_command(compiler: tuple[str, ...]) -> tuple[str, ...]:
+    """The linker that makes a library which needs nothing but the C library at run time. Zig's C++ library would
+    be compiled first, for a minute: memory.cpp has the little of it that is not in headers."""
     if is_zig(compiler):
-        return "-target", f"{platform.machine()}-linux-gnu.2.28"
-    return "-static-libgcc", *(() if "clang" in compiler[0] else ("-static-libstdc++",))
+        return *compiler[:-1], "cc", "-shared", "-Wl,-z,defs"
+    return *compiler, "-shared", "-static-libgcc", *(() if "clang" in compiler[0] else ("-static-libstdc++",))
 
 
 def is_zig(compiler: tuple[str, ...]) -> bool:
@@ -65,42 +80,56 @@ def level_options(level: Level, compiler: tuple[str, ...]) -> tuple[str, ...]:
 
 def source_digest(options: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     """A digest of all that decides what a build is: sources, options and compiler."""
-    digest = hashlib.sha256(repr((options, OPTIONS, compiler)).encode())
+    digest = hashlib.sha256(repr((options, OPTIONS, link_command(compiler), compiler)).encode())
     for path in sorted((*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def build_level(level: Level, compiler: tuple[str, ...], extra: tuple[str, ...] = ()) -> bool:
-    """Compiles one level. False: it was there. Raises CalledProcessError with the compiler's words."""
-    options = (*level_options(level, compiler), *extra)
-    digest, stamp = source_digest(options, compiler), level.path.with_suffix(".sha256")
-    if level.path.is_file() and stamp.is_file() and stamp.read_text("ascii") == digest:
+def build_level(
+    level: Level, compiler: tuple[str, ...], extra: tuple[str, ...] = (), folder: Path = LIBRARIES
+) -> bool:
+    """Compiles one level into a folder. False: it was there. Raises CalledProcessError with the compiler's
+    words."""
+    library, target = folder / level.path.name, target_options(compiler, level.machine)
+    options = (*target, *level_options(level, compiler), *extra)
+    digest, stamp = source_digest(options, compiler), library.with_suffix(".sha256")
+    if library.is_file() and stamp.is_file() and stamp.read_text("ascii") == digest:
         return False
-    LIBRARIES.mkdir(exist_ok=True)
-    unfinished = level.path.with_suffix(f".{os.getpid()}")
-    sources = [str(FOLDER / unit) for unit in UNITS]
-    command = [*compiler, *OPTIONS, *options, *sources, "-o", str(unfinished)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        unfinished.rename(level.path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        objects = [f"{unfinished}/{unit}.o" for unit in UNITS]
+        for unit, compiled in zip(UNITS, objects, strict=True):
+            run([*compiler, *OPTIONS, *options, "-c", str(FOLDER / unit), "-o", compiled])
+        linked = Path(unfinished) / library.name
+        run([*link_command(compiler), *target, *objects, "-pthread", "-o", str(linked)])
+        linked.rename(library)
     stamp.write_text(digest, "ascii")
     return True
 
 
-def build(machine: str | None = None) -> list[Level]:
-    """Compiles all levels of the machine's architecture. -> those that were compiled now. Raises RuntimeError
-    where there is no compiler, or it fails."""
-    compiler = find_compiler()
+def run(command: list[str]) -> None:
+    """Runs a compiler. Raises CalledProcessError with its words."""
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
+    """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled now.
+    Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the machine."""
+    if machine is None and platform.system() != "Linux":
+        raise RuntimeError(f"they need Linux (its futexes), and this is {platform.system()}")
+    machine = machine or platform.machine()
+    levels = [level for level in LEVELS if level.machine == machine]
+    if not levels:
+        there_are = ", ".join(sorted({level.machine for level in LEVELS}))
+        raise RuntimeError(f"there are none for {machine}, but for {there_are}")
+    compiler = find_compiler(machine)
     if compiler is None:
-        raise RuntimeError("no C++ compiler: install g++ or clang++, or `pip install ziglang`")
-    levels = [level for level in LEVELS if level.machine == (machine or platform.machine())]
-    extra = static_options(compiler)
+        needed = "g++ or clang++" if is_this_machine(machine) else f"g++-{machine}-linux-gnu".replace("_", "-")
+        raise RuntimeError(f"no C++ compiler: install {needed}, or `pip install ziglang`")
     try:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            is_new = list(pool.map(lambda level: build_level(level, compiler, extra), levels))
+            is_new = list(pool.map(lambda level: build_level(level, compiler, (), folder), levels))
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{' '.join(compiler)} failed:\n{error.stderr[-2000:]}") from None
     return [level for level, new in zip(levels, is_new, strict=True) if new]
@@ -108,9 +137,12 @@ def build(machine: str | None = None) -> list[Level]:
 
 def main() -> None:
     """Builds, and says what was built."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    machines = sorted({level.machine for level in LEVELS})
+    parser.add_argument("--machine", choices=machines, help="another one than this, by Zig's compiler")
+    arguments = parser.parse_args()
     try:
-        built = build()
+        built = build(arguments.machine)
     except RuntimeError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
     for level in built:

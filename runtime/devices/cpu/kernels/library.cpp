@@ -166,8 +166,8 @@ int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
 // Large matrices lie in huge pages where the machine allows it: a step reads all of them, and small pages cost a
 // walk of tables for every 4 KB. A hint, so its failure is of no consequence.
 static void prefer_huge_pages(char* data, int64_t bytes) {
-    constexpr uintptr_t HUGE = 2 << 20;
-    uintptr_t begin = ((uintptr_t)data + HUGE - 1) / HUGE * HUGE, end = ((uintptr_t)data + bytes) / HUGE * HUGE;
+    constexpr uintptr_t HUGE_PAGE = 2 << 20;
+    uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, end = ((uintptr_t)data + bytes) / HUGE_PAGE * HUGE_PAGE;
     if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 }
 
