@@ -125,7 +125,9 @@ def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
         raise RuntimeError(f"there are none for {machine}, but for {there_are}")
     compiler = find_compiler(machine)
     if compiler is None:
-        needed = "g++ or clang++" if is_this_machine(machine) else f"g++-{machine}-linux-gnu".replace("_", "-")
+        needed = (
+            "g++ or clang++" if is_this_machine(machine) else f"g++-{machine}-linux-gnu".replace("_", "-")
+        )
         raise RuntimeError(f"no C++ compiler: install {needed}, or `pip install ziglang`")
     try:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -106,6 +106,11 @@ class AdapterWeights(ctypes.Structure):
     ]
 
 
+def load_functions(level: Level) -> ctypes.CDLL:
+    """The functions of one build, their types not yet declared. Raises OSError."""
+    return ctypes.CDLL(str(level.path))
+
+
 class Library:
     """The functions of one build, by their names in library.cpp without what precedes the first underscore
     being changed: `library.program_run(...)`."""
@@ -113,7 +118,7 @@ class Library:
     def __init__(self, level: Level) -> None:
         """Raises OSError."""
         self.level = level
-        self.functions = ctypes.CDLL(str(level.path))
+        self.functions = load_functions(level)
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, list(arguments)
