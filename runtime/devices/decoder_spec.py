@@ -61,6 +61,7 @@ class AttentionSpec:
     k_norm: NormSpec | None
     scores: Scores
     pool: int  # of the key/value cache: 0 or -1, the last one
+    cache_scales: tuple[float, float]  # a cache of 8 bits holds keys and values divided by them
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
-    """The spec of a loaded model; None: it has experts, latent attention, biases of norms, a cache with
-    scales or several ranks."""
+    """The spec of a loaded model; None: it has experts, latent attention, biases of norms or
+    several ranks."""
     if type(model) not in (Llama, Gemma):
         return None
     assert isinstance(model, Llama)
@@ -40,7 +40,7 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
     if type(attention) is not SelfAttention or not isinstance(mlp, FeedForward):
         return None
-    if any(norm.shift is not None for norm in norms) or attention.attention.cache_scales is not None:
+    if any(norm.shift is not None for norm in norms):
         return None
     is_gemma = isinstance(layer, GemmaDecoderLayer)
     before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
@@ -70,6 +70,7 @@ def _attention_spec(attention: SelfAttention) -> AttentionSpec:
         k_norm=None if attention.k_norm is None else _norm(attention.k_norm),
         scores=attention.attention.scores,
         pool=attention.attention.pool,
+        cache_scales=attention.attention.cache_scales or (1.0, 1.0),
     )
 
 

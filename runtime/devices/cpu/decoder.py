@@ -12,8 +12,9 @@ from torch import Tensor
 
 from runtime.devices.base import ForwardBatch
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
+from runtime.devices.cpu.cache_numbers import CACHE_NUMBERS, MAX_DIM
 from runtime.devices.cpu.kernels.library import Heads, Step
-from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads
+from runtime.devices.cpu.matrices import Matrix, Threads
 from runtime.devices.cpu.program import Buffer, Program, Then
 from runtime.devices.decoder_spec import (
     AttentionSpec,
@@ -25,8 +26,6 @@ from runtime.devices.decoder_spec import (
 )
 from runtime.devices.lora import LoraWeights
 
-MAX_DIM = 256  # attention::MAX_DIM
-MAX_GROUP = 64  # attention::MAX_VECTORS
 MAX_INNER = 2048  # lora::MAX_INNER
 MAX_WIDTH = 16384  # layers::Prepare::MAX_WIDTH
 GATES = {"silu": Then.SILU_AND_MUL, "gelu_tanh": Then.GELU_AND_MUL}
@@ -35,18 +34,15 @@ FIRST_POSITIONS = 1024  # of the tables of cosines and sines, which double as se
 KeysValues = list[tuple[Tensor, Tensor]]
 
 
-def problem_of(spec: DecoderSpec, kv: KeysValues, lanes: int) -> str | None:
-    """What the kernels, with vectors of `lanes` numbers, do not compute of this decoder; None: they compute
-    it."""
+def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:
+    """What the kernels do not compute of this decoder; None: they compute it."""
     if spec.width > MAX_WIDTH:
         return f"rows of {spec.width} are too wide"
     for layer, (keys, _) in zip(spec.layers, kv, strict=True):
         attention = layer.attention
-        if attention.dim % lanes or attention.dim > MAX_DIM:
-            return f"heads of {attention.dim} do not fit vectors of {lanes}"
-        if attention.num_heads // attention.num_kv_heads > MAX_GROUP:
-            return "too many heads share keys"
-        if keys.dtype not in NUMBERS:
+        if attention.dim > MAX_DIM:
+            return f"heads of {attention.dim} are too wide"
+        if keys.dtype not in CACHE_NUMBERS:
             return f"the cache is {keys.dtype}"
         linears = [attention.qkv, attention.o]
         if isinstance(layer.feed_forward, DenseSpec):
@@ -68,7 +64,7 @@ class DecoderProgram:
     """A decoder and its cache as one program. See ForwardProgram."""
 
     def __init__(self, threads: Threads, spec: DecoderSpec, kv: KeysValues) -> None:
-        """`problem_of(spec, kv, ...)` is None."""
+        """`problem_of(spec, kv)` is None."""
         self.spec = spec
         self.num_pools = 1 + any(layer.attention.pool for layer in spec.layers)
         self.program = Program(threads)
@@ -125,6 +121,7 @@ class DecoderProgram:
     def _heads(self, attention: AttentionSpec, kv: tuple[Tensor, Tensor]) -> Heads:
         keep, scores = self.program.keep, attention.scores
         q_norm, k_norm = attention.q_norm, attention.k_norm
+        k_scale, v_scale = attention.cache_scales if kv[0].itemsize == 1 else (1.0, 1.0)
         self.program.kept.extend(kv)
         return Heads(
             num_heads=attention.num_heads,
@@ -136,12 +133,14 @@ class DecoderProgram:
             rotary=self.rotary,
             k_cache=kv[0].data_ptr(),
             v_cache=kv[1].data_ptr(),
-            kind=NUMBERS[kv[0].dtype],
+            kind=CACHE_NUMBERS[kv[0].dtype],
             pool=attention.pool % self.num_pools,
             scale=scores.scale,
             cap=scores.cap,
             window=scores.window,
             sinks=keep(scores.sinks),
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
 
     def forward(self, batch: ForwardBatch, lora_slots: np.ndarray | None) -> Tensor | None:
@@ -238,6 +237,6 @@ class DecoderPrograms:
 
     def open(self, spec: DecoderSpec, kv: KeysValues) -> DecoderProgram | None:
         """See ForwardPrograms.open."""
-        if problem_of(spec, kv, self.threads.library.lanes) is not None:
+        if problem_of(spec, kv) is not None:
             return None
         return DecoderProgram(self.threads, spec, kv)

@@ -12,6 +12,7 @@ from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
 from runtime.devices.cpu.mla import Up, attend_latents
+from runtime.devices.cpu.paged_attention import PagedAttention
 from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
 from runtime.layers.attention.kv_dtype import store_as
@@ -31,7 +32,8 @@ def padded_rows(num_rows: int) -> int:
 
 
 class CpuOps:
-    """Ops (devices/base.py): products by the kernels where they are built, all else in plain torch."""
+    """Ops (devices/base.py): products and attention by the kernels where they are built, all else in plain
+    torch."""
 
     def __init__(self, dtype: torch.dtype, threads: Threads | None = None) -> None:
         """`threads`: those that run kernels; None: torch multiplies."""
@@ -39,6 +41,7 @@ class CpuOps:
         self.threads = threads
         self.packs_rows = threads is not None
         self.products = None if threads is None else Products(threads)
+        self.paged = None if threads is None else PagedAttention(threads)
         # without kernels: oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16
         # matrix when there are few rows
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -53,6 +56,8 @@ class CpuOps:
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scores: Scores
     ) -> Tensor:
         """See Ops.attention."""
+        if self.paged is not None and self.paged.takes(k_cache, plan):
+            return self.paged.attend(q, k_cache, v_cache, plan, scores)
         return attend(q, k_cache, v_cache, plan.gathered, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:

@@ -158,13 +158,26 @@ def test_a_whole_decoder_is_its_layers(
 ) -> None:
     """Biases, norms of heads, caps, windows and gelu, each at its family; tests/models compares the best
     level with transformers."""
-    folder = make_checkpoint(family, tmp_path, **({"head_dim": 32} if family == "gemma2" else {}))
+    folder = make_checkpoint(family, tmp_path)
     by_layers = continued(folder, "none", monkeypatch, dtype="float32")
     by_program = continued(folder, level, monkeypatch, dtype="float32")
     assert by_program[2] and not by_layers[2]
     assert by_program[0] == by_layers[0]
     for mine, other in zip(by_program[1], by_layers[1], strict=True):
         assert mine == pytest.approx(other, abs=2e-4)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_a_decoder_with_pages_of_8_bits(
+    kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels write the codes that torch writes, and read them as torch does."""
+    folder = make_checkpoint("llama", tmp_path, head_dim=20)
+    by_layers = continued(folder, "none", monkeypatch, dtype="float32", kv_dtype=kv_dtype)
+    by_program = continued(folder, BUILT[0].name, monkeypatch, dtype="float32", kv_dtype=kv_dtype)
+    assert by_program[2] and not by_layers[2]
+    for mine, other in zip(by_program[1], by_layers[1], strict=True):
+        assert mine[0] == pytest.approx(other[0], abs=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,45 +1,31 @@
 // Causal attention over the pages of the key/value cache, in place: nothing is gathered.
 //
-// A chunk is a few queries of one row with all query heads of one key/value head. It goes through the keys in spans of
-// SPAN, which begin at multiples of SPAN whatever the step, with the softmax of Milakov and Gimelshein (2018). So a
-// query's result depends neither on the other queries of its step nor on how its prompt was cut.
+// A tile is a few queries of one row with heads that share a key/value head. Most tiles are one chunk, which goes through
+// all parts of the keys. Where a tile is much of the step's work, as one long sequence is when it decodes alone, each part
+// is a chunk of its own, and a second phase joins them (Dao et al., Flash-Decoding, 2023). Which of both it is does not
+// change a bit: see scores.h.
 #pragma once
 
 #include <vector>
 
-#include "layers.h"
+#include "scores.h"
 
 namespace attention {
 
 using namespace simd;
-using layers::Heads;
+using scores::Layer;
+using scores::PART;
+using scores::Scratch;
+using scores::Sums;
+using scores::Tile;
 using step::Buffer;
-using step::Number;
 using step::Phase;
 using step::Step;
 
-constexpr int SPAN = 64;          // keys at a time
-constexpr int MAX_VECTORS = 64;   // queries times heads of a chunk
-constexpr int MAX_DIM = 256;
-constexpr float HIDDEN = -1e30f;  // the score of a key that a query does not see
-constexpr int TILE = 4;           // queries that share a load of a key or value
+constexpr int CHUNKS_PER_THREAD = 4;  // a tile that is more work than one of so many equal chunks is split
+constexpr size_t MAX_PARTIAL_BYTES = 64 << 20;  // of results of parts; tiles beyond it are not split
 
-struct Tile {  // queries of one row
-    int row, first, count;
-};
-
-// One thread's memory.
-struct Scratch {
-    alignas(64) float queries[MAX_VECTORS][MAX_DIM];
-    alignas(64) float out[MAX_VECTORS][MAX_DIM];
-    alignas(64) float scores[MAX_VECTORS][SPAN];
-    alignas(64) float keys[MAX_DIM][LANES];  // turned: a lane is a key
-    alignas(64) float values[SPAN][MAX_DIM];
-    float most[MAX_VECTORS], total[MAX_VECTORS];
-    int64_t positions[MAX_VECTORS];
-};
-
-// The memory of all threads, which the layers of a program share.
+// The memory of all threads, which the layers of a program share: one layer is computed at a time.
 class Scratches {
   public:
     explicit Scratches(int num_threads) : each_(num_threads) {
@@ -47,195 +33,241 @@ class Scratches {
     }
     ~Scratches() {
         for (auto* scratch : each_) free(scratch);
+        free(partials_);
     }
     Scratches(const Scratches&) = delete;
 
+    int num_threads() const { return (int)each_.size(); }
     Scratch& of(int thread) const { return *each_[thread]; }
+    float* partials() const { return partials_; }
+
+    // Room for results of parts. False: there is no memory.
+    bool reserve_partials(size_t bytes) {
+        if (bytes <= partial_bytes_) return true;
+        auto* memory = (float*)step::allocate(bytes);
+        if (!memory) return false;
+        free(partials_);
+        partials_ = memory;
+        partial_bytes_ = bytes;
+        return true;
+    }
 
   private:
     std::vector<Scratch*> each_;
+    float* partials_ = nullptr;
+    size_t partial_bytes_ = 0;
+};
+
+// Numbers of a head of a token, in rows of all heads or in a row for each head.
+struct Lines {
+    float* data;
+    size_t per_token, per_head;
+
+    Lines() = default;
+    Lines(const Buffer& buffer, int dim, int64_t num_tokens)
+        : data(buffer.numbers), per_token(step::padded(buffer.width)),
+          per_head(buffer.heads == 1 ? (size_t)dim : per_token * num_tokens) {}
+    float* at(int64_t token, int head) const { return data + token * per_token + head * per_head; }
 };
 
 class Attention final : public Phase {
   public:
-    Attention(Buffer* qkv, Buffer* out, const Heads& heads, const Scratches& scratches)
-        : qkv_(qkv), out_(out), h_(heads), group_(heads.num_heads / heads.num_kv_heads), scratches_(scratches) {}
+    // `queries` have rows of all heads or a row for each head, as `out` has.
+    Attention(Buffer* queries, Buffer* out, const Layer& layer, Scratches& scratches)
+        : queries_buffer_(queries), out_buffer_(out), l_(layer), scratches_(scratches) {}
 
     int begin(const Step& step) override {
-        tiles_.clear();
-        firsts_.clear();
-        int at_once = MAX_VECTORS / group_, first = 0;
-        for (int row = 0; row < step.num_rows; row++) {
-            firsts_.push_back(first);
-            for (int i = 0; i < step.counts[row]; i += at_once)
-                tiles_.push_back({row, i, step.counts[row] - i < at_once ? step.counts[row] - i : at_once});
-            first += step.counts[row];
+        int key_dim = l_.keys[0].dim + (l_.num_pieces > 1 ? l_.keys[1].dim : 0);
+        queries_ = Lines(*queries_buffer_, key_dim, step.num_tokens);
+        out_ = Lines(*out_buffer_, l_.values.dim, step.num_tokens);
+        cut_tiles(step);
+        split_tiles();
+        int num_chunks = 0;
+        for (auto& placed : tiles_) {
+            placed.first_chunk = num_chunks;
+            num_chunks += l_.num_kv_heads * (placed.is_split ? placed.tile.num_parts() : 1);
         }
-        return (int)tiles_.size() * h_.num_kv_heads;
+        return num_chunks;
     }
 
     void compute(const Step& step, int chunk, int thread) override {
-        const Tile& tile = tiles_[chunk / h_.num_kv_heads];
-        int kv_head = chunk % h_.num_kv_heads;
         Scratch& s = scratches_.of(thread);
-        int count = take_queries(step, tile, kv_head, s);
-        int64_t last = step.starts[tile.row] + tile.first + tile.count - 1;
-        int64_t first = h_.window ? step.starts[tile.row] + tile.first - h_.window + 1 : 0;
-        if (first < 0) first = 0;
-        for (int64_t span = first / SPAN * SPAN; span <= last; span += SPAN) {
-            int seen = (int)(last - span + 1 < SPAN ? last - span + 1 : SPAN);
-            score(step, tile, kv_head, span, seen, count, s);
-            for (int i = 0; i < count; i++) soften(span, s, i);
-            load_values(step, tile, kv_head, span, seen, first, s);
-            for (int i = 0; i < count; i += TILE) add_values(s, i, count - i < TILE ? count - i : TILE, seen);
+        cache::for_kind(l_.kind, [&](auto kind) { compute_kind<decltype(kind)::value>(step, chunk, s); });
+    }
+
+    // ---- for Join: vectors of tiles that are split, one after another
+
+    int num_split_vectors() const { return num_split_; }
+
+    void join_vector(int index, Scratch& s) const {
+        const Placed* placed = nullptr;
+        for (auto& each : tiles_) {
+            int count = each.is_split ? each.tile.vectors() * l_.num_kv_heads : 0;
+            placed = &each;
+            if (index < count) break;
+            index -= count;
         }
-        give_results(tile, kv_head, count, s);
+        const Tile& tile = placed->tile;
+        int kv_head = index / tile.vectors(), vector = index % tile.vectors();
+        Sums sums = empty(s.out);
+        for (int part = 0; part < tile.num_parts(); part++) {
+            const float* from = partial(*placed, kv_head, part, vector);
+            scores::join(sums, from, from[l_.value_width()], from[l_.value_width() + 1], l_.value_width());
+        }
+        give_result(*placed, kv_head, vector, sums);
     }
 
   private:
-    int take_queries(const Step& step, const Tile& tile, int kv_head, Scratch& s) {
-        int count = 0;
-        for (int i = 0; i < tile.count; i++) {
-            const float* heads = qkv_->row(firsts_[tile.row] + tile.first + i);
-            for (int g = 0; g < group_; g++, count++) {
-                memcpy(s.queries[count], heads + (size_t)(kv_head * group_ + g) * h_.dim, h_.dim * sizeof(float));
-                memset(s.out[count], 0, h_.dim * sizeof(float));
-                s.most[count] = HIDDEN;
-                s.total[count] = 0;
-                s.positions[count] = step.starts[tile.row] + tile.first + i;
+    struct Placed {
+        Tile tile;
+        int first_token;  // of the row in the step
+        bool is_split;
+        size_t first_partial;
+        int first_chunk;
+    };
+
+    void cut_tiles(const Step& step) {
+        tiles_.clear();
+        int group = l_.group(), heads = group < scores::MAX_VECTORS ? group : scores::MAX_VECTORS;
+        int at_once = scores::MAX_VECTORS / heads, first_token = 0;
+        for (int row = 0; row < step.num_rows; row++) {
+            for (int i = 0; i < step.counts[row]; i += at_once) {
+                int count = step.counts[row] - i < at_once ? step.counts[row] - i : at_once;
+                int64_t position = step.starts[row] + i;
+                int64_t oldest = l_.window && position >= l_.window ? position - l_.window + 1 : 0;
+                for (int head = 0; head < group; head += heads) {
+                    int num_heads = group - head < heads ? group - head : heads;
+                    tiles_.push_back({{row, i, count, head, num_heads, oldest, position + count - 1}, first_token});
+                }
             }
-        }
-        return count;
-    }
-
-    const char* cached(const char* cache, const Step& step, int row, int64_t position, int kv_head) const {
-        const int32_t* table = step.page_tables[h_.pool] + step.slots[row] * step.pages_per_slot;
-        int64_t location = table[position / step.page_size] * step.page_size + position % step.page_size;
-        return cache + ((size_t)location * h_.num_kv_heads + kv_head) * h_.dim * step::bytes_of(h_.kind);
-    }
-
-    // Products of all queries with the keys of a span. Behind the last key that one of them sees nothing is read.
-    void score(const Step& step, const Tile& tile, int kv_head, int64_t span, int seen, int count, Scratch& s) {
-        int bytes = step::bytes_of(h_.kind);
-        int64_t oldest = h_.window ? s.positions[0] - h_.window + 1 : 0;
-        for (int block = 0; block < SPAN; block += LANES) {
-            if (block >= seen) break;
-            const char* keys[LANES];
-            const char* known = nullptr;  // pages outside the window or behind the end may not exist
-            for (int i = 0; i < LANES; i++) {
-                int64_t position = span + block + i;
-                bool exists = block + i < seen && position >= oldest;
-                keys[i] = exists ? cached(h_.k_cache, step, tile.row, position, kv_head) : nullptr;
-                if (exists) known = keys[i];
-            }
-            if (!known) {
-                for (int i = 0; i < count; i++) store(&s.scores[i][block], broadcast(0.0f));
-                continue;
-            }
-            for (int d = 0; d < h_.dim; d += LANES) {
-                Floats square[LANES];
-                for (int i = 0; i < LANES; i++)
-                    square[i] = step::load_number((keys[i] ? keys[i] : known) + (size_t)d * bytes, h_.kind);
-                transpose(square);
-                for (int i = 0; i < LANES; i++) store(s.keys[d + i], square[i]);
-            }
-            for (int i = 0; i < count; i += TILE) multiply_keys(s, i, count - i < TILE ? count - i : TILE, block);
+            first_token += step.counts[row];
         }
     }
 
-    void multiply_keys(Scratch& s, int first, int count, int block) {
-        Floats sums[TILE] = {};
-        for (int d = 0; d < h_.dim; d++) {
-            Floats keys = load<Floats>(s.keys[d]);
-            for (int i = 0; i < TILE; i++) sums[i] += broadcast(s.queries[first + (i < count ? i : 0)][d]) * keys;
+    static int64_t work_of(const Tile& tile) { return (tile.last - tile.oldest + 1) * (tile.vectors() + 8); }  // 8: to read a key
+
+    void split_tiles() {
+        int64_t total = 0;
+        for (auto& placed : tiles_) total += work_of(placed.tile) * l_.num_kv_heads;
+        int64_t most = total / (CHUNKS_PER_THREAD * scratches_.num_threads());
+        size_t floats = 0;
+        num_split_ = 0;
+        for (auto& placed : tiles_) {
+            const Tile& tile = placed.tile;
+            size_t more = (size_t)tile.num_parts() * l_.num_kv_heads * tile.vectors() * partial_width();
+            placed.is_split = scratches_.num_threads() > 1 && tile.num_parts() > 1 && work_of(tile) > most &&
+                              (floats + more) * sizeof(float) <= MAX_PARTIAL_BYTES;
+            placed.first_partial = floats;
+            if (!placed.is_split) continue;
+            floats += more;
+            num_split_ += tile.vectors() * l_.num_kv_heads;
         }
-        for (int i = 0; i < count; i++) store(&s.scores[first + i][block], sums[i]);
+        if (scratches_.reserve_partials(floats * sizeof(float))) return;
+        for (auto& placed : tiles_) placed.is_split = false;
+        num_split_ = 0;
     }
 
-    // Scores of one query to weights, and what it has so far to the new largest score.
-    void soften(int64_t span, Scratch& s, int i) {
-        int64_t position = s.positions[i];
-        int64_t oldest = h_.window ? position - h_.window + 1 : 0;
-        if (span > position || span + SPAN <= oldest) {
-            memset(s.scores[i], 0, sizeof s.scores[i]);
-            return;
-        }
-        Floats most = broadcast(s.most[i]);
-        Ints lanes;
-        for (int k = 0; k < LANES; k++) lanes[k] = k;
-        for (int k = 0; k < SPAN; k += LANES) {
-            Floats x = load<Floats>(&s.scores[i][k]) * h_.scale;
-            if (h_.cap != 0) x = h_.cap * hyperbolic_tangent(x * (1.0f / h_.cap));
-            Ints places = lanes + k;
-            Ints is_seen = (places <= (int)(position - span < SPAN ? position - span : SPAN)) &
-                           (places >= (int)(oldest > span ? oldest - span : 0));
-            x = is_seen ? x : broadcast(HIDDEN);
-            store(&s.scores[i][k], x);
-            most = max(most, x);
-        }
-        float largest_now = largest(most);
-        if (largest_now > s.most[i]) {
-            float scale = exponential(broadcast(s.most[i] - largest_now))[0];
-            s.total[i] *= scale;
-            for (int d = 0; d < h_.dim; d += LANES) store(&s.out[i][d], load<Floats>(&s.out[i][d]) * scale);
-            s.most[i] = largest_now;
-        }
-        Floats sums{};
-        for (int k = 0; k < SPAN; k += LANES) {
-            Floats weight = exponential(load<Floats>(&s.scores[i][k]) - largest_now);
-            store(&s.scores[i][k], weight);
-            sums += weight;
-        }
-        s.total[i] += sum(sums);
+    int partial_width() const { return l_.value_width() + LANES; }
+
+    float* partial(const Placed& placed, int kv_head, int part, int vector) const {
+        size_t index = ((size_t)kv_head * placed.tile.num_parts() + part) * placed.tile.vectors() + vector;
+        return scratches_.partials() + placed.first_partial + index * partial_width();
     }
 
-    void load_values(const Step& step, const Tile& tile, int kv_head, int64_t span, int seen, int64_t first, Scratch& s) {
-        int bytes = step::bytes_of(h_.kind);
-        for (int i = 0; i < seen; i++) {
-            if (span + i < first) {
-                memset(s.values[i], 0, h_.dim * sizeof(float));
-                continue;
-            }
-            const char* from = cached(h_.v_cache, step, tile.row, span + i, kv_head);
-            for (int d = 0; d < h_.dim; d += LANES)
-                store(&s.values[i][d], step::load_number(from + (size_t)d * bytes, h_.kind));
+    const Placed& tile_of(int chunk) const {
+        size_t low = 0, high = tiles_.size();  // the last tile that begins at the chunk or before it
+        while (high - low > 1) {
+            size_t middle = (low + high) / 2;
+            (tiles_[middle].first_chunk <= chunk ? low : high) = middle;
         }
+        return tiles_[low];
     }
 
-    // out += weights times values, for up to TILE queries and four vectors at a time.
-    void add_values(Scratch& s, int first, int count, int seen) {
-        for (int d = 0; d < h_.dim; d += LANES) {
-            Floats sums[TILE];
-            for (int i = 0; i < TILE; i++) sums[i] = load<Floats>(&s.out[first + (i < count ? i : 0)][d]);
-            for (int k = 0; k < seen; k++) {
-                Floats values = load<Floats>(&s.values[k][d]);
-                for (int i = 0; i < TILE; i++) sums[i] += broadcast(s.scores[first + (i < count ? i : 0)][k]) * values;
-            }
-            for (int i = 0; i < count; i++) store(&s.out[first + i][d], sums[i]);
+    template <step::Number KIND> void compute_kind(const Step& step, int chunk, Scratch& s) {
+        const Placed& placed = tile_of(chunk);
+        const Tile& tile = placed.tile;
+        int kv_head = (chunk - placed.first_chunk) % l_.num_kv_heads;
+        int part = (chunk - placed.first_chunk) / l_.num_kv_heads;
+        scores::Worker<KIND> worker(l_, s);
+        int64_t position = step.starts[tile.row] + tile.first;
+        for (int i = 0; i < tile.vectors(); i++)
+            worker.take_query(i, queries_.at(token_of(placed, i), head_of(tile, kv_head, i)));
+        if (placed.is_split) {
+            worker.compute(step, tile, kv_head, tile.first_part() + part, position);
+            return keep_partials(placed, kv_head, part, s);
         }
+        int width = l_.value_width();
+        for (int i = 0; i < tile.vectors(); i++) s.sums[i] = empty(s.out + i * width);
+        for (part = 0; part < tile.num_parts(); part++) {
+            worker.compute(step, tile, kv_head, tile.first_part() + part, position);
+            for (int i = 0; i < tile.vectors(); i++)
+                scores::join(s.sums[i], s.part + i * width, s.part_most[i], s.part_total[i], width);
+        }
+        for (int i = 0; i < tile.vectors(); i++) give_result(placed, kv_head, i, s.sums[i]);
     }
 
-    void give_results(const Tile& tile, int kv_head, int count, Scratch& s) {
-        for (int i = 0; i < count; i++) {
-            int head = kv_head * group_ + i % group_;
-            float total = s.total[i], scale = 1;
-            if (h_.sinks) {  // a score without a value (Xiao et al., 2023)
-                float most = h_.sinks[head] > s.most[i] ? h_.sinks[head] : s.most[i];
-                scale = exponential(broadcast(s.most[i] - most))[0];
-                total = total * scale + exponential(broadcast(h_.sinks[head] - most))[0];
-            }
-            float* to = out_->row(firsts_[tile.row] + tile.first + i / group_) + (size_t)head * h_.dim;
-            for (int d = 0; d < h_.dim; d += LANES) store(to + d, load<Floats>(&s.out[i][d]) * (scale / total));
+    void keep_partials(const Placed& placed, int kv_head, int part, const Scratch& s) const {
+        int width = l_.value_width();
+        for (int i = 0; i < placed.tile.vectors(); i++) {
+            float* to = partial(placed, kv_head, part, i);
+            memcpy(to, s.part + i * width, width * sizeof(float));
+            to[width] = s.part_most[i];
+            to[width + 1] = s.part_total[i];
         }
     }
 
-    Buffer* qkv_;
-    Buffer* out_;
-    const Heads h_;
-    const int group_;
+    Sums empty(float* out) const {
+        memset(out, 0, l_.value_width() * sizeof(float));
+        return {out, scores::HIDDEN, 0};
+    }
+
+    int head_of(const Tile& tile, int kv_head, int vector) const {
+        return kv_head * l_.group() + tile.first_head + vector % tile.num_heads;
+    }
+
+    static int64_t token_of(const Placed& placed, int vector) {
+        return placed.first_token + placed.tile.first + vector / placed.tile.num_heads;
+    }
+
+    __attribute__((noinline)) void give_result(const Placed& placed, int kv_head, int vector, const Sums& sums) const {
+        int head = head_of(placed.tile, kv_head, vector);
+        float total = sums.total, scale = 1;
+        if (l_.sinks) {  // a score without a value (Xiao et al., 2023)
+            float most = l_.sinks[head] > sums.most ? l_.sinks[head] : sums.most;
+            scale = exponential(broadcast(sums.most - most))[0];
+            total = total * scale + exponential(broadcast(l_.sinks[head] - most))[0];
+        }
+        scale = scale / total * l_.value_scale;
+        float* to = out_.at(token_of(placed, vector), head);
+        for (int d = 0; d < l_.values.dim; d += LANES) {
+            Floats x = load<Floats>(sums.out + d) * scale;
+            int left = l_.values.dim - d;
+            memcpy(to + d, &x, (left < LANES ? left : LANES) * sizeof(float));
+        }
+    }
+
+    Buffer* queries_buffer_;
+    Buffer* out_buffer_;
+    const Layer l_;
+    Scratches& scratches_;
+    Lines queries_, out_;
+    std::vector<Placed> tiles_;
+    int num_split_ = 0;
+};
+
+// Joins the parts of tiles that Attention has split.
+class Join final : public Phase {
+  public:
+    Join(const Attention& attention, const Scratches& scratches) : attention_(attention), scratches_(scratches) {}
+
+    int begin(const Step&) override { return attention_.num_split_vectors(); }
+    void compute(const Step&, int chunk, int thread) override {
+        attention_.join_vector(chunk, scratches_.of(thread));
+    }
+
+  private:
+    const Attention& attention_;
     const Scratches& scratches_;
-    std::vector<Tile> tiles_;
-    std::vector<int> firsts_;  // for each row, its first token in the step
 };
 
 }  // namespace attention

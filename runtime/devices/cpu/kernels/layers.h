@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "cache.h"
 #include "product.h"
 #include "step.h"
 
@@ -117,7 +118,7 @@ class Prepare final : public Phase {
     Prepare(Buffer* in, const float* norm, float eps, Buffer* out, Then then)
         : in_(in), norm_(norm), eps_(eps), out_(out), then_(then) {}
 
-    int begin(const Step& step) override { return (int)step.num_tokens; }
+    int begin(const Step& step) override { return (int)step.num_tokens * in_->heads; }
 
     void compute(const Step&, int chunk, int) override {
         const float* x = in_->row(chunk);
@@ -265,7 +266,23 @@ struct Heads {
     float scale, cap;  // scores become cap * tanh(scale * product / cap); 0: no cap
     int window;        // 0: all tokens before
     const float* sinks;  // [heads], null: none
+    float k_scale, v_scale;  // what is in the caches is times them
 };
+
+// Turns pairs of numbers (Su et al., 2021): the first half of x is paired with the second.
+inline void rotate(float* x, const float* cos, const float* sin, int half) {
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        Floats a = load<Floats>(x + i), b = load<Floats>(x + half + i), c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        x[i] = a * cos[i] - b * sin[i];
+        x[half + i] = b * cos[i] + a * sin[i];
+    }
+}
 
 // Norms and turns queries and keys of a row of [queries, keys, values] in place; keys and values go to the cache.
 class PrepareHeads final : public Phase {
@@ -278,35 +295,25 @@ class PrepareHeads final : public Phase {
         int64_t position = step.positions[chunk], location = step.locations[h_.pool][chunk];
         const float* cos = h_.rotary->cos + position * (h_.dim / 2);
         const float* sin = h_.rotary->sin + position * (h_.dim / 2);
+        cache::Cache keys{h_.k_cache, h_.num_kv_heads, h_.dim}, values{h_.v_cache, h_.num_kv_heads, h_.dim};
         float* head = qkv_->row(chunk);
         for (int i = 0; i < h_.num_heads + h_.num_kv_heads; i++, head += h_.dim) {
             const float* norm = i < h_.num_heads ? h_.q_norm : h_.k_norm;
-            if (norm) rms_norm(head, norm, h_.eps, h_.dim, head);
-            rotate(head, cos, sin);
-            if (i >= h_.num_heads) keep(head, h_.k_cache, location, i - h_.num_heads);
+            if (norm) norm_head(head, norm);
+            rotate(head, cos, sin, h_.dim / 2);
+            if (i >= h_.num_heads) cache::write(keys, h_.kind, location, i - h_.num_heads, head, 1 / h_.k_scale);
         }
-        for (int i = 0; i < h_.num_kv_heads; i++, head += h_.dim) keep(head, h_.v_cache, location, i);
+        for (int i = 0; i < h_.num_kv_heads; i++, head += h_.dim)
+            cache::write(values, h_.kind, location, i, head, 1 / h_.v_scale);
     }
 
   private:
-    void rotate(float* x, const float* cos, const float* sin) const {  // Su et al., 2021; halves are pairs
-        int half = h_.dim / 2, i = 0;
-        for (; i + LANES <= half; i += LANES) {
-            Floats a = load<Floats>(x + i), b = load<Floats>(x + half + i), c = load<Floats>(cos + i), s = load<Floats>(sin + i);
-            store(x + i, a * c - b * s);
-            store(x + half + i, b * c + a * s);
-        }
-        for (; i < half; i++) {
-            float a = x[i], b = x[half + i];
-            x[i] = a * cos[i] - b * sin[i];
-            x[half + i] = b * cos[i] + a * sin[i];
-        }
-    }
-
-    void keep(const float* x, char* cache, int64_t location, int head) const {
-        int bytes = step::bytes_of(h_.kind);
-        char* to = cache + ((size_t)location * h_.num_kv_heads + head) * h_.dim * bytes;
-        for (int i = 0; i < h_.dim; i += LANES) step::store_number(to + (size_t)i * bytes, h_.kind, load<Floats>(x + i));
+    void norm_head(float* head, const float* norm) const {
+        if (h_.dim % LANES == 0) return rms_norm(head, norm, h_.eps, h_.dim, head);
+        float padded[cache::MAX_DIM] = {};
+        memcpy(padded, head, h_.dim * sizeof(float));
+        rms_norm(padded, norm, h_.eps, h_.dim, padded);
+        memcpy(head, padded, h_.dim * sizeof(float));
     }
 
     Buffer* qkv_;

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention.h"
+#include "attention_call.h"
 #include "digest.h"
 #include "layers.h"
 #include "lora.h"
@@ -37,7 +37,7 @@ class Program final : public team::Work {
 
     void add(Phase* phase) { phases_.emplace_back(phase); }
 
-    const attention::Scratches& scratches() const { return scratches_; }
+    attention::Scratches& scratches() { return scratches_; }
 
     bool run(const Step& step) {
         for (auto& buffer : buffers_)
@@ -217,6 +217,16 @@ int kernels_multiply(team::Team* team, Product* product, const Matrix* matrix, c
     return has_memory ? 0 : 1;
 }
 
+// ---- attention
+
+attention::Call* kernels_attention(team::Team* team) { return new attention::Call(team::num_threads(team)); }
+void kernels_free_attention(attention::Call* call) { delete call; }
+
+// step->output [tokens, heads * dim] from queries step->input, over the pages. 0; 1: there is no memory.
+int kernels_attend(team::Team* team, attention::Call* call, const Heads* heads, const Step* step) {
+    return call->run(team, *heads, *step) ? 0 : 1;
+}
+
 // ---- programs
 
 Program* kernels_program(team::Team* team) { return new Program(team); }
@@ -261,7 +271,9 @@ void program_lora(Program* program, Buffer* in, const float* norm, float eps, co
 
 void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* heads) {
     program->add(new layers::PrepareHeads(qkv, *heads));
-    program->add(new attention::Attention(qkv, out, *heads, program->scratches()));
+    auto* attention = new attention::Attention(qkv, out, attention::layer_of(*heads), program->scratches());
+    program->add(attention);
+    program->add(new attention::Join(*attention, program->scratches()));
 }
 
 // 0; 1: there is no memory for its buffers.

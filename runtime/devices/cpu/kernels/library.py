@@ -28,6 +28,9 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_product": (_POINTER, ()),
     "kernels_free_product": (None, (_POINTER,)),
     "kernels_multiply": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_attention": (_POINTER, (_POINTER,)),
+    "kernels_free_attention": (None, (_POINTER,)),
+    "kernels_attend": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_program": (_POINTER, (_POINTER,)),
     "kernels_free_program": (None, (_POINTER,)),
     "program_buffer": (_POINTER, (_POINTER, _INT, _INT)),
@@ -87,6 +90,8 @@ class Heads(ctypes.Structure):
         ("cap", _FLOAT),
         ("window", _INT),
         ("sinks", _POINTER),
+        ("k_scale", _FLOAT),
+        ("v_scale", _FLOAT),
     ]
 
 

@@ -7,7 +7,7 @@
 
 namespace step {
 
-enum Number { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // of tables and caches
+enum Number { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, E4M3 = 3, E5M2 = 4 };  // of tables and caches
 
 constexpr int MAX_POOLS = 2;  // KV cache groups: layers with full attention, and those with a window
 
@@ -39,15 +39,17 @@ inline void* allocate(size_t bytes) {
 
 inline size_t padded(size_t width) { return (width + 63) / 64 * 64; }
 
-// Rows that phases write and read: float32 [rows, padded width], or in the form in which products read them.
+// Rows that phases write and read: float32 [rows, padded width], or in the form in which products read them. A token
+// has one row, or one for each of `heads`: then they lie head after head, [heads, tokens].
 class Buffer {
   public:
-    Buffer(int width, int form) : width(width), form(form) {}
+    Buffer(int width, int form, int heads = 1) : width(width), form(form), heads(heads) {}
     ~Buffer() { free(memory_); }
     Buffer(const Buffer&) = delete;
 
     int width;
     int form;  // of rows::Form; -1: floats
+    int heads = 1;
     float* numbers = nullptr;
     rows::Rows prepared{};
 
@@ -58,8 +60,9 @@ class Buffer {
         capacity_ = 0;
     }
 
-    // False: there is no memory. Memory that is new is zero.
-    bool reserve(int64_t count) {
+    // For so many tokens. False: there is no memory. Memory that is new is zero.
+    bool reserve(int64_t num_tokens) {
+        int64_t count = num_tokens * heads;
         if (count <= capacity_) return true;
         size_t total = padded(width) * count;
         auto kind = form < 0 ? rows::FLOAT32 : (rows::Form)form;
@@ -101,12 +104,6 @@ inline simd::Floats load_number(const char* at, Number kind) {
     return kind == BFLOAT16 ? simd::load_bf16((const uint16_t*)at) : simd::load_f16((const uint16_t*)at);
 }
 
-inline void store_number(char* at, Number kind, simd::Floats x) {
-    if (kind == FLOAT32) simd::store(at, x);
-    else if (kind == BFLOAT16) simd::store_bf16((uint16_t*)at, x);
-    else simd::store_f16((uint16_t*)at, x);
-}
-
-inline int bytes_of(Number kind) { return kind == FLOAT32 ? 4 : 2; }
+constexpr int bytes_of(Number kind) { return kind == FLOAT32 ? 4 : kind >= E4M3 ? 1 : 2; }
 
 }  // namespace step
