@@ -26,7 +26,7 @@ from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
-from runtime.devices.operands import FusedOps, Quantized
+from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import PackedLatent, PackedWeight
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
@@ -377,6 +377,7 @@ class Device:
     all_to_all: AllToAllModes | None = None
     lora_ops: LoraOps | None = None  # kernels for adapters; None: plain torch (layers/lora.py)
     fused: FusedOps | None = None  # None: several Ops in their place (layers/fused_ops.py)
+    logits_ops: LogitsOps | None = None  # None: Ops and torch (layers/sampling/logits_ops.py)
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
     programs: ForwardPrograms | None = None  # None: layers are computed one by one

@@ -9,6 +9,8 @@ from runtime.models.config.quantization_schemes import Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.devices.base import SamplingInputs
+
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
@@ -72,4 +74,21 @@ class FusedOps(Protocol):
     def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
         """Applies penalties, in place, to `rows` (int64 [M], distinct) of float32 logits [N, V]: those of the
         rows `at` (int64 [M]) of `seen`."""
+        ...
+
+
+class LogitsOps(Protocol):
+    """From rows of logits to tokens and log probabilities. Where `needs_finite` is False logits may be
+    anything, and count as what `clean` (layers/sampling/sampler.py) makes of them; else they are finite."""
+
+    needs_finite: bool
+
+    def choose(self, logits: "Tensor", inputs: "SamplingInputs | None") -> "Tensor":
+        """A token id, int64 [N], for each row of float32 logits [N, V]. `inputs` None: the first of the
+        largest logits."""
+        ...
+
+    def logprobs(self, logits: "Tensor", targets: "Tensor", width: int) -> "tuple[Tensor, Tensor, Tensor]":
+        """Log probabilities of `targets` (int64 [N]), float32 [N], and the `width` likeliest tokens of each
+        row of logits [N, V], the likeliest first: int32 [N, width], and theirs, float32 [N, width]."""
         ...

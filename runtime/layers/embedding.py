@@ -96,7 +96,9 @@ class Head(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank."""
-        logits = self.device.ops.linear(x.to(self.dtype), self.packed, None).float()
+        # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
+        inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
+        logits = self.device.ops.linear(inputs, self.packed, None).float()
         if self.device.collectives.size == 1:
             return logits
         return self.device.collectives.all_gather(logits, 1)[:, : self.vocab_size]

@@ -15,6 +15,7 @@ from runtime.devices.base import Device, PageCopier, PageLoads
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
+from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.sampling.sampler import Logprobs
 from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
@@ -87,6 +88,7 @@ class ModelRunner:
         self.adapters = adapters
         self.load = load
         self.forward = Forward(device)
+        self.logits_ops = logits_ops_of(device)
         self.inputs = StepInputs(device, slots, kv, page_size, windows)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
@@ -132,7 +134,7 @@ class ModelRunner:
         if self.pooling is not None:
             self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
-        prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots))
+        prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots, self.logits_ops))
         shown = self.shown(plan, hidden)
         return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
 
@@ -168,7 +170,7 @@ class ModelRunner:
         if self.device.collectives.rank == 0:
             if self.slots.follows:
                 self.settle()
-            tokens, found = self.slots.sample(self.device.ops, logits, rows)
+            tokens, found = self.slots.sample(self.device.ops, self.logits_ops, logits, rows)
         else:
             tokens = torch.empty(len(rows.places), dtype=torch.int64, device=torch_device)
         tokens = self.device.collectives.broadcast(tokens)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.layers.sampling.sampler import Logprobs, clean, logprobs
+from runtime.devices.operands import LogitsOps
+from runtime.layers.sampling.sampler import Logprobs, clean
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import PromptLogprobs, StepPlan
 from runtime.models.base import GenerativeModel
@@ -36,7 +37,9 @@ class PromptRow:
         )
 
 
-def prompt_rows(plan: StepPlan, hidden: Tensor, model: GenerativeModel, slots: Slots) -> Iterator[PromptRow]:
+def prompt_rows(
+    plan: StepPlan, hidden: Tensor, model: GenerativeModel, slots: Slots, logits_ops: LogitsOps
+) -> Iterator[PromptRow]:
     """Of each extend row of a slot that asks for them; `hidden` [T, hidden size]."""
     if len(plan.prompt_targets) == 0:
         return
@@ -52,13 +55,20 @@ def prompt_rows(plan: StepPlan, hidden: Tensor, model: GenerativeModel, slots: S
                 plan.prompt_targets[used : used + count],
                 model,
                 slots,
+                logits_ops,
             )
             used += count
         first += count
 
 
 def _row(
-    slot: int, width: int, hidden: Tensor, targets: np.ndarray, model: GenerativeModel, slots: Slots
+    slot: int,
+    width: int,
+    hidden: Tensor,
+    targets: np.ndarray,
+    model: GenerativeModel,
+    slots: Slots,
+    logits_ops: LogitsOps,
 ) -> PromptRow:
     """In chunks, as the logits of a whole prompt would fill the memory."""
     known = upload_int64(np.maximum(targets, 0), hidden.device)
@@ -66,7 +76,7 @@ def _row(
     parts = []
     for at in range(0, len(targets), chunk):
         logits = clean(model.logits(hidden[at : at + chunk]))
-        part = logprobs(logits, known[at : at + chunk], width)
+        part = Logprobs(*logits_ops.logprobs(logits, known[at : at + chunk], width))
         if slot in slots.logprob_ids:
             slots.add_logprob_ids(part, logits, slice(None), slot, width)
         parts.append((part.chosen, part.top_ids, part.top))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops, SamplingInputs
+from runtime.devices.operands import LogitsOps
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
-from runtime.layers.sampling.sampler import Logprobs, clean, logprobs, uniform
+from runtime.layers.sampling.sampler import Logprobs, clean, uniform
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.sample_rows import SampleRows
@@ -119,14 +120,17 @@ class Slots:
         found.top_ids[rows, columns] = ids.int()
         found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
 
-    def sample(self, ops: Ops, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Logprobs | None]:
+    def sample(
+        self, ops: Ops, logits_ops: LogitsOps, logits: Tensor, rows: SampleRows
+    ) -> tuple[Tensor, Logprobs | None]:
         """Samples a token, int64 [N], for each row of logits; float32 logits [N, V] are overwritten.
 
         With log probabilities for all rows, as wide as the widest that is asked for, when a row asks for
         them.
         """
-        clean(logits)
         slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
+        if logits_ops.needs_finite or self.is_penalised[slots].any() or not self.is_plain[slots].all():
+            clean(logits)
         contexts = (
             {}
             if rows.drafts is None
@@ -146,12 +150,12 @@ class Slots:
                 upload_int64(rows.lengths, self.torch_device),
                 *self.filters(slots),
             )
-            tokens = ops.sample(changed, inputs)
+            tokens = logits_ops.choose(changed, inputs)
         else:
-            tokens = changed.argmax(dim=1)
+            tokens = logits_ops.choose(changed, None)
         if width < 0:
             return tokens, None
-        found = logprobs(logits, tokens, width)
+        found = Logprobs(*logits_ops.logprobs(logits, tokens, width))
         for row, slot in enumerate(slot_list if self.logprob_ids else ()):
             if slot in self.logprob_ids and self.top_logprobs[slot] >= 0:
                 self.add_logprob_ids(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))

@@ -255,6 +255,8 @@ class TapedDevice:
             experts=experts,
             graphs=self.tapes,
             programs=None,
+            fused=None,
+            logits_ops=None,
             collectives=ranks,
             all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         )

@@ -13,6 +13,7 @@ from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.cpu.sampling import CpuFusedOps
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
@@ -41,5 +42,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         None,
         start.ep_size,
         open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
+        logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
     )

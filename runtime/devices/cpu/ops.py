@@ -15,6 +15,7 @@ from runtime.devices.cpu.mla import Up, attend_latents
 from runtime.devices.cpu.paged_attention import PagedAttention
 from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
+from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.layers.attention.kv_dtype import store_as
 from runtime.layers.attention.sdpa import attend
 from runtime.layers.sampling.sampler import BANNED, sample_tokens
@@ -42,6 +43,7 @@ class CpuOps:
         self.packs_rows = threads is not None
         self.products = None if threads is None else Products(threads)
         self.paged = None if threads is None else PagedAttention(threads)
+        self.logits_ops = None if threads is None else CpuLogitsOps(threads)
         # without kernels: oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16
         # matrix when there are few rows
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -140,10 +142,14 @@ class CpuOps:
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         """See Ops.sample."""
+        if self.logits_ops is not None:
+            return self.logits_ops.choose(logits, inputs)
         return sample_tokens(logits, inputs)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See Ops.mask."""
+        if self.logits_ops is not None and logits.is_contiguous():
+            return self.logits_ops.mask(logits, rows, bits)
         limits = _MOST.take(bits.numpy().view(np.uint8), axis=0).reshape(len(rows), -1)[:, : logits.shape[1]]
         values = logits.numpy()  # numpy: the threads of torch wait for each other longer than this takes
         if len(rows) == len(values):  # the same rows, in the same order

@@ -8,7 +8,9 @@
 #include "attention_call.h"
 #include "digest.h"
 #include "layers.h"
+#include "logprobs.h"
 #include "lora.h"
+#include "sampling.h"
 #include "team.h"
 
 using layers::Heads;
@@ -70,26 +72,33 @@ class Product final : public team::Work {
         floats_.shape(matrix->inputs, -1);
         inputs_.shape(matrix->inputs, weights::input_form(matrix->kind));
         out_.shape(matrix->outputs, -1);
-        *has_memory = floats_.reserve(step->num_tokens) && inputs_.reserve(step->num_tokens) && out_.reserve(step->num_tokens);
+        // Rows that need no padding are read and written where the caller has them.
+        bool copies_in = !floats_.lend(const_cast<float*>(step->input)), copies_out = !out_.lend(step->output);
+        *has_memory = inputs_.reserve(step->num_tokens) && (!copies_in || floats_.reserve(step->num_tokens)) &&
+                      (!copies_out || out_.reserve(step->num_tokens));
         if (!*has_memory) return;
         layers::Input input(&floats_);
         layers::Prepare prepare(&floats_, nullptr, 0, &inputs_, layers::Prepare::PREPARE);
         layers::Linear linear(matrix, nullptr, &inputs_, &out_, layers::Linear::STORE);
         layers::Output output(&out_);
-        phases_ = {&input, &prepare, &linear, &output};
+        num_phases_ = 0;
+        if (copies_in) phases_[num_phases_++] = &input;
+        phases_[num_phases_++] = &prepare;
+        phases_[num_phases_++] = &linear;
+        if (copies_out) phases_[num_phases_++] = &output;
         step_ = step;
-        for (int i = 0; i < 4; i++) chunks_[i] = phases_[i]->begin(*step);
+        for (int i = 0; i < num_phases_; i++) chunks_[i] = phases_[i]->begin(*step);
         team::run(team, this);
     }
 
-    int num_phases() const override { return 4; }
+    int num_phases() const override { return num_phases_; }
     int num_chunks(int phase) const override { return chunks_[phase]; }
     void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
 
   private:
     Buffer floats_{0, -1}, inputs_{0, 0}, out_{0, -1};
     std::array<Phase*, 4> phases_{};
-    int chunks_[4] = {};
+    int num_phases_ = 0, chunks_[4] = {};
     const Step* step_ = nullptr;
 };
 
@@ -278,5 +287,41 @@ void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* 
 
 // 0; 1: there is no memory for its buffers.
 int program_run(Program* program, const Step* step) { return program->run(*step) ? 0 : 1; }
+
+// ---- sampling
+
+sampling::Sampler* kernels_sampler(team::Team* team) { return new sampling::Sampler(team::num_threads(team)); }
+void kernels_free_sampler(sampling::Sampler* sampler) { delete sampler; }
+
+// A token for each row of logits. `choices` null: the largest logit's.
+void kernels_sample(team::Team* team, sampling::Sampler* sampler, const sampling::Logits* logits,
+                    const sampling::Sampler::Choices* choices, int64_t* tokens) {
+    sampler->run(team, *logits, choices ? *choices : sampling::Sampler::Choices{}, tokens);
+}
+
+// Bans tokens of `count` rows whose bits are 0.
+void kernels_mask(team::Team* team, const sampling::Logits* logits, const int64_t* rows, int64_t count, const uint32_t* bits) {
+    int blocks = logits->num_blocks();
+    int64_t words = (logits->vocabulary + 31) / 32;
+    for_blocks(team, (int)count * blocks, [=](int chunk) {
+        sampling::mask_block(*logits, rows[chunk / blocks], chunk % blocks, bits + chunk / blocks * words);
+    });
+}
+
+// Penalties of `count` rows, by rows `at` of what sequences have seen.
+void kernels_penalise(team::Team* team, const sampling::Logits* logits, const int64_t* rows, const int64_t* at,
+                      int64_t count, const sampling::Seen* seen) {
+    int blocks = logits->num_blocks();
+    for_blocks(team, (int)count * blocks, [=](int chunk) {
+        sampling::penalise_block(*logits, rows[chunk / blocks], chunk % blocks, *seen, at[chunk / blocks]);
+    });
+}
+
+// Log probabilities of `targets` and of the `width` likeliest tokens.
+void kernels_logprobs(team::Team* team, const sampling::Logits* logits, const int64_t* targets, int width,
+                      float* chosen, int32_t* ids, float* top) {
+    sampling::Logprobs logprobs;
+    logprobs.run(team, *logits, targets, width, {chosen, ids, top});
+}
 
 }  // extern "C"

@@ -44,6 +44,12 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_lora": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
     "program_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "program_run": (_INT, (_POINTER, _POINTER)),
+    "kernels_sampler": (_POINTER, (_POINTER,)),
+    "kernels_free_sampler": (None, (_POINTER,)),
+    "kernels_sample": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_mask": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
+    "kernels_penalise": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
+    "kernels_logprobs": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
 }
 
 
@@ -109,6 +115,30 @@ class AdapterWeights(ctypes.Structure):
         ("offsets", _INT * 8),
         ("sizes", _INT * 8),
     ]
+
+
+class Logits(ctypes.Structure):
+    """sampling::Logits of logits.h: float32 rows [num_rows, vocabulary]."""
+
+    _fields_ = [("num_rows", _LONG), ("vocabulary", _LONG), ("numbers", _POINTER)]
+
+
+class Choices(ctypes.Structure):
+    """sampling::Sampler::Choices of sampling.h: how to sample from each row."""
+
+    _fields_ = [
+        ("temperatures", _POINTER),
+        ("top_p", _POINTER),
+        ("min_p", _POINTER),
+        ("top_k", _POINTER),
+        ("uniform", _POINTER),
+    ]
+
+
+class SeenTokens(ctypes.Structure):
+    """sampling::Seen of logits.h: tokens that sequences have seen, and their penalties."""
+
+    _fields_ = [("generated", _POINTER), ("in_prompt", _POINTER), ("penalties", _POINTER)]
 
 
 def load_functions(level: Level) -> ctypes.CDLL:

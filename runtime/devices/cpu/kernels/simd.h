@@ -59,6 +59,21 @@ inline float largest(Floats x) {
     return best;
 }
 
+// Whether some lane of a mask, of 0 and -1, is set.
+inline bool any(Ints mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#elif defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)mask) != 0;
+#else
+    int some = 0;
+    for (int i = 0; i < LANES; i++) some |= mask[i];
+    return some != 0;
+#endif
+}
+
 inline float sum(Floats x) {  // in a fixed order: pairs of halves
     float parts[LANES];
     store(parts, x);
@@ -210,12 +225,8 @@ inline void store_bytes(int8_t* at, Ints x) {
 
 // ---- functions
 
-// e^x with a relative error below 2e-7; 0 below -87.3
-inline Floats exponential(Floats x) {
-    Floats lowest = broadcast(-87.3f);
-    Ints is_zero = x < lowest;
-    x = max(x, lowest);
-    x = x < broadcast(88.0f) ? x : broadcast(88.0f);
+// e^x with a relative error below 2e-7 for x from -87.3 to 88
+inline Floats bounded_exponential(Floats x) {
     Ints whole = rounded(x * 1.44269504088896341f);
     Floats part = x - floats(whole) * 0.693359375f;  // ln 2 in two pieces (Cody and Waite, 1980)
     part = part + floats(whole) * 2.12194440e-4f;
@@ -226,8 +237,16 @@ inline Floats exponential(Floats x) {
     series = series * part + 1.6666665459e-1f;
     series = series * part + 5.0000001201e-1f;
     series = series * part * part + part + 1.0f;
-    Floats scaled = series * (Floats)((whole + 127) << 23);
-    return (Floats)((Words)scaled & ~(Words)is_zero);
+    return series * (Floats)((whole + 127) << 23);
+}
+
+// The same for any x: 0 below -87.3, and no more than e^88
+inline Floats exponential(Floats x) {
+    Floats lowest = broadcast(-87.3f);
+    Ints is_zero = x < lowest;
+    x = max(x, lowest);
+    x = x < broadcast(88.0f) ? x : broadcast(88.0f);
+    return (Floats)((Words)bounded_exponential(x) & ~(Words)is_zero);
 }
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }

@@ -60,6 +60,13 @@ class Buffer {
         capacity_ = 0;
     }
 
+    // Rows of the caller in place of memory of its own, until `shape`. False: they lack the padding.
+    bool lend(float* rows) {
+        if (form >= 0 || width != (int)padded(width)) return false;
+        numbers = rows;
+        return true;
+    }
+
     // For so many tokens. False: there is no memory. Memory that is new is zero.
     bool reserve(int64_t num_tokens) {
         int64_t count = num_tokens * heads;

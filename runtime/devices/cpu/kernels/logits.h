@@ -1,0 +1,154 @@
+// Rows of logits [rows, vocabulary], what may be done to them behind the head (masks, penalties), and how they are read.
+//
+// A row is read in blocks of fixed length, each of them a chunk of the team. Sums run over the block, then over the
+// blocks in order, so the bits of a row depend on neither threads nor other rows. Logits may be anything: what is not
+// finite counts as FAR or -FAR.
+#pragma once
+
+#include <math.h>
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace sampling {
+
+using namespace simd;
+
+constexpr int BLOCK = 8192;  // numbers of a row that one chunk reads
+constexpr float FAR = 1e30f;
+constexpr float BANNED = -4 * FAR;
+constexpr float LOWEST = -87.0f, TINY = 2e-38f;  // exp(LOWEST) is a normal number below TINY
+
+// A sum in float64 of numbers that are not negative, lane by lane. GROUP vectors are added in float32 first: that
+// costs digits as the exponential does, and half the time.
+class Sum {
+  public:
+    void add(Floats x) {
+        group_ += x;
+        if (++count_ % GROUP == 0) flush();
+    }
+
+    double total() {
+        flush();
+        double total = 0;
+        for (double lane : lanes_) total += lane;
+        return total;
+    }
+
+  private:
+    static constexpr int GROUP = 8;
+
+    void flush() {
+        float parts[LANES];
+        store(parts, group_);
+        for (int i = 0; i < LANES; i++) lanes_[i] += parts[i];
+        group_ = Floats{};
+    }
+
+    Floats group_{};
+    int count_ = 0;
+    double lanes_[LANES] = {};
+};
+
+// NaN and -inf become -FAR, +inf becomes FAR.
+inline Floats clean(Floats x) {
+    Ints is_finite = ((Words)x & 0x7fffffffu) < 0x7f800000u;
+    Floats far = x > 0.0f ? broadcast(FAR) : broadcast(-FAR);
+    return is_finite ? x : far;
+}
+
+// A vector of a row from `at` on; lanes behind its end are -inf in place of numbers.
+inline Floats load_logits(const float* row, int64_t at, int64_t end) {
+    if (end - at >= LANES) return clean(load<Floats>(row + at));
+    float part[LANES] = {};
+    memcpy(part, row + at, (end - at) * sizeof(float));
+    Floats x = clean(load<Floats>(part));
+    for (int i = (int)(end - at); i < LANES; i++) x[i] = -INFINITY;
+    return x;
+}
+
+// A number that orders as floats do, the larger ones first, and of equal ones the first id.
+inline uint64_t key_of(float value, int64_t id) {
+    uint32_t bits = load<uint32_t>(&value);
+    uint32_t rising = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+    return (uint64_t)~rising << 32 | (uint32_t)id;
+}
+
+inline float value_of(uint64_t key) {
+    uint32_t rising = ~(uint32_t)(key >> 32);
+    uint32_t bits = rising ^ (rising >> 31 ? 0x80000000u : 0xffffffffu);
+    return load<float>(&bits);
+}
+
+inline int64_t id_of(uint64_t key) { return (uint32_t)key; }
+
+// Rows of logits, cut into blocks.
+struct Logits {
+    int64_t num_rows, vocabulary;
+    float* numbers;
+
+    int num_blocks() const { return (int)((vocabulary + BLOCK - 1) / BLOCK); }
+    float* row(int64_t index) const { return numbers + index * vocabulary; }
+    int64_t begin(int block) const { return (int64_t)block * BLOCK; }
+    int64_t end(int block) const { return std::min<int64_t>(vocabulary, (int64_t)(block + 1) * BLOCK); }
+};
+
+// Sets to BANNED what a row's bits exclude: token i is bit i % 32 of word i / 32.
+inline void mask_block(const Logits& logits, int64_t row, int block, const uint32_t* bits) {
+    float* numbers = logits.row(row);
+    Words lane_bits;
+    for (int i = 0; i < LANES; i++) lane_bits[i] = 1u << i;
+    int64_t at = logits.begin(block), end = logits.end(block);
+    for (; at + LANES <= end; at += LANES) {
+        Words allowed = broadcast(bits[at / 32] >> at % 32) & lane_bits;
+        Floats x = load<Floats>(numbers + at);
+        store(numbers + at, allowed != 0u ? x : (x < BANNED ? x : broadcast(BANNED)));
+    }
+    for (; at < end; at++)
+        if (!(bits[at / 32] >> at % 32 & 1) && !(numbers[at] < BANNED)) numbers[at] = BANNED;
+}
+
+// What sequences have seen, one row each; operands.py has the same fields and says what penalties do.
+struct Seen {
+    const int32_t* generated;  // [rows, vocabulary]
+    const uint8_t* in_prompt;  // [rows, vocabulary], 0 or 1
+    const float* penalties;  // [rows, 3]: frequency, presence, repetition
+};
+
+inline void penalise_block(const Logits& logits, int64_t row, int block, const Seen& seen, int64_t at) {
+    float* numbers = logits.row(row);
+    const int32_t* generated = seen.generated + at * logits.vocabulary;
+    const uint8_t* in_prompt = seen.in_prompt + at * logits.vocabulary;
+    const float* penalties = seen.penalties + at * 3;
+    float frequency = penalties[0], presence = penalties[1], repetition = penalties[2];
+    for (int64_t i = logits.begin(block); i < logits.end(block); i++) {
+        float x = numbers[i];
+        int32_t count = generated[i];
+        float scaled = x > 0 ? x / repetition : x * repetition;
+        x = in_prompt[i] | (count > 0) ? scaled : x;
+        numbers[i] = x - frequency * count - (count > 0 ? presence : 0.0f);
+    }
+}
+
+inline float largest_of(const float* row, int64_t begin, int64_t end) {
+    Floats best[4] = {broadcast(-INFINITY), broadcast(-INFINITY), broadcast(-INFINITY), broadcast(-INFINITY)};
+    int64_t at = begin;
+    for (; at + 4 * LANES <= end; at += 4 * LANES)
+        for (int k = 0; k < 4; k++) best[k] = max(clean(load<Floats>(row + at + k * LANES)), best[k]);
+    for (; at < end; at += LANES) best[0] = max(load_logits(row, at, end), best[0]);
+    return largest(max(max(best[0], best[1]), max(best[2], best[3])));
+}
+
+// Calls use(at, vector) for exp((logit - most) / temperature) of a stretch, where that is more than TINY; else 0.
+template <class Use> inline void for_weights(const float* row, int64_t begin, int64_t end, float most, float temperature, Use use) {
+    auto weights_of = [=](Floats logits) {
+        Floats weight = bounded_exponential(max((logits - most) / temperature, broadcast(LOWEST)));
+        return weight > TINY ? weight : Floats{};
+    };
+    int64_t at = begin;
+    for (; at + LANES <= end; at += LANES) use(at, weights_of(clean(load<Floats>(row + at))));
+    if (at < end) use(at, weights_of(load_logits(row, at, end)));
+}
+
+}  // namespace sampling

@@ -1,0 +1,98 @@
+"""What happens to rows of logits, by the kernels (logits.h, sampling.h, logprobs.h). layers/sampling says
+what that is: from the same logits and random numbers come the same tokens."""
+
+import ctypes
+import weakref
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Ops, SamplingInputs
+from runtime.devices.cpu.kernels.library import Choices, Logits, SeenTokens
+from runtime.devices.cpu.matrices import Threads
+from runtime.devices.operands import Seen
+from runtime.layers.fused_ops import UnfusedOps, penalise
+
+
+class CpuLogitsOps:
+    """LogitsOps by the threads of a rank."""
+
+    needs_finite = False
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.functions = threads.functions
+        self.handle: int = self.functions.kernels_sampler(threads.handle)
+        weakref.finalize(self, self.functions.kernels_free_sampler, self.handle).atexit = False
+
+    def choose(self, logits: Tensor, inputs: SamplingInputs | None) -> Tensor:
+        """See LogitsOps.choose."""
+        rows = logits.contiguous()
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        choices, arrays = None, list[Tensor]()
+        if inputs is not None:
+            wanted = (inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.uniform)
+            arrays = [each.contiguous() for each in wanted]
+            choices = ctypes.byref(Choices(*(each.data_ptr() for each in arrays)))
+        self.functions.kernels_sample(
+            self.threads.handle, self.handle, ctypes.byref(_logits(rows)), choices, tokens.data_ptr()
+        )
+        return tokens
+
+    def logprobs(self, logits: Tensor, targets: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See LogitsOps.logprobs."""
+        rows, wanted = logits.contiguous(), targets.contiguous()
+        width = min(width, rows.shape[1])
+        chosen = torch.empty(len(rows))
+        ids = torch.empty(len(rows), width, dtype=torch.int32)
+        top = torch.empty(len(rows), width)
+        self.functions.kernels_logprobs(
+            self.threads.handle,
+            ctypes.byref(_logits(rows)),
+            wanted.data_ptr(),
+            width,
+            chosen.data_ptr(),
+            ids.data_ptr(),
+            top.data_ptr(),
+        )
+        return chosen, ids, top
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """See Ops.mask."""
+        places, words = rows.contiguous(), bits.contiguous()
+        self.functions.kernels_mask(
+            self.threads.handle,
+            ctypes.byref(_logits(logits)),
+            places.data_ptr(),
+            len(places),
+            words.data_ptr(),
+        )
+
+    def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+        """See FusedOps.penalise."""
+        places, indices = rows.contiguous(), at.contiguous()
+        arrays = [each.contiguous() for each in (seen.generated, seen.in_prompt, seen.penalties)]
+        self.functions.kernels_penalise(
+            self.threads.handle,
+            ctypes.byref(_logits(logits)),
+            places.data_ptr(),
+            indices.data_ptr(),
+            len(places),
+            ctypes.byref(SeenTokens(*(each.data_ptr() for each in arrays))),
+        )
+
+
+class CpuFusedOps(UnfusedOps):
+    """FusedOps of which one is a kernel."""
+
+    def __init__(self, ops: Ops, logits_ops: CpuLogitsOps) -> None:
+        super().__init__(ops)
+        self.logits_ops = logits_ops
+
+    def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+        """See FusedOps.penalise."""
+        (self.logits_ops.penalise if logits.is_contiguous() else penalise)(logits, rows, seen, at)
+
+
+def _logits(rows: Tensor) -> Logits:
+    return Logits(rows.shape[0], rows.shape[1], rows.data_ptr())
