@@ -90,7 +90,7 @@ class Clients:
             if len(self.answers) < KEPT:
                 self.answers[name] = got
         else:
-            self.note(kind, "same" if got == first else "different", (name, first, got))
+            self.note(kind, "same" if got == first else "different", f"{first} {got} {name}")
 
     def prompt(self) -> list[int]:
         """One of 40 prefixes, the first ones often, and one of four ends."""
