@@ -27,6 +27,7 @@ class Kind(IntEnum):
     FLOAT16 = 2
     INT8 = 3
     INT4 = 4
+    INT4_ZEROS = 12
 
 
 NUMBERS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16, torch.float16: Kind.FLOAT16}
@@ -39,7 +40,7 @@ class Form:
     kind: Kind
     outputs: int
     inputs: int
-    group: int = 0  # INT4: inputs that share a scale
+    group: int = 0  # of 4-bit kinds: inputs that share a scale
 
 
 class KeptMatrices(Protocol):
@@ -93,7 +94,7 @@ class Matrix:
         self.library.functions.kernels_move_matrix(self.handle, self.data.data_ptr(), *addresses)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of INT4. See PackedRows."""
+        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of 4 bits. See PackedRows."""
         places = indices.contiguous()
         out = torch.empty(len(places), self.inputs)
         self.library.functions.kernels_unpack(self.handle, places.data_ptr(), len(places), out.data_ptr())
@@ -183,7 +184,9 @@ def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
         form, fill = Form(Kind.INT8, outputs, columns), partial(_fill_int8, threads, weight)
     else:
         assert isinstance(weight.scheme, PackedInt)
-        form = Form(Kind.INT4, outputs, columns * 2, weight.scheme.group_size or columns * 2)
+        is_plain = weight.scheme.has_half_scales and not weight.scheme.has_zero_points
+        kind = Kind.INT4 if is_plain else Kind.INT4_ZEROS
+        form = Form(kind, outputs, columns * 2, weight.scheme.group_size or columns * 2)
         fill = partial(_fill_int4, threads, weight)
     return packed(threads, form, tensors, fill)
 

@@ -43,6 +43,7 @@ from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # for each of eight columns, the index of its code in the word
 FP8_MAX = 448.0
+HALF_MAX = 65504.0  # of float16
 
 
 def _scale_shapes(module: ModuleShard) -> Shapes:
@@ -299,13 +300,14 @@ def load_online(module: ModuleShard, reader: TensorReader) -> None:
 
 def _load_online_codes(module: ModuleShard, values: Tensor) -> None:
     """Quantizes a plain weight [rows, inputs] to 4-bit codes around 8. Of each group the number that is
-    farthest from 0 becomes code 0, so that it is exact whatever its sign is."""
+    farthest from 0 becomes code 0 whatever its sign is, and is exact but for the rounding of its scale to
+    float16."""
     scheme = module.format.scheme
     assert isinstance(scheme, PackedInt)
     group = scheme.group_size
     grouped = pad(values, (0, -values.shape[1] % group)).unflatten(1, (-1, group))
     farthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scale = farthest / -8
+    scale = (farthest / -8).clamp_(-HALF_MAX, HALF_MAX).half().float()
     codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(8).clamp_(0, 15)
     own = codes.to(torch.uint8).flatten(1)[:, module.columns]
     module.tensors["weight"].copy_(pack_codes(own, scheme.bits))

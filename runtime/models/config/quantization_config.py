@@ -25,7 +25,7 @@ ONLINE: dict[str, Scheme] = {
     "w8a8_fp8": Fp8(),
     "w8a8_int8": Int8(),
     "int8": Int8(),
-    "int4": PackedInt(bits=4, group_size=32),
+    "int4": PackedInt(bits=4, group_size=32, has_half_scales=True),
 }
 NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that fit a checkpoint's method
     "fp8": ("fp8",),

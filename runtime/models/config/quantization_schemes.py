@@ -62,6 +62,7 @@ class PackedInt(Struct, frozen=True, tag="codes"):
     # the checkpoint has the group of each input (act order); False: groups are contiguous
     has_g_idx: bool = False
     activations: Literal["none", "token"] = "none"
+    has_half_scales: bool = False  # every scale is a number that float16 has
 
     @property
     def name(self) -> str:

@@ -88,8 +88,8 @@ def test_int8_is_what_its_scheme_says(threads: Threads, shape: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("has_zeros", [False, True])
-def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bool) -> None:
+@pytest.mark.parametrize(("has_zeros", "is_half"), [(False, False), (True, False), (False, True)])
+def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bool, is_half: bool) -> None:
     """Exact for inputs that were quantized in groups of 32; within 1.5 % of the result for the
     others."""
     outputs, inputs = 70, 256
@@ -97,7 +97,8 @@ def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bo
     codes = torch.randint(0, 16, (outputs, inputs), generator=seeded, dtype=torch.uint8)
     zeros = torch.randint(0, 16, (outputs, inputs // group), generator=seeded, dtype=torch.uint8)
     scale = random(outputs, inputs // group, seed=5)
-    scheme = PackedInt(4, group, has_zero_points=has_zeros)
+    scale = scale.half().float() if is_half else scale
+    scheme = PackedInt(4, group, has_zero_points=has_zeros, has_half_scales=is_half)
     weight = Quantized(scheme, pack_codes(codes, 4), scale, zeros if has_zeros else None)
     assert can_pack(weight, torch.bfloat16) and not can_pack(weight, torch.float32)
     matrix, products, full = (

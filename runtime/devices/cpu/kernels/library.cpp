@@ -166,7 +166,7 @@ int64_t kernels_digest(team::Team* team, const uint32_t* data, int64_t pieces, i
 // ---- weights
 
 int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
-    int multiple = kind == weights::INT4 && group > weights::INPUT_MULTIPLE ? group : weights::INPUT_MULTIPLE;
+    int multiple = weights::input_multiple((weights::Kind)kind, group);
     int width = (inputs + multiple - 1) / multiple * multiple;
     Matrix w{(weights::Kind)kind, outputs, inputs, width, group, nullptr, nullptr, nullptr};
     return (int64_t)weights::num_blocks(w) * weights::block_bytes(w);
@@ -182,7 +182,7 @@ static void prefer_huge_pages(char* data, int64_t bytes) {
 
 // A matrix over memory of the caller: `data` of kernels_packed_bytes, for INT8 also `scales` and `sums` of whole blocks.
 Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data, float* scales, int32_t* sums) {
-    int multiple = kind == weights::INT4 && group > weights::INPUT_MULTIPLE ? group : weights::INPUT_MULTIPLE;
+    int multiple = weights::input_multiple((weights::Kind)kind, group);
     int width = (inputs + multiple - 1) / multiple * multiple;
     prefer_huge_pages(data, kernels_packed_bytes(kind, outputs, inputs, group));
     return new Matrix{(weights::Kind)kind, outputs, inputs, width, group, data, scales, sums};

@@ -104,9 +104,32 @@ inline Ints load_zeros(const uint8_t* at) {
 #endif
 }
 
-// Sums are integers within 32 inputs, and float32 from one 32 to the next.
+// Adds the products of 32 inputs with their codes, [32 / 8][output][4] bytes. `at`: which 32.
 template <int COUNT>
-inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
+inline void add_codes(const char* const* inputs, int at, const char* data, Ints (*sums)[VECTORS]) {
+#pragma GCC unroll 4
+    for (int eight = 0; eight < rows::GROUP / 8; eight++, data += OUTPUTS * 4) {
+        Words low[VECTORS], high[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            Words halves = load<Words>(data + v * LANES * 4);
+            low[v] = halves & 0x0f0f0f0fu;
+            high[v] = halves >> 4 & 0x0f0f0f0fu;
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < COUNT; m++) {
+            int word = at * (rows::GROUP / 4) + eight * 2;
+            Words first = word_at(inputs[m], word), second = word_at(inputs[m], word + 1);
+            for (int v = 0; v < VECTORS; v++)
+                sums[m][v] = dot_unsigned(dot_unsigned(sums[m][v], low[v], first), high[v], second);
+        }
+    }
+}
+
+// Sums are integers within 32 inputs, and float32 from one 32 to the next. `open` reads
+// what a group begins with, HEAD_BYTES for each output; its begin() says from the sum of 32 inputs what the zero points
+// take away.
+template <int COUNT, int HEAD_BYTES, class Open>
+inline void grouped_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS], Open open) {
     const char* inputs[COUNT];
     for (int m = 0; m < COUNT; m++) inputs[m] = rows::row_of(x, row + m);
     size_t per_row = x.width / rows::GROUP;
@@ -115,42 +138,56 @@ inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char*
     Floats total[COUNT][VECTORS] = {};
     int at = 0;  // groups of inputs
     for (int g = 0; g < w.width / w.group; g++) {
-        Floats scales[VECTORS];
-        Ints zeros[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            scales[v] = load<Floats>(data + v * LANES * 4);
-            zeros[v] = load_zeros((const uint8_t*)data + OUTPUTS * 4 + v * LANES);
-        }
-        data += OUTPUTS * 5;
-        for (int part = 0; part < w.group / rows::GROUP; part++, at++) {
+        auto group = open(data);
+        data += OUTPUTS * HEAD_BYTES;
+        for (int part = 0; part < w.group / rows::GROUP; part++, at++, data += OUTPUTS * rows::GROUP / 2) {
             prefetch(data, OUTPUTS * rows::GROUP / 2);
             Ints sums[COUNT][VECTORS];
-            for (int m = 0; m < COUNT; m++)
-                for (int v = 0; v < VECTORS; v++) sums[m][v] = -zeros[v] * input_sums[m * per_row + at];
-#pragma GCC unroll 4
-            for (int eight = 0; eight < rows::GROUP / 8; eight++, data += OUTPUTS * 4) {
-                Words low[VECTORS], high[VECTORS];
-                for (int v = 0; v < VECTORS; v++) {
-                    Words halves = load<Words>(data + v * LANES * 4);
-                    low[v] = halves & 0x0f0f0f0fu;
-                    high[v] = halves >> 4 & 0x0f0f0f0fu;
-                }
-#pragma GCC unroll 16
-                for (int m = 0; m < COUNT; m++) {
-                    int word = at * (rows::GROUP / 4) + eight * 2;
-                    Words first = word_at(inputs[m], word), second = word_at(inputs[m], word + 1);
-                    for (int v = 0; v < VECTORS; v++)
-                        sums[m][v] = dot_unsigned(dot_unsigned(sums[m][v], low[v], first), high[v], second);
-                }
+            for (int m = 0; m < COUNT; m++) {
+                Ints of_inputs = broadcast(input_sums[m * per_row + at]);
+                for (int v = 0; v < VECTORS; v++) sums[m][v] = group.begin(of_inputs, v);
             }
+            add_codes<COUNT>(inputs, at, data, sums);
             for (int m = 0; m < COUNT; m++) {
                 Floats scale = broadcast(input_scales[m * per_row + at]);
-                for (int v = 0; v < VECTORS; v++) total[m][v] += scale * scales[v] * floats(sums[m][v]);
+                for (int v = 0; v < VECTORS; v++) total[m][v] += scale * group.scales[v] * floats(sums[m][v]);
             }
         }
     }
     for (int m = 0; m < COUNT; m++)
         for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
+}
+
+struct GroupAround8 {
+    Floats scales[VECTORS];
+    Ints begin(Ints of_inputs, int) const { return -(of_inputs << 3); }
+};
+
+template <int COUNT>
+inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
+    grouped_tile<COUNT, 2>(w, x, row, data, out, [](const char* at) {
+        GroupAround8 group;
+        for (int v = 0; v < VECTORS; v++) group.scales[v] = load_f16((const uint16_t*)at + v * LANES);
+        return group;
+    });
+}
+
+struct GroupWithZeros {
+    Floats scales[VECTORS];
+    Ints zeros[VECTORS];
+    Ints begin(Ints of_inputs, int v) const { return -zeros[v] * of_inputs; }
+};
+
+template <int COUNT>
+inline void int4_zeros_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
+    grouped_tile<COUNT, 5>(w, x, row, data, out, [](const char* at) {
+        GroupWithZeros group;
+        for (int v = 0; v < VECTORS; v++) {
+            group.scales[v] = load<Floats>(at + v * LANES * 4);
+            group.zeros[v] = load_zeros((const uint8_t*)at + OUTPUTS * 4 + v * LANES);
+        }
+        return group;
+    });
 }
 
 template <int COUNT>
@@ -166,6 +203,9 @@ inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Float
         case weights::INT4:
             if constexpr (COUNT <= GROUPED_ROWS) int4_tile<COUNT>(w, x, row, data, out);
             return;
+        case weights::INT4_ZEROS:
+            if constexpr (COUNT <= GROUPED_ROWS) int4_zeros_tile<COUNT>(w, x, row, data, out);
+            return;
     }
 }
 
@@ -175,7 +215,7 @@ inline void tile_of(int count, const Matrix& w, const rows::Rows& x, int row, in
     if constexpr (COUNT > 1) tile_of<COUNT - 1>(count, w, x, row, block, out);
 }
 
-inline int rows_of_tile(const Matrix& w) { return w.kind == weights::INT4 ? GROUPED_ROWS : ROWS; }
+inline int rows_of_tile(const Matrix& w) { return weights::is_int4(w.kind) ? GROUPED_ROWS : ROWS; }
 
 // Calls use(row, block, vectors) for rows begin..end and one block: `vectors` are its OUTPUTS outputs of that row.
 template <class Use> inline void multiply(const Matrix& w, const rows::Rows& x, int begin, int end, int block, Use use) {

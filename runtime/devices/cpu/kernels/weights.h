@@ -7,8 +7,9 @@
 //   FLOAT32, FLOAT16   [block][input][output]
 //   BFLOAT16           [block][input / 2][output][2]
 //   INT8               [block][input / 4][output][4], a scale for each output
-//   INT4               [block][group of inputs]: float32 scales [output], zero points uint8 [output], then
-//                      [group / 8][output][4] bytes, low halves the first four inputs of eight, high halves the others
+//   INT4               [block][group of inputs]: float16 scales [output], then [group / 8][output][4] bytes, low halves
+//                      the first four inputs of eight, high halves the others; all zero points are 8
+//   INT4_ZEROS         the same with float32 scales [output] and zero points uint8 [output] before the bytes
 #pragma once
 
 #include "rows.h"
@@ -17,7 +18,7 @@ namespace weights {
 
 using namespace simd;
 
-enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4 };
+enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4, INT4_ZEROS = 12 };
 
 constexpr int OUTPUTS = VECTORS * LANES;  // of a block
 constexpr int INPUT_MULTIPLE = 64;
@@ -26,7 +27,7 @@ struct Matrix {
     Kind kind;
     int outputs, inputs;
     int width;  // inputs with padding
-    int group;  // INT4: inputs that share a scale, a multiple of 32
+    int group;  // INT4, INT4_ZEROS: inputs that share a scale, a multiple of 32
     const char* data;
     const float* scales;  // INT8: [blocks * OUTPUTS]
     const int32_t* sums;  // INT8: [blocks * OUTPUTS], of each output's weights
@@ -34,20 +35,28 @@ struct Matrix {
 
 inline int num_blocks(const Matrix& w) { return (w.outputs + OUTPUTS - 1) / OUTPUTS; }
 
-inline size_t group_bytes(const Matrix& w) { return (size_t)OUTPUTS * (5 + w.group / 2); }
+inline bool is_int4(Kind kind) { return kind == INT4 || kind == INT4_ZEROS; }
+
+// Inputs are padded to a multiple of it: whole groups.
+inline int input_multiple(Kind kind, int group) {
+    return is_int4(kind) && group > INPUT_MULTIPLE ? group : INPUT_MULTIPLE;
+}
+
+inline size_t group_bytes(const Matrix& w) { return (size_t)OUTPUTS * ((w.kind == INT4 ? 2 : 5) + w.group / 2); }
 
 inline size_t block_bytes(const Matrix& w) {
     switch (w.kind) {
         case FLOAT32: return (size_t)OUTPUTS * w.width * 4;
         case INT8: return (size_t)OUTPUTS * w.width;
-        case INT4: return group_bytes(w) * (w.width / w.group);
+        case INT4:
+        case INT4_ZEROS: return group_bytes(w) * (w.width / w.group);
         default: return (size_t)OUTPUTS * w.width * 2;
     }
 }
 
 inline rows::Form input_form(Kind kind) {
     if (kind == INT8) return rows::INT8;
-    if (kind == INT4) return rows::GROUPED;
+    if (is_int4(kind)) return rows::GROUPED;
     return kind == BFLOAT16 && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
 }
 
@@ -87,33 +96,36 @@ inline void pack_block(const Matrix& w, const void* source, int block, char* dat
     }
 }
 
-// The same for INT4: codes uint8 [outputs, inputs] below 16, scales float32 and zeros uint8 [outputs, groups]; zeros
-// may be null: 8.
+// The same for 4 bits: codes uint8 [outputs, inputs] below 16, scales float32 (of INT4 numbers that float16 has) and
+// zeros uint8 [outputs, groups]; zeros may be null: 8.
 inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* scales, const uint8_t* zeros, int block,
                             char* data) {
     int given = (w.inputs + w.group - 1) / w.group;
     char* to = data + (size_t)block * block_bytes(w);
     memset(to, 0, block_bytes(w));
     for (int g = 0; g < given; g++, to += group_bytes(w)) {
-        auto* group_scales = (float*)to;
-        auto* group_zeros = (uint8_t*)to + OUTPUTS * 4;
-        auto* bytes = group_zeros + OUTPUTS;
+        auto* bytes = (uint8_t*)to + group_bytes(w) - (size_t)OUTPUTS * w.group / 2;
+        float group_scales[OUTPUTS] = {};
         for (int i = 0; i < OUTPUTS; i++) {
             int output = block * OUTPUTS + i;
             if (output >= w.outputs) break;
             uint8_t zero = zeros ? zeros[(size_t)output * given + g] : 8;
             group_scales[i] = scales[(size_t)output * given + g];
-            group_zeros[i] = zero;
+            if (w.kind == INT4_ZEROS) bytes[i - OUTPUTS] = zero;
             for (int k = 0; k < w.group; k++) {
                 int input = g * w.group + k;
                 uint8_t code = input < w.inputs ? codes[(size_t)output * w.inputs + input] : zero;
                 bytes[((size_t)(k / 8) * OUTPUTS + i) * 4 + k % 4] |= code << (k % 8 / 4 * 4);
             }
         }
+        if (w.kind == INT4_ZEROS) memcpy(to, group_scales, sizeof group_scales);
+        else
+            for (int v = 0; v < VECTORS; v++)
+                store_f16((uint16_t*)to + v * LANES, load<Floats>(group_scales + v * LANES));
     }
 }
 
-// Row `output` of the matrix as float32 [inputs]. INT4 has no use for it.
+// Row `output` of the matrix as float32 [inputs]. Those of 4 bits have no use for it.
 inline void unpack_row(const Matrix& w, int output, float* out) {
     const char* from = w.data + (size_t)(output / OUTPUTS) * block_bytes(w);
     for (int k = 0, beside = together(w.kind); k < w.inputs; k++) {
