@@ -20,6 +20,8 @@ from runtime.actors.channels import Channel
 from runtime.actors.open_requests import OpenRequests
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
+from runtime.gil import giving_way
+from runtime.json_value import chars_within
 from runtime.messages.constraint import Grammar, Rule, grammar_of
 from runtime.messages.cost import fit
 from runtime.messages.requests import (
@@ -117,7 +119,9 @@ class TokenizerActor:
         if self._open_requests.awaits(request.id, request):
             self._settle(
                 request,
-                await run_sync(self._try, request, seed, limiter=self._threads, abandon_on_cancel=True),
+                await run_sync(
+                    giving_way, self._try, request, seed, limiter=self._threads, abandon_on_cancel=True
+                ),
             )
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
@@ -293,7 +297,7 @@ class TokenizerActor:
         if num_chars(prompt, INLINE_CHARS) <= INLINE_CHARS:
             await asyncio.sleep(0)  # many prompts must not hold up the steps
             return self._encode(prompt)
-        return await run_sync(self._encode, prompt, limiter=self._threads, abandon_on_cancel=True)
+        return await run_sync(giving_way, self._encode, prompt, limiter=self._threads, abandon_on_cancel=True)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         match prompt:
@@ -363,22 +367,4 @@ def num_chars(prompt: Prompt, enough: int) -> int:
         case Infill(prefix=prefix, suffix=suffix):
             return len(prefix) + len(suffix)
         case Chat():
-            return _chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)
-
-
-def _chars_within(value: object, enough: int) -> int:
-    """Characters of all strings inside; each container and number counts as one character, so that many small
-    values count as much."""
-    count = 0
-    open_values = [value]
-    while open_values and count <= enough:
-        value = open_values.pop()
-        if isinstance(value, str):
-            count += len(value)
-            continue
-        count += 1
-        if isinstance(value, dict):
-            open_values.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            open_values.extend(value)
-    return count
+            return chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
 from runtime.http.body_budget import LEASE, BodyLease
-from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight
+from runtime.http.json_weight import joined_body
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
 MAX_DIGITS = 18  # of a content-length: no body has more bytes, and `int` refuses 4,301
@@ -25,13 +25,10 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """The whole JSON body, which counts in the request's BodyLease. Raises TooLarge (before reading it, if
     content-length is too large; also for too many values), Unavailable when all bodies together are too
     large, HTTPException 408 for a body that stops coming, and ClientDisconnect."""
-    body = await _whole(scope, receive, max_bytes)
-    if len(body) > UNWEIGHED_BYTES:
-        await check_weight(body, max_bytes)
-    return body
+    return await joined_body(await _read_parts(scope, receive, max_bytes), max_bytes)
 
 
-async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def _read_parts(scope: Scope, receive: Receive, max_bytes: int) -> list[bytes]:
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and len(declared) > MAX_DIGITS:
         raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
@@ -45,7 +42,7 @@ async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
         if lease is not None:
             lease.add(len(whole))
-        return whole
+        return [whole]
     parts: list[bytes] = []
     size = 0
     async for part in body_parts(receive, MIN_BYTES_PER_S):
@@ -55,7 +52,7 @@ async def _whole(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         if lease is not None:
             lease.add(len(part))
         parts.append(part)
-    return b"".join(parts)
+    return parts
 
 
 async def body_parts(receive: Receive, min_rate: float = 0.0) -> AsyncIterator[bytes]:

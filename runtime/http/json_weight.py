@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from runtime.errors import TooLarge
 
 UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
-BLOCK_BYTES = 256 * 1024
+BLOCK_BYTES = 64 * 1024  # some of numpy's calls hold the interpreter: for 0.1 ms
 # a body may always weigh so much, which is decoded in some 30 ms, and more with a larger --max-body-bytes
 MIN_WEIGHT = 2**20
 BYTES_PER_UNIT = 16
@@ -27,14 +27,35 @@ _scales: RunVar[anyio.CapacityLimiter] = RunVar("scales")
 
 async def check_weight(body: bytes, max_body_bytes: int) -> None:
     """Raises TooLarge for a body that has more values than may be decoded at once."""
-    if len(body) <= UNWEIGHED_BYTES:
-        return
+    if len(body) > UNWEIGHED_BYTES:
+        check_weight_now(await run_sync(weight_of, body, limiter=_limiter()), max_body_bytes)
+
+
+async def joined_body(parts: list[bytes], max_body_bytes: int) -> bytes:
+    """The body that came in `parts`, which are given up. Raises TooLarge for one that has more values than
+    may be decoded at once. A large body is joined in a worker thread, too: most of its megabytes are memory
+    that the system has yet to make."""
+    if sum(map(len, parts)) <= UNWEIGHED_BYTES:
+        return b"".join(parts)
+    body, weight = await run_sync(_joined_and_weighed, parts, limiter=_limiter())
+    check_weight_now(weight, max_body_bytes)
+    return body
+
+
+def _joined_and_weighed(parts: list[bytes]) -> tuple[bytes, int]:
+    body = b"".join(parts)
+    parts.clear()
+    return body, weight_of(body)
+
+
+def _limiter() -> anyio.CapacityLimiter:
+    """Weighs one body at a time, so large bodies are also decoded some time apart."""
     try:
-        scales = _scales.get()
+        return _scales.get()
     except LookupError:
-        scales = anyio.CapacityLimiter(1)  # so large bodies are decoded some time apart, too
+        scales = anyio.CapacityLimiter(1)
         _scales.set(scales)
-    check_weight_now(await run_sync(weight_of, body, limiter=scales), max_body_bytes)
+        return scales
 
 
 def check_weight_now(weight: int, max_body_bytes: int) -> None:

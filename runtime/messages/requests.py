@@ -3,9 +3,9 @@
 client ─ GenerateRequest ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 from msgspec import Struct
@@ -203,6 +203,39 @@ class CacheSources(Struct, frozen=True, array_like=True):
 
 
 NO_SOURCES = CacheSources()
+
+
+class Alternatives(Sequence[tuple[int, float]]):
+    """Tokens and their log probabilities, as pairs that exist while they are looked at: an answer may have a
+    million of them, and twenty objects a token would keep the garbage collector busy."""
+
+    __slots__ = ("_ids", "_logprobs")
+
+    def __init__(self, ids: bytes, logprobs: bytes) -> None:
+        """`ids` and `logprobs`: the bytes of int32 and float32 [n]."""
+        self._ids = ids
+        self._logprobs = logprobs
+
+    def __len__(self) -> int:
+        return len(self._ids) // 4
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(memoryview(self._ids).cast("i"), memoryview(self._logprobs).cast("f"), strict=True)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, float]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[int, float]]: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, float] | Sequence[tuple[int, float]]:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

@@ -1,5 +1,6 @@
 """Log probabilities out of a StepResult's flat arrays."""
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import overload
@@ -8,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.cache.sequence import Sequence as CachedSequence
-from runtime.messages.requests import TokenLogprob
+from runtime.messages.requests import Alternatives, TokenLogprob
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import PromptLogprobs, StepResult
 
@@ -121,10 +122,10 @@ class PromptCollector:
 
 def _top(
     ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int, picks: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, float], ...]]:
+) -> Iterator[Sequence[tuple[int, float]]]:
     """The likeliest tokens of a row, then those that were asked for by name: they stand behind the others."""
     start = row * width
     stop = start + min(count, width)
-    yield tuple(zip(ids[start:stop].tolist(), values[start:stop].tolist(), strict=True))
+    yield Alternatives(ids[start:stop].tobytes(), values[start:stop].tobytes()) if stop > start else ()
     if picks:
-        yield tuple(zip(picks, values[stop : stop + len(picks)].tolist(), strict=True))
+        yield Alternatives(array("i", picks).tobytes(), values[stop : stop + len(picks)].tobytes())

@@ -19,9 +19,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from runtime.gil import give_way
+from runtime.json_value import chars_within
 from runtime.text import jinja_bounds as bounds
 
 MAX_TURNS = 1_000_000  # two seconds or so
+LONG_JSON = 1 << 18  # characters; more become JSON value by value, as one call would hold the interpreter
 TURN = "runtime_turn"  # what a counted loop calls; a variable of each render
 
 
@@ -32,6 +35,7 @@ class Turns:
         self.left = MAX_TURNS
 
     def __call__(self) -> str:
+        give_way()
         self.left -= 1
         if self.left < 0:
             raise TemplateRuntimeError(f"it takes more than {MAX_TURNS} turns of its loops")
@@ -136,6 +140,13 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     bounds.check_width(indent)
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if chars_within(value, LONG_JSON) <= LONG_JSON:
+        return encoder.encode(value)
+    parts = []
+    for part in encoder.iterencode(value):
+        give_way()
+        parts.append(part)
+    return "".join(parts)

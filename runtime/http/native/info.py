@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
+from runtime.gil import give_way
 from runtime.http.operation import Operation
 from runtime.http.streaming.large import compute, encoded
 from runtime.http.streaming.rows import Rows, made
@@ -17,6 +18,7 @@ from runtime.service import Service
 MAX_TEXTS = 1_024
 MAX_TOKENS = 2**20  # of texts that are made of tokens
 FEW_TOKENS = 1_024  # are handled on the event loop
+IDS = 4_096  # are checked between two pauses of a worker thread
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
@@ -144,10 +146,18 @@ def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
             f"tokens has {count} ids; the most is {MAX_TOKENS}, so send fewer", param="tokens"
         )
     for ids in lists:
-        if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
+        if not _are_ids(ids, vocab):
             raise InvalidRequest(f"tokens must be token ids in 0..{vocab - 1}", param="tokens")
     texts = [service.decode(cast(list[int], ids), skip_special=body.skip_special_tokens) for ids in lists]
     return texts[0] if is_one else texts
+
+
+def _are_ids(values: Sequence[int | list[int]], vocab: int) -> bool:
+    for at in range(0, len(values), IDS):
+        give_way()
+        if any(not isinstance(i, int) or not 0 <= i < vocab for i in values[at : at + IDS]):
+            return False
+    return True
 
 
 async def _answer(answer: Fields, num_tokens: int) -> Response | Fields:

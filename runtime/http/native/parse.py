@@ -4,6 +4,7 @@ from anyio.to_thread import run_sync  # a text may be long
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest, OptionsError
+from runtime.gil import give_way, giving_way
 from runtime.http.openai.tools import schemas_of
 from runtime.http.operation import Operation
 from runtime.json_value import Fields
@@ -12,6 +13,8 @@ from runtime.parsing.detect import AnswerFormats, open_parser, select_formats
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.schema_types import Tools
 from runtime.service import Service
+
+PIECE_CHARS = 4096  # of a text, parsed at once
 
 
 class CallBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +59,7 @@ async def parse_calls(service: Service, body: CallBody) -> Fields:
     name = _named(body.tool_call_parser or service.card.formats.tool_calls, "tool_call_parser")
     thinking = name if name in CHANNEL_FORMATS else None
     events = await run_sync(
-        _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
+        giving_way, _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
     )
     calls: list[Fields] = []
     for event in events:
@@ -71,7 +74,7 @@ async def parse_calls(service: Service, body: CallBody) -> Fields:
 async def separate_reasoning(service: Service, body: ReasoningBody) -> Fields:
     """POST /separate_reasoning: the reasoning in a text, and the rest. Raises InvalidRequest."""
     name = _named(body.reasoning_parser or service.card.formats.reasoning, "reasoning_parser")
-    events = await run_sync(_read, _formats(None, name, "reasoning_parser"), body.text, {})
+    events = await run_sync(giving_way, _read, _formats(None, name, "reasoning_parser"), body.text, {})
     return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
 
@@ -92,7 +95,11 @@ def _formats(tools: str | None, thinking: str | None, field: str) -> AnswerForma
 
 def _read(formats: AnswerFormats, text: str, tools: Tools) -> list[Event]:
     parser = open_parser(formats, tools, "")
-    return parser.feed(text) + parser.flush()
+    events: list[Event] = []
+    for at in range(0, len(text), PIECE_CHARS):
+        give_way()
+        events += parser.feed(text[at : at + PIECE_CHARS])
+    return events + parser.flush()
 
 
 def _joined(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:

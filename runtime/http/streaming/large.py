@@ -1,11 +1,10 @@
 """Large answers: written in a worker thread, a row at a time, so that the event loop goes on meanwhile.
 
-A thread that runs Python gives the interpreter up every half millisecond, but not within one call
-of the JSON encoder: what is encoded at once must be small. So the parts of an answer that grow with its
-tokens are `Rows`, which become JSON row by row. One such answer is written at a time.
+The thread gives way to the loop (gil.py) between two rows, but cannot within one call of the JSON encoder:
+what is encoded at once must be small. So the parts of an answer that grow with its tokens are `Rows`, which
+become JSON row by row. One such answer is written at a time.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from anyio.from_thread import check_cancelled
 from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
 
+from runtime.gil import give_way, giving_way
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.rows import Rows
@@ -23,12 +23,9 @@ from runtime.messages.sampling import Limits
 
 T = TypeVar("T")
 
-# that the thread keeps the event loop waiting; Python's own 5 ms hold for each of the loop's callbacks, of
-# which a round has dozens. Only while it runs: shorter turns cost ordinary tokens throughput
-SWITCH_INTERVAL_S = 0.0005
-LARGE_ENTRIES = 8192  # log probabilities: some 10 ms of the event loop
+LARGE_ENTRIES = 2048  # log probabilities: some 2 ms of the event loop
 MANY_CHOICES = 256  # of an answer in one piece
-GROUP = 64  # rows of one piece
+GROUP = 16  # rows of one piece
 NUMBERS = 65_536  # numbers of one piece
 
 _writers: RunVar[anyio.CapacityLimiter] = RunVar("writers")
@@ -41,13 +38,7 @@ async def compute(function: Callable[..., T], *args: object) -> T:
     except LookupError:
         writers = anyio.CapacityLimiter(1)
         _writers.set(writers)
-    async with writers:
-        before_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        try:
-            return await run_sync(function, *args)
-        finally:
-            sys.setswitchinterval(before_s)
+    return await run_sync(giving_way, function, *args, limiter=writers)
 
 
 def may_be_large(requests: Sequence[GenerateRequest], limits: Limits) -> bool:
@@ -90,6 +81,7 @@ def give_up(outputs: list[Output]) -> None:
     for output in outputs:
         while output.logprobs:
             del output.logprobs[-GROUP:]
+            give_way()
     outputs.clear()
 
 
@@ -99,6 +91,7 @@ def _pieces(value: object) -> Iterator[bytes]:
             yield b"["
             for at in range(0, len(items), GROUP):
                 check_cancelled()
+                give_way()
                 rows = [sse.encode(write(item)) for item in items[at : at + GROUP]]
                 yield (b"," if at else b"") + b",".join(rows)
             yield b"]"
@@ -114,6 +107,7 @@ def _pieces(value: object) -> Iterator[bytes]:
             yield b"]"
         case list() if len(value) > NUMBERS:
             for at in range(0, len(value), NUMBERS):
+                give_way()
                 yield (b"," if at else b"[") + sse.encode(value[at : at + NUMBERS])[1:-1]
             yield b"]"
         case _:

@@ -5,6 +5,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from runtime.gil import give_way
+
 T = TypeVar("T")
 FEW = 64  # rows that exist at once as objects
 
@@ -42,7 +44,12 @@ def encode_rows(value: object) -> list[object]:
         raise NotImplementedError(f"{type(value).__name__} has no JSON")
     if len(value.items) <= FEW:
         return value.made()
-    return [msgspec.Raw(_encode(row)) for row in map(value.write, value.items)]
+    return [_written(value.write(item)) for item in value.items]
+
+
+def _written(row: object) -> msgspec.Raw:
+    give_way()
+    return msgspec.Raw(_encode(row))
 
 
 _encode = msgspec.json.Encoder(enc_hook=encode_rows).encode

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from runtime.gil import give_way
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import AnswerFormat
 from runtime.http.streaming.connection import Connection
@@ -70,7 +71,11 @@ class Stream:
 
     def written(self, deltas: dict[int, Delta]) -> bytes:
         """The events of deltas."""
-        return b"".join([self.answer_format.events(choice, delta) for choice, delta in deltas.items()])
+        return b"".join([self._events(choice, delta) for choice, delta in deltas.items()])
+
+    def _events(self, choice: int, delta: Delta) -> bytes:
+        give_way()
+        return self.answer_format.events(choice, delta)
 
     def _drain(self) -> None:
         assert self.connection is not None
