@@ -5,7 +5,8 @@
 
 The corpus is sent by a process of its own, eight requests at once, again and again; `--at-once all` has all
 of it in flight, `--each` measures every case alone instead. `--tree` measures the server of another checkout,
-to compare with.
+to compare with. `client_late_ms` is how late the timers of the measuring process are itself: what other
+programs of the machine do to it is in the gaps as well.
 """
 
 import argparse
@@ -95,6 +96,15 @@ class Health(asyncio.Protocol):
             await asyncio.sleep(HEALTH_S)
 
 
+async def measure_lateness(late: list[float]) -> None:
+    """How late timers of this process are, in milliseconds: that much of the gaps is its own, or the
+    machine's."""
+    while True:
+        due_s = time.perf_counter() + STEP_S
+        await asyncio.sleep(STEP_S)
+        late.append(max(0.0, time.perf_counter() - due_s) * 1e3)
+
+
 def figures(values: list[float]) -> dict[str, float]:
     """p50, p99, p99.9 and the largest."""
     ordered = sorted(values)
@@ -110,16 +120,17 @@ async def measure(
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
     latencies: list[float] = []
+    late: list[float] = []
     request = request_bytes(port, "/v1/completions", BODY)
     transports = [
         (await loop.create_connection(lambda: Stream(request, gaps), "127.0.0.1", port))[0]
         for _ in range(STREAMS)
     ]
     transport, health = await loop.create_connection(lambda: Health(latencies), "127.0.0.1", port)
-    looking = asyncio.create_task(health.run())
+    tasks = [asyncio.create_task(health.run()), asyncio.create_task(measure_lateness(late))]
     await asyncio.sleep(1)
-    gaps.clear()
-    latencies.clear()
+    for values in (gaps, latencies, late):
+        values.clear()
     attackers = None
     if names is not None:
         attackers = await asyncio.create_subprocess_exec(
@@ -142,10 +153,16 @@ async def measure(
         print(output.decode(), end="", file=sys.stderr)
     else:
         await asyncio.sleep(seconds)
-    looking.cancel()
+    for task in tasks:
+        task.cancel()
     for one in (*transports, transport):
         one.close()
-    return {"gaps_ms": figures(gaps), "health_ms": figures(latencies), "tokens": len(gaps)}
+    return {
+        "gaps_ms": figures(gaps),
+        "health_ms": figures(latencies),
+        "client_late_ms": figures(late),
+        "tokens": len(gaps),
+    }
 
 
 async def strike(port: int, seconds: float, names: list[str], at_once: str) -> None:

@@ -6,6 +6,7 @@ neither the loop nor short prompts.
 
 import asyncio
 import math
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
@@ -50,7 +51,7 @@ from runtime.text.vocabulary import Vocabulary
 INLINE_CHARS = 4096  # characters that take about a millisecond on the event loop (bench/detokenize.py)
 HEAD_CHARS = 8  # characters for each token that a sequence may have: about twice the average
 HEAD_MARGIN = 1.25  # a text that is cut within a word may have some tokens more than the whole text
-THREADS = 4
+THREADS = min(4, os.cpu_count() or 1)  # more than there are cores would only take turns with the event loop
 TAIL_TOKENS = 32  # last tokens of a prompt, which show whether its answer begins with reasoning
 
 

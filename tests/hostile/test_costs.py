@@ -10,10 +10,12 @@ import anyio
 import msgspec
 import pytest
 
+from runtime import gil
 from runtime.http.app import http_app
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat as serve_chat
 from runtime.http.openai.completions import completions
+from runtime.http.streaming.large import GROUP
 from tests.hostile.attack import attack
 from tests.hostile.case import chat, dump, text
 from tests.hostile.costly import ANSWERS, BODIES, COSTLY, TEXTS
@@ -21,6 +23,7 @@ from tests.hostile.target import NULL, Target, target
 from tests.http.fake import FakeService
 
 CONTEXT = 32_768
+NUM_ROWS = 1500  # tokens with log probabilities in each of the large answers, at least
 AT_LEAST = 10  # times that the event loop does something else while one large answer is written
 
 
@@ -82,8 +85,13 @@ class Ticks:
         ),
     ],
 )
-async def test_large_answers_leave_the_event_loop_free(serve: Callable[..., Any], body: bytes) -> None:
-    """The same JSON as on the event loop, written while the loop goes on."""
+async def test_large_answers_leave_the_event_loop_free(
+    serve: Callable[..., Any], body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same JSON as on the event loop, written while the loop goes on: a few rows between two pauses."""
+    pauses: list[float] = []
+    monkeypatch.setattr(gil, "RUN_S", 0.0)  # a pause wherever one is possible
+    monkeypatch.setattr(gil, "sleep", pauses.append)
     service = FakeService()
     answer = serve(service, body)
     assert answer.is_large
@@ -95,6 +103,7 @@ async def test_large_answers_leave_the_event_loop_free(serve: Callable[..., Any]
         tasks.cancel_scope.cancel()
     assert isinstance(large, msgspec.Raw) and len(large) > 2**18
     assert ticks.count > AT_LEAST
+    assert len(pauses) >= NUM_ROWS / GROUP
     small = serve(service, body)
     small.is_large = False
     assert without_times(json.loads(bytes(large))) == without_times(

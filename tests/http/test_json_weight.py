@@ -1,6 +1,7 @@
 """JSON bodies are weighed before they are decoded."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import TooLarge
 from runtime.http import json_weight
-from runtime.http.json_weight import check_weight, weight_of
+from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight, joined_body, weight_of
 
 pytestmark = pytest.mark.anyio
 
@@ -62,3 +63,21 @@ async def test_many_values_are_refused_and_much_text_is_not(piece: str, is_taken
     else:
         with pytest.raises(TooLarge, match="--max-body-bytes"):
             await check_weight(body, most)
+
+
+@pytest.mark.parametrize("size, is_aside", [(UNWEIGHED_BYTES, False), (UNWEIGHED_BYTES + 1, True)])
+async def test_large_bodies_are_joined_in_a_worker_thread(
+    size: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New memory of megabytes takes the event loop longer than their bytes; the parts are given up there."""
+    parts = [b" " * (size // 2), b" " * (size - size // 2)]
+    weighed_in: list[int] = []
+
+    def weigh(body: bytes) -> int:
+        assert len(body) == size and not parts
+        weighed_in.append(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr(json_weight, "weight_of", weigh)
+    assert await joined_body(parts, 2**20) == b" " * size
+    assert bool(weighed_in) == is_aside and threading.get_ident() not in weighed_in

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from runtime import gil
 from runtime.errors import InvalidRequest, ModelError
+from runtime.gil import giving_way
 from runtime.messages.requests import Chat
 from runtime.text import chat_template, jinja_sandbox
 from runtime.text.chat_template import ChatTemplates
@@ -126,6 +128,22 @@ def theirs(source: str, tmp_path: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(
         str(build.save(tmp_path, build.byte_level(), chat_template=source, **TOKENS))
     )
+
+
+@pytest.mark.parametrize(
+    "filter", ["tojson", "tojson(indent=2, sort_keys=true)", "tojson(ensure_ascii=true)"]
+)
+def test_long_json_is_written_value_by_value(filter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text, with pauses for the event loop."""
+    templates = ChatTemplates({"default": "{{ tools | " + filter + " }}"}, {})
+    chat = Chat([USER], TOOLS * 3, {}, False)
+    whole = templates.render(chat)
+    pauses: list[float] = []
+    monkeypatch.setattr(gil, "RUN_S", 0.0)
+    monkeypatch.setattr(gil, "sleep", pauses.append)
+    assert giving_way(templates.render, chat) == whole and not pauses
+    monkeypatch.setattr(jinja_sandbox, "LONG_JSON", 100)
+    assert giving_way(templates.render, chat) == whole and len(pauses) > 30
 
 
 @pytest.mark.parametrize("source", [CHATML, HEADERS, INSTRUCT], ids=["chatml", "headers", "instruct"])

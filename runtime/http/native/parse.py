@@ -1,5 +1,7 @@
 """POST /parse_function_call and /separate_reasoning: parses texts as answers are parsed."""
 
+from collections.abc import Iterator
+
 from anyio.to_thread import run_sync  # a text may be long
 from msgspec import Struct
 
@@ -58,24 +60,15 @@ async def parse_calls(service: Service, body: CallBody) -> Fields:
     """POST /parse_function_call: the tool calls in a text. Raises InvalidRequest."""
     name = _named(body.tool_call_parser or service.card.formats.tool_calls, "tool_call_parser")
     thinking = name if name in CHANNEL_FORMATS else None
-    events = await run_sync(
-        giving_way, _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
-    )
-    calls: list[Fields] = []
-    for event in events:
-        match event:
-            case CallBegin(index=index, name=called):
-                calls.append({"tool_index": index, "name": called, "parameters": ""})
-            case Arguments(text=text):
-                calls[-1]["parameters"] += text
-    return {"normal_text": _joined(events, Content), "calls": calls}
+    formats = _formats(name, thinking, "tool_call_parser")
+    return await run_sync(giving_way, _parsed_calls, formats, body.text, schemas_of(body.tools))
 
 
 async def separate_reasoning(service: Service, body: ReasoningBody) -> Fields:
     """POST /separate_reasoning: the reasoning in a text, and the rest. Raises InvalidRequest."""
     name = _named(body.reasoning_parser or service.card.formats.reasoning, "reasoning_parser")
-    events = await run_sync(giving_way, _read, _formats(None, name, "reasoning_parser"), body.text, {})
-    return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
+    formats = _formats(None, name, "reasoning_parser")
+    return await run_sync(giving_way, _parsed_reasoning, formats, body.text)
 
 
 def _named(name: str | None, field: str) -> str:
@@ -93,17 +86,34 @@ def _formats(tools: str | None, thinking: str | None, field: str) -> AnswerForma
         ) from None
 
 
-def _read(formats: AnswerFormats, text: str, tools: Tools) -> list[Event]:
+def _parsed_calls(formats: AnswerFormats, text: str, tools: Tools) -> Fields:
+    normal: list[str] = []
+    calls: list[Fields] = []
+    for event in _read(formats, text, tools):
+        match event:
+            case Content(text=part):
+                normal.append(part)
+            case CallBegin(index=index, name=called):
+                calls.append({"tool_index": index, "name": called, "parameters": ""})
+            case Arguments(text=part):
+                calls[-1]["parameters"] += part
+    return {"normal_text": "".join(normal), "calls": calls}
+
+
+def _parsed_reasoning(formats: AnswerFormats, text: str) -> Fields:
+    texts: dict[type[Event], list[str]] = {Reasoning: [], Content: []}
+    for event in _read(formats, text, {}):
+        if isinstance(event, Reasoning | Content):
+            texts[type(event)].append(event.text)
+    return {"reasoning_text": "".join(texts[Reasoning]), "text": "".join(texts[Content])}
+
+
+def _read(formats: AnswerFormats, text: str, tools: Tools) -> Iterator[Event]:
     parser = open_parser(formats, tools, "")
-    events: list[Event] = []
     for at in range(0, len(text), PIECE_CHARS):
         give_way()
-        events += parser.feed(text[at : at + PIECE_CHARS])
-    return events + parser.flush()
-
-
-def _joined(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:
-    return "".join([event.text for event in events if isinstance(event, kind)])
+        yield from parser.feed(text[at : at + PIECE_CHARS])
+    yield from parser.flush()
 
 
 OPERATIONS = (

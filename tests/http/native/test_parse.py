@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
+from runtime.http.native import parse
 from runtime.parsing.detect import AnswerFormats
 from tests.http.fake import FakeService
 
@@ -44,6 +45,20 @@ async def test_calls(text: str, parser: str | None, normal: str, parameters: str
     ).json()
     calls = [] if parameters is None else [{"tool_index": 0, "name": "f", "parameters": parameters}]
     assert answer == {"normal_text": normal, "calls": calls}
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+async def test_long_texts_are_parsed_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "PIECE_CHARS", size)
+    answer = (
+        await post("/parse_function_call", AnswerFormats("hermes"), text=HERMES + "Done.", tools=TOOLS)
+    ).json()
+    calls = [{"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}]
+    assert answer == {"normal_text": "Well.Done.", "calls": calls}
+    answer = (
+        await post("/separate_reasoning", AnswerFormats(reasoning="qwen3"), text="<think>so</think>Yes.")
+    ).json()
+    assert answer == {"reasoning_text": "so", "text": "Yes."}
 
 
 @pytest.mark.parametrize(
