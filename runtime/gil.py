@@ -1,11 +1,11 @@
 """Python in worker threads, without holding up the event loop.
 
 Threads share the interpreter: one of them at a time runs Python, with the global interpreter lock (GIL). A
-thread that wants the lock gets it after the switch interval of 5 ms, and again the other way round, so next to
-a thread that runs Python without end the event loop has half the time, and waits after each look at its
-sockets. So what runs long in a worker thread calls `give_way` every few rows: the loop takes the lock in these
-pauses, and keeps it for as long as it has something to do. Calls of C that hold the lock must be short:
-whoever makes much in one call makes it in pieces.
+thread that wants the lock gets it after the switch interval of 5 ms, and again the other way round. So next
+to a thread that runs Python without end the event loop has half the time, and waits whenever it has looked at
+its sockets. Therefore what runs long in a worker thread calls `give_way` every few rows: the loop takes the
+lock in these pauses, and keeps it for as long as it has something to do. Calls of C that hold the lock must
+be short: whoever makes much in one call makes it in pieces.
 """
 
 import math
