@@ -5,11 +5,13 @@ from runtime.devices.decoder_spec import (
     DecoderLayerSpec,
     DecoderSpec,
     DenseSpec,
+    ExpertsSpec,
     LinearSpec,
     NormSpec,
 )
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
+from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.models.base import DecoderLayer, Model
 from runtime.models.gemma import Gemma, GemmaDecoderLayer
@@ -17,8 +19,7 @@ from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
-    """The spec of a loaded model; None: it has experts, latent attention, biases of norms or
-    several ranks."""
+    """The spec of a loaded model; None: it has latent attention, biases of norms or several ranks."""
     if type(model) not in (Llama, Gemma):
         return None
     assert isinstance(model, Llama)
@@ -38,9 +39,12 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer)
     attention, mlp = layer.self_attn, layer.mlp
     norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
-    if type(attention) is not SelfAttention or not isinstance(mlp, FeedForward):
+    if type(attention) is not SelfAttention:
         return None
     if any(norm.shift is not None for norm in norms):
+        return None
+    feed_forward = _feed_forward(mlp)
+    if feed_forward is None:
         return None
     is_gemma = isinstance(layer, GemmaDecoderLayer)
     before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
@@ -49,8 +53,29 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
         attention=_attention_spec(attention),
         after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
         before_feed_forward=_norm(before),
-        feed_forward=_dense(mlp),
+        feed_forward=feed_forward,
         after_feed_forward=_norm(layer.post_feedforward_layernorm) if is_gemma else None,
+    )
+
+
+def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
+    """None: the layer has a feed-forward of its own kind, or only some of the experts are on this rank."""
+    if isinstance(mlp, FeedForward):
+        return _dense(mlp)
+    if not isinstance(mlp, SparseFeedForward) or mlp.sequence_parallel is not None or mlp.packed is None:
+        return None
+    router, shared = mlp.gate, mlp.shared_expert or mlp.shared_experts
+    bias = router.e_score_correction_bias
+    if mlp.local.size < mlp.local.full:
+        return None
+    return ExpertsSpec(
+        router=LinearSpec(router.packed, None, router.hidden, router.num_experts, None),
+        correction_bias=None if bias is None else bias.tensor,
+        routing=router.routing,
+        packed=mlp.packed,
+        shared=None if shared is None else _dense(shared),
+        shared_gate=None if mlp.shared_expert_gate is None else _linear(mlp.shared_expert_gate),
+        counts=lambda: mlp.counts,
     )
 
 

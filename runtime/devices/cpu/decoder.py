@@ -13,6 +13,7 @@ from torch import Tensor
 from runtime.devices.base import ForwardBatch
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.cache_numbers import CACHE_NUMBERS, MAX_DIM
+from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_problem, products_of_all
 from runtime.devices.cpu.kernels.library import Heads, Step
 from runtime.devices.cpu.matrices import Matrix, Threads
 from runtime.devices.cpu.program import Buffer, Program, Then
@@ -20,7 +21,7 @@ from runtime.devices.decoder_spec import (
     AttentionSpec,
     DecoderLayerSpec,
     DecoderSpec,
-    DenseSpec,
+    ExpertsSpec,
     LinearSpec,
     NormSpec,
 )
@@ -28,7 +29,6 @@ from runtime.devices.lora import LoraWeights
 
 MAX_INNER = 2048  # lora::MAX_INNER
 MAX_WIDTH = 16384  # layers::Prepare::MAX_WIDTH
-GATES = {"silu": Then.SILU_AND_MUL, "gelu_tanh": Then.GELU_AND_MUL}
 FIRST_POSITIONS = 1024  # of the tables of cosines and sines, which double as sequences grow
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -44,11 +44,9 @@ def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:
             return f"heads of {attention.dim} are too wide"
         if keys.dtype not in CACHE_NUMBERS:
             return f"the cache is {keys.dtype}"
-        linears = [attention.qkv, attention.o]
-        if isinstance(layer.feed_forward, DenseSpec):
-            linears += [layer.feed_forward.gate_up, layer.feed_forward.down]
-        else:
-            return "experts"
+        linears = [attention.qkv, attention.o, *products_of_all(layer.feed_forward)]
+        if isinstance(layer.feed_forward, ExpertsSpec) and (problem := experts_problem(layer.feed_forward)):
+            return problem
         if not all(isinstance(linear.packed, Matrix) for linear in linears):
             return "a weight is quantized in a way that the kernels do not compute"
         if any(_is_too_large(linear.lora) for linear in linears):
@@ -71,6 +69,7 @@ class DecoderProgram:
         self.rotary = self.program.rotary()
         self.tables: tuple[Tensor, Tensor] | None = None  # of the first positions
         buffers = _Buffers(self.program, spec)
+        self.experts = ExpertPhases(self.program, spec.width)
         assert isinstance(spec.embedding, Tensor | Matrix)
         self.program.embed(spec.embedding, spec.embed_scale, buffers.x)
         for layer, pair in zip(spec.layers, kv, strict=True):
@@ -83,10 +82,22 @@ class DecoderProgram:
         self.program.attention(rows.qkv, rows.attended, self._heads(attention, kv))
         self._add(rows.attended, attention.o, layer.after_attention, rows)
         dense = layer.feed_forward
-        assert isinstance(dense, DenseSpec)
+        if isinstance(dense, ExpertsSpec):
+            return self._add_experts(dense, layer, rows)
         inner = rows.inner(dense.down.inputs)
         self._linear(rows.x, layer.before_feed_forward, dense.gate_up, inner, GATES[dense.gate], rows)
         self._add(inner, dense.down, layer.after_feed_forward, rows)
+
+    def _add_experts(self, spec: ExpertsSpec, layer: DecoderLayerSpec, rows: "_Buffers") -> None:
+        norm, after = layer.before_feed_forward, layer.after_feed_forward
+
+        def linear(source: Buffer, of: LinearSpec, out: Buffer, then: Then) -> None:
+            self._linear(source, None, of, out, then, rows)
+
+        if after is None:
+            return self.experts.add(spec, rows.x, norm, rows.x, linear, adds=True)
+        self.experts.add(spec, rows.x, norm, rows.output, linear, adds=False)
+        self.program.norm(rows.output, rows.x, after.weight, after.eps, adds=True)
 
     def _linear(
         self,
@@ -180,6 +191,7 @@ class DecoderProgram:
         for pool, index in ((0, 0), (self.num_pools - 1, -1)):
             step.locations[pool] = locations[index].data_ptr()
             step.page_tables[pool] = tables[index].data_ptr()
+        self.experts.count()
         self.program.run(step)
         return out
 

@@ -1,41 +1,162 @@
-"""Experts on the cpu: a pair of GEMMs for each expert that some token is routed to."""
+"""Experts on the cpu: by the kernels in one call, else a pair of GEMMs for each expert that some token is
+routed to."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
+from runtime.devices.cpu.kernels.library import Step
+from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
 from runtime.layers.moe.routing import route
 from runtime.models.config.moe_config import Routing
 
-# packed weights of one expert: gate and up, then down
-ExpertWeights = tuple[Tensor | Quantized, Tensor | Quantized]
+# weights of one expert as Ops.linear takes them: gate and up, then down
+ExpertWeights = tuple[Tensor | Quantized | Matrix, Tensor | Quantized | Matrix]
+
+
+class Act(IntEnum):
+    """experts::Act of experts.h."""
+
+    SILU = 0
+    GELU = 1
+    CLAMPED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class ExpertStack:
+    """The experts of one layer, packed for the kernels: their matrices are of one kind and shape."""
+
+    gate_up: tuple[Matrix, ...]
+    down: tuple[Matrix, ...]
+    biases: tuple[Tensor, Tensor] | None
+    handle: int  # experts::Weights*
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory."""
+        biases = sum(bias.nbytes for bias in self.biases or ())
+        return sum(matrix.num_bytes for matrix in (*self.gate_up, *self.down)) + biases
+
+
+def stack_experts(
+    threads: Threads,
+    gate_up: Sequence[Matrix],
+    down: Sequence[Matrix],
+    act: Act = Act.SILU,
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> ExpertStack:
+    """Experts whose halves of `gate_up` are whole blocks (see `whole_halves`), with biases float32 [experts,
+    outputs of gate_up] and [experts, hidden]."""
+    count, functions = len(gate_up), threads.functions
+    if biases is not None:
+        biases = biases[0].contiguous(), whole_rows(biases[1], threads.library.outputs, 1).contiguous()
+    handles = ((ctypes.c_void_p * count)(*(matrix.handle for matrix in part)) for part in (gate_up, down))
+    addresses = (None, None) if biases is None else (bias.data_ptr() for bias in biases)
+    handle = functions.kernels_experts(act, count, *handles, *addresses)
+    stack = ExpertStack(tuple(gate_up), tuple(down), biases, handle)
+    weakref.finalize(stack, functions.kernels_free_experts, handle).atexit = False
+    return stack
+
+
+def whole_rows(tensor: Tensor, multiple: int, dim: int) -> Tensor:
+    """The tensor with zeros behind dimension `dim` up to a multiple."""
+    size = tensor.shape[dim]
+    whole = -(-size // multiple) * multiple
+    if whole == size:
+        return tensor
+    octets = tensor if tensor.element_size() > 1 else tensor.view(torch.uint8)  # float8 has few operators
+    padded = octets.new_zeros(*tensor.shape[:dim], whole, *tensor.shape[dim + 1 :])
+    padded.narrow(dim, 0, size).copy_(octets)
+    return padded.view(tensor.dtype)
+
+
+def whole_halves(tensor: Tensor, multiple: int) -> Tensor:
+    """Rows of gate above rows of up, [2 * inner, ...], each with zeros below up to a multiple."""
+    return whole_rows(tensor.unflatten(0, (2, -1)), multiple, 1).flatten(0, 1)
+
+
+def whole_quantized_halves(weight: Quantized, multiple: int) -> Quantized:
+    """The same of a quantized weight: what has a row for each output is padded."""
+    return replace(
+        weight,
+        weight=whole_halves(weight.weight, multiple),
+        scale=whole_halves(weight.scale, multiple),
+        zeros=None if weight.zeros is None else whole_halves(weight.zeros, multiple),
+    )
+
+
+class Mixture:
+    """What experts do for rows that were routed, one layer after another in memory that they share."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.functions = threads.functions
+        self.handle: int = self.functions.kernels_mixture()
+        weakref.finalize(self, self.functions.kernels_free_mixture, self.handle).atexit = False
+
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, stack: ExpertStack) -> Tensor:
+        """See Experts.apply. Raises torch.OutOfMemoryError."""
+        rows, out = x.float().contiguous(), torch.empty(x.shape, dtype=torch.float32)
+        own = ids.clamp(-1, len(stack.gate_up)).to(torch.int32).contiguous()
+        shares = weights.float().contiguous()
+        step = Step(num_tokens=len(rows), input=rows.data_ptr(), output=out.data_ptr())
+        arguments = (own.shape[1], own.data_ptr(), shares.data_ptr(), ctypes.addressof(step))
+        handles = (self.threads.handle, self.handle, stack.handle)
+        if len(rows) and self.functions.kernels_mix(*handles, *arguments):
+            raise torch.OutOfMemoryError(f"no memory for the experts of {len(rows)} tokens")
+        return out.to(x.dtype)
 
 
 class CpuExperts:
-    """Experts (devices/base.py) in plain torch."""
+    """Experts (devices/base.py): products by the kernels where they are built, all else in plain torch."""
 
     def __init__(self, ops: CpuOps) -> None:
         self.ops = ops
+        self.mixture = None if ops.threads is None else Mixture(ops.threads)
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """See Experts.route."""
         return route(logits, bias, routing)
 
-    def pack(self, gate_up: Tensor, down: Tensor) -> list[ExpertWeights]:
-        """A pair of packed weights for each expert."""
+    def pack(self, gate_up: Tensor, down: Tensor) -> list[ExpertWeights] | ExpertStack:
+        """The kernels' layout; without kernels a pair of packed weights for each expert."""
+        threads = self.ops.threads
+        if threads is not None and gate_up.dtype in NUMBERS and len(gate_up):
+            multiple = threads.library.outputs
+            firsts = [pack(threads, whole_halves(weight, multiple)) for weight in gate_up]
+            return stack_experts(threads, firsts, [pack(threads, weight) for weight in down])
         return [
             (self.ops.pack_linear(first), self.ops.pack_linear(second))
             for first, second in zip(gate_up, down, strict=True)
         ]
 
-    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> list[ExpertWeights]:
-        """A pair of quantized weights for each expert."""
-        return [(entry(gate_up, i), entry(down, i)) for i in range(len(gate_up.weight))]
+    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> list[ExpertWeights] | ExpertStack:
+        """The kernels' layout where they compute both schemes, else a pair of weights for each expert."""
+        count, threads, dtype = len(gate_up.weight), self.ops.threads, self.ops.dtype
+        pairs = [(entry(gate_up, i), entry(down, i)) for i in range(count)]
+        if threads is None or not all(can_pack(weight, dtype) for pair in pairs[:1] for weight in pair):
+            return [
+                (self.ops.pack_quantized(first), self.ops.pack_quantized(second)) for first, second in pairs
+            ]
+        multiple = threads.library.outputs
+        firsts = [pack_quantized(threads, whole_quantized_halves(first, multiple)) for first, _ in pairs]
+        return stack_experts(threads, firsts, [pack_quantized(threads, second) for _, second in pairs])
 
-    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[ExpertWeights]) -> Tensor:
+    def apply(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[ExpertWeights] | ExpertStack
+    ) -> Tensor:
         """See Experts.apply."""
+        if isinstance(packed, ExpertStack):
+            assert self.mixture is not None, "packed experts without kernels"
+            return self.mixture.apply(x, expert_ids, weights, packed)
         return apply(self.ops, x, expert_ids, weights, packed)
 
 

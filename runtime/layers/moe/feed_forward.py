@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
@@ -48,8 +49,8 @@ class Router(Layer):
         *,
         has_bias: bool,
     ) -> None:
-        self.experts = device.experts
-        self.routing = routing
+        self.experts, self.ops = device.experts, device.ops
+        self.routing, self.hidden, self.num_experts = routing, hidden, num_experts
         replicated = replicated_shard(num_experts)
         self.weight: Weight | None = Weight.empty(
             (num_experts, hidden),
@@ -67,19 +68,27 @@ class Router(Layer):
             if has_bias
             else None
         )
-        self.float_weight: Tensor | None = None  # float32 [experts, hidden], once it is loaded
+        # once it is loaded: float32 [experts, hidden], packed where the device packs weights of any type
+        self.packed: PackedWeight | None = None
 
     def finish_loading(self) -> None:
         """Widens the weight to float32."""
         assert self.weight is not None
-        self.float_weight = self.weight.tensor.float()
+        wide = self.weight.tensor.float()
+        self.packed = self.ops.pack_linear(wide) if self.ops.packs_rows else wide
         self.weight = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, hidden] -> expert ids int64 [T, k] and their weights, float32 [T, k]."""
-        assert self.float_weight is not None
+        assert self.packed is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
-        return self.experts.route(linear(x.float(), self.float_weight), bias, self.routing)
+        wide = x.float()
+        logits = (
+            linear(wide, self.packed)
+            if isinstance(self.packed, Tensor)
+            else self.ops.linear(wide, self.packed, None)
+        )
+        return self.experts.route(logits, bias, self.routing)
 
 
 class SparseFeedForward(Layer):

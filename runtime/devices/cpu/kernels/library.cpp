@@ -1,15 +1,17 @@
 // What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
 #include <sys/mman.h>
 
-#include <array>
 #include <memory>
 #include <vector>
 
 #include "attention_call.h"
 #include "digest.h"
+#include "experts.h"
 #include "layers.h"
 #include "logprobs.h"
 #include "lora.h"
+#include "mixture.h"
+#include "product_call.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -27,14 +29,24 @@ class Program final : public team::Work {
   public:
     explicit Program(team::Team* team) : team_(team), scratches_(team::num_threads(team)) {}
 
-    Buffer* add_buffer(int width, int form) {
-        buffers_.emplace_back(new Buffer(width, form));
+    Buffer* add_buffer(int width, int form, int rows_per_token = 1) {
+        buffers_.emplace_back(new Buffer(width, form, rows_per_token));
         return buffers_.back().get();
     }
 
     RotaryTables* add_rotary() {
         rotaries_.emplace_back(new RotaryTables{});
         return rotaries_.back().get();
+    }
+
+    experts::Assignment* add_assignment(int num_experts, int top_k) {
+        assignments_.emplace_back(new experts::Assignment(num_experts, top_k));
+        return assignments_.back().get();
+    }
+
+    experts::Counter* add_counter() {
+        counters_.emplace_back(new experts::Counter{});
+        return counters_.back().get();
     }
 
     void add(Phase* phase) { phases_.emplace_back(phase); }
@@ -44,6 +56,8 @@ class Program final : public team::Work {
     bool run(const Step& step) {
         for (auto& buffer : buffers_)
             if (!buffer->reserve(step.num_tokens)) return false;
+        for (auto& assignment : assignments_)
+            if (!assignment->reserve(step.num_tokens)) return false;
         step_ = &step;
         chunks_.resize(phases_.size());
         for (size_t i = 0; i < phases_.size(); i++) chunks_[i] = phases_[i]->begin(step);
@@ -61,45 +75,10 @@ class Program final : public team::Work {
     const Step* step_ = nullptr;
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<std::unique_ptr<RotaryTables>> rotaries_;
+    std::vector<std::unique_ptr<experts::Assignment>> assignments_;
+    std::vector<std::unique_ptr<experts::Counter>> counters_;
     std::vector<std::unique_ptr<Phase>> phases_;
     std::vector<int> chunks_;
-};
-
-// One product of rows that the caller has: what a program does with four phases, in memory that all products share.
-class Product final : public team::Work {
-  public:
-    void run(team::Team* team, const Matrix* matrix, const Step* step, bool* has_memory) {
-        floats_.shape(matrix->inputs, -1);
-        inputs_.shape(matrix->inputs, weights::input_form(matrix->kind));
-        out_.shape(matrix->outputs, -1);
-        // Rows that need no padding are read and written where the caller has them.
-        bool copies_in = !floats_.lend(const_cast<float*>(step->input)), copies_out = !out_.lend(step->output);
-        *has_memory = inputs_.reserve(step->num_tokens) && (!copies_in || floats_.reserve(step->num_tokens)) &&
-                      (!copies_out || out_.reserve(step->num_tokens));
-        if (!*has_memory) return;
-        layers::Input input(&floats_);
-        layers::Prepare prepare(&floats_, nullptr, 0, &inputs_, layers::Prepare::PREPARE);
-        layers::Linear linear(matrix, nullptr, &inputs_, &out_, layers::Linear::STORE);
-        layers::Output output(&out_);
-        num_phases_ = 0;
-        if (copies_in) phases_[num_phases_++] = &input;
-        phases_[num_phases_++] = &prepare;
-        phases_[num_phases_++] = &linear;
-        if (copies_out) phases_[num_phases_++] = &output;
-        step_ = step;
-        for (int i = 0; i < num_phases_; i++) chunks_[i] = phases_[i]->begin(*step);
-        team::run(team, this);
-    }
-
-    int num_phases() const override { return num_phases_; }
-    int num_chunks(int phase) const override { return chunks_[phase]; }
-    void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
-
-  private:
-    Buffer floats_{0, -1}, inputs_{0, 0}, out_{0, -1};
-    std::array<Phase*, 4> phases_{};
-    int num_phases_ = 0, chunks_[4] = {};
-    const Step* step_ = nullptr;
 };
 
 // A loop over blocks as work of the team.
@@ -216,11 +195,11 @@ void kernels_unpack(const Matrix* w, const int64_t* outputs, int64_t count, floa
 
 // ---- products
 
-Product* kernels_product() { return new Product; }
-void kernels_free_product(Product* product) { delete product; }
+product_call::Product* kernels_product() { return new product_call::Product; }
+void kernels_free_product(product_call::Product* product) { delete product; }
 
 // step->output [tokens, outputs] = step->input [tokens, inputs] W^T. 0; 1: there is no memory.
-int kernels_multiply(team::Team* team, Product* product, const Matrix* matrix, const Step* step) {
+int kernels_multiply(team::Team* team, product_call::Product* product, const Matrix* matrix, const Step* step) {
     bool has_memory = true;
     product->run(team, matrix, step, &has_memory);
     return has_memory ? 0 : 1;
@@ -234,6 +213,32 @@ void kernels_free_attention(attention::Call* call) { delete call; }
 // step->output [tokens, heads * dim] from queries step->input, over the pages. 0; 1: there is no memory.
 int kernels_attend(team::Team* team, attention::Call* call, const Heads* heads, const Step* step) {
     return call->run(team, *heads, *step) ? 0 : 1;
+}
+
+// ---- experts
+
+// Matrices of experts, and their biases if there are any: see experts::Weights.
+experts::Weights* kernels_experts(int act, int count, Matrix* const* gate_up, Matrix* const* down,
+                                  const float* gate_up_bias, const float* down_bias) {
+    auto* weights = new experts::Weights{(experts::Act)act, {}, {}, gate_up_bias, down_bias};
+    for (int i = 0; i < count; i++) {
+        weights->gate_up.push_back(*gate_up[i]);
+        weights->down.push_back(*down[i]);
+    }
+    return weights;
+}
+
+void kernels_free_experts(experts::Weights* weights) { delete weights; }
+
+mixture::Mixture* kernels_mixture() { return new mixture::Mixture; }
+void kernels_free_mixture(mixture::Mixture* mixture) { delete mixture; }
+
+// step->output [tokens, width] from step->input [tokens, width], ids and weights [tokens, top_k]. 0; 1: there is no
+// memory.
+int kernels_mix(team::Team* team, mixture::Mixture* mixture, const experts::Weights* weights, int top_k, const int32_t* ids,
+                const float* shares, const Step* step) {
+    experts::Assignment pairs(weights->count(), top_k);
+    return mixture->run(team, weights, &pairs, ids, shares, step) ? 0 : 1;
 }
 
 // ---- programs
@@ -284,6 +289,36 @@ void program_attention(Program* program, Buffer* qkv, Buffer* out, const Heads* 
     program->add(attention);
     program->add(new attention::Join(*attention, program->scratches()));
 }
+
+// A buffer of a row for each pair of token and expert.
+Buffer* program_pair_buffer(Program* program, int width, int form, int top_k) {
+    return program->add_buffer(width, form, top_k);
+}
+
+experts::Assignment* program_assignment(Program* program, int num_experts, int top_k) {
+    return program->add_assignment(num_experts, top_k);
+}
+
+experts::Counter* program_counter(Program* program) { return program->add_counter(); }
+void program_set_counter(experts::Counter* counter, int32_t* counts) { counter->counts = counts; }
+
+void program_route(Program* program, Buffer* logits, const experts::Routing* routing, const float* bias,
+                   experts::Assignment* pairs) {
+    program->add(new experts::Route(logits, *routing, bias, pairs));
+}
+
+// From floats to floats; `inputs`, `inner` and `refit` have a row for each pair.
+void program_experts(Program* program, const experts::Weights* weights, experts::Assignment* pairs,
+                     experts::Counter* counter, Buffer* in, Buffer* inputs, Buffer* inner, Buffer* refit, Buffer* out,
+                     int adds) {
+    program->add(new experts::Sort(pairs, counter));
+    program->add(new experts::Spread(pairs, in, inputs));
+    program->add(new experts::GateUp(weights, pairs, inputs, inner));
+    program->add(new experts::Refit(pairs, inner, refit));
+    program->add(new experts::Down(weights, pairs, refit, out, adds != 0));
+}
+
+void program_weigh(Program* program, Buffer* gates, Buffer* rows) { program->add(new experts::Weigh(gates, rows)); }
 
 // 0; 1: there is no memory for its buffers.
 int program_run(Program* program, const Step* step) { return program->run(*step) ? 0 : 1; }

@@ -31,6 +31,11 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_attention": (_POINTER, (_POINTER,)),
     "kernels_free_attention": (None, (_POINTER,)),
     "kernels_attend": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_experts": (_POINTER, (_INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_free_experts": (None, (_POINTER,)),
+    "kernels_mixture": (_POINTER, ()),
+    "kernels_free_mixture": (None, (_POINTER,)),
+    "kernels_mix": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "kernels_program": (_POINTER, (_POINTER,)),
     "kernels_free_program": (None, (_POINTER,)),
     "program_buffer": (_POINTER, (_POINTER, _INT, _INT)),
@@ -43,6 +48,13 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT)),
     "program_lora": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
     "program_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "program_pair_buffer": (_POINTER, (_POINTER, _INT, _INT, _INT)),
+    "program_assignment": (_POINTER, (_POINTER, _INT, _INT)),
+    "program_counter": (_POINTER, (_POINTER,)),
+    "program_set_counter": (None, (_POINTER, _POINTER)),
+    "program_route": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "program_experts": (None, (*(_POINTER,) * 9, _INT)),
+    "program_weigh": (None, (_POINTER, _POINTER, _POINTER)),
     "program_run": (_INT, (_POINTER, _POINTER)),
     "kernels_sampler": (_POINTER, (_POINTER,)),
     "kernels_free_sampler": (None, (_POINTER,)),
@@ -114,6 +126,20 @@ class AdapterWeights(ctypes.Structure):
         ("columns", _INT),
         ("offsets", _INT * 8),
         ("sizes", _INT * 8),
+    ]
+
+
+class Routing(ctypes.Structure):
+    """experts::Routing of experts.h: how scores of a router become experts and weights."""
+
+    _fields_ = [
+        ("top_k", _INT),
+        ("is_sigmoid", _INT),
+        ("num_groups", _INT),
+        ("top_groups", _INT),
+        ("best_of_group", _INT),
+        ("normalizes", _INT),
+        ("scale", _FLOAT),
     ]
 
 
