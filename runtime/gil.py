@@ -5,7 +5,7 @@ thread that wants the lock gets it after the switch interval of 5 ms, and again 
 to a thread that runs Python without end the event loop has half the time, and waits whenever it has looked at
 its sockets. Therefore what runs long in a worker thread calls `give_way` every few rows: the loop takes the
 lock in these pauses, and keeps it for as long as it has something to do. Calls of C that hold the lock must
-be short: whoever makes much in one call makes it in pieces.
+be short: what is large is made in pieces.
 """
 
 import math
