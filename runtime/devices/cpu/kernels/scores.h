@@ -75,7 +75,7 @@ struct Scratch {
     alignas(64) float out[MAX_VECTORS * MAX_DIM];   // and of all parts
     float part_most[MAX_VECTORS], part_total[MAX_VECTORS];
     Sums sums[MAX_VECTORS];
-    int64_t locations[PART];
+    int64_t locations[PART + KEYS];  // of a part, and of the first keys behind it
 };
 
 // out [COUNT][KEYS] = a [COUNT][length] b [length][KEYS], or added to it: sums run over `length` in order whatever
@@ -83,13 +83,13 @@ struct Scratch {
 template <bool PAIRS, int COUNT>
 inline void multiply(const char* a, size_t a_stride, const char* b, size_t b_stride, int length, float* out,
                      size_t out_stride, bool adds) {
-    Floats sums[COUNT][2] = {};
-    if (adds)
-        for (int i = 0; i < COUNT; i++)
-            for (int v = 0; v < 2; v++) sums[i][v] = load<Floats>((char*)out + i * out_stride + v * sizeof(Floats));
+    Floats sums[COUNT][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * COUNT; i++)
+        sums[i / 2][i % 2] = adds ? load<Floats>((char*)out + i / 2 * out_stride + i % 2 * sizeof(Floats)) : Floats{};
     for (int k = 0; k < length; k++, b += b_stride) {
         Words numbers[2] = {load<Words>(b), load<Words>(b + sizeof(Words))};
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < COUNT; i++) {
             Words x = broadcast(load<uint32_t>(a + i * a_stride + (size_t)k * 4));
             for (int v = 0; v < 2; v++) {
@@ -98,8 +98,8 @@ inline void multiply(const char* a, size_t a_stride, const char* b, size_t b_str
             }
         }
     }
-    for (int i = 0; i < COUNT; i++)
-        for (int v = 0; v < 2; v++) store((char*)out + i * out_stride + v * sizeof(Floats), sums[i][v]);
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * COUNT; i++) store((char*)out + i / 2 * out_stride + i % 2 * sizeof(Floats), sums[i / 2][i % 2]);
 }
 
 template <bool PAIRS, int COUNT = TILE>
@@ -175,7 +175,8 @@ template <Number KIND> class Worker {
         int begin = tile.oldest > origin ? (int)(tile.oldest - origin) / KEYS * KEYS : 0;
         int end = tile.last - origin + 1 < PART ? (int)(tile.last - origin + 1) : PART;
         int stop = (end + KEYS - 1) / KEYS * KEYS;
-        cache::locate(step, l_.pool, tile.row, origin + begin, origin + stop, tile.oldest, tile.last, s_.locations + begin);
+        cache::locate(step, l_.pool, tile.row, origin + begin, origin + stop + KEYS, tile.oldest, tile.last,
+                      s_.locations + begin);
         for (int block = begin; block < stop; block += KEYS) score(tile.vectors(), kv_head, block);
         for (int i = 0; i < tile.vectors(); i++) weigh(i, position + i / tile.num_heads - origin);
         for (int block = begin; block < stop; block += VALUES)
@@ -200,17 +201,29 @@ template <Number KIND> class Worker {
             const Cache& keys = l_.keys[piece];
             for (int half = 0; half < 2; half++) {
                 const char* rows[LANES];
-                for (int i = 0; i < LANES; i++)
-                    rows[i] = cache::head_of(keys, s_.locations[block + half * LANES + i], kv_head, BYTES);
+                for (int i = 0; i < LANES; i++) {
+                    int key = block + half * LANES + i;
+                    rows[i] = cache::head_of(keys, s_.locations[key], kv_head, BYTES);
+                    fetch(keys, s_.locations[key + KEYS], kv_head);
+                    if (piece == 0 && l_.values.data != keys.data) fetch(l_.values, s_.locations[key], kv_head);
+                }
                 for (int d = 0; d < padded(keys.dim); d += WIDE) {
                     Floats square[LANES];
+#pragma GCC unroll 16
                     for (int i = 0; i < LANES; i++) square[i] = words(rows[i] + (size_t)d * BYTES, keys.dim - d);
                     transpose(square);
+#pragma GCC unroll 16
                     for (int i = 0; i < LANES; i++) store(to + (d / TOGETHER + i) * KEYS + half * LANES, square[i]);
                 }
             }
             to += padded(keys.dim) / TOGETHER * KEYS;
         }
+    }
+
+    // Asks for what is read soon: pages lie in no order that the CPU could foresee.
+    static void fetch(const Cache& cache, int64_t location, int kv_head) {
+        const char* at = cache::head_of(cache, location, kv_head, BYTES);
+        for (int i = 0; i < cache.dim * BYTES; i += 64) __builtin_prefetch(at + i, 0, 2);
     }
 
     // LANES words of a row, of which `left` numbers are there.

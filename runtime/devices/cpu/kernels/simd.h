@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -262,41 +263,28 @@ inline Floats gelu_tanh(Floats x) {
     return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
-// A square of LANES vectors, turned in place: lane j of vector i and lane i of vector j change places.
-inline void transpose(Floats* rows) {
-#if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)
-    // Swap blocks of 1, 2, 4, ... lanes between vectors that lie as far apart.
-    auto exchange = [&](int distance, auto low, auto high) {
-        for (int i = 0; i < LANES; i++)
-            if (!(i & distance)) {
-                Floats a = rows[i], b = rows[i + distance];
-                rows[i] = low(a, b);
-                rows[i + distance] = high(a, b);
-            }
-    };
-    typedef Ints Index;
-    auto swap = [&](int distance) {
-        Index low, high;
-        for (int i = 0; i < LANES; i++) {
-            low[i] = (i & distance) ? LANES + i - distance : i;
-            high[i] = (i & distance) ? LANES + i : i + distance;
-        }
-        auto pick = [](Floats a, Floats b, Index index) {
-#if defined(__AVX512F__)
-            return (Floats)_mm512_permutex2var_ps((__m512)a, (__m512i)index, (__m512)b);
-#elif defined(__clang__)
-            Floats out;
-            for (int i = 0; i < LANES; i++) out[i] = index[i] < LANES ? a[index[i]] : b[index[i] - LANES];
-            return out;
+// Lanes of a and b in the order of INDICES, which count on from a to b.
+template <int... INDICES> inline Floats pick(Floats a, Floats b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, INDICES...);
 #else
-            return __builtin_shuffle(a, b, index);
-#endif
-        };
-        exchange(distance, [&](Floats a, Floats b) { return pick(a, b, low); },
-                 [&](Floats a, Floats b) { return pick(a, b, high); });
-    };
-    for (int distance = 1; distance < LANES; distance *= 2) swap(distance);
+    return __builtin_shuffle(a, b, Ints{INDICES...});
 #endif
 }
+
+// Swaps blocks of DISTANCE lanes between vectors that lie DISTANCE apart, then those of twice the distance, ...
+template <int DISTANCE, int... I> inline void exchange(Floats* rows, std::integer_sequence<int, I...> lanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & DISTANCE)) {
+            Floats a = rows[i], b = rows[i + DISTANCE];
+            rows[i] = pick<((I & DISTANCE) ? LANES + I - DISTANCE : I)...>(a, b);
+            rows[i + DISTANCE] = pick<((I & DISTANCE) ? LANES + I : I + DISTANCE)...>(a, b);
+        }
+    if constexpr (DISTANCE * 2 < LANES) exchange<DISTANCE * 2>(rows, lanes);
+}
+
+// A square of LANES vectors, turned in place: lane j of vector i and lane i of vector j change places.
+inline void transpose(Floats* rows) { exchange<1>(rows, std::make_integer_sequence<int, LANES>()); }
 
 }  // namespace simd
