@@ -286,6 +286,7 @@ def scheduler_config(
             max_prompts=plan.schedule.prefill_max_requests,
             has_chunks=plan.schedule.chunked_prefill_size > 0,
             has_dynamic_chunks=plan.schedule.enable_dynamic_chunking,
+            max_step_s=plan.schedule.max_step_ms / 1000,
             long_share=plan.schedule.long_prompt_share,
             decode_steps=plan.schedule.num_continuous_decode_steps,
             delay_steps=plan.schedule.prefill_delayer_max_delay_passes

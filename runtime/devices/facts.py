@@ -14,6 +14,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     name: str
     page_size: int  # tokens; the page size that suits its kernels
     chunk_tokens: int  # prompt tokens that keep it busy for one step without delaying decodes much
+    step_ms: int = 0  # that a step with prompts should last at most while sequences decode; 0: no bound
     max_running: int  # number of sequences beyond which a step only gets slower
     memory_fraction: float  # of free memory, for weights and pages
     memory_reason: str  # why it is this fraction

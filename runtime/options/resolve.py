@@ -111,6 +111,7 @@ def resolve(
     c.auto(schedule.max_running_requests, device)
     c.auto(schedule.max_queued_requests)
     c.auto(schedule.chunked_prefill_size, device, model)
+    c.auto(schedule.max_step_ms, c["chunked_prefill_size"], device)
     c.auto(
         schedule.max_step_tokens,
         c["chunked_prefill_size"],

@@ -7,7 +7,7 @@ from msgspec import Struct
 from runtime.cache.sequence import Sequence
 from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
-from runtime.scheduling.chunking import Chunking, Work
+from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.delayer import Delayer, Replica
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
@@ -15,6 +15,7 @@ from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.step_builder import StepBuilder
+from runtime.scheduling.step_costs import Work
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leaves room for others
 
@@ -30,6 +31,7 @@ class Admission(Struct, frozen=True, kw_only=True):
     max_prompts: int | None = None  # of one step
     has_chunks: bool = True  # False: a prompt is computed in one step, or waits for the next
     has_dynamic_chunks: bool = False
+    max_step_s: float = 0.0  # of a step in which sequences decode and prompts are computed; 0: no bound
     long_share: float = 0.5  # of a step's known tokens that long prompts get together while others have some
     decode_steps: int = 1  # from one step that admits to the next, while sequences decode
     # for which newcomers are held back at most, until they fill a step (delayer.py); 0: none
@@ -96,7 +98,13 @@ class Planner:
         self.hidden = HiddenCollector()
         # ids of sequences that were admitted for the first time since take_admitted
         self.admitted: list[int] = []
-        self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
+        self.chunking = (
+            Chunking(
+                roster.cache.page_size, bound_s=admission.max_step_s, is_equal=admission.has_dynamic_chunks
+            )
+            if admission.has_dynamic_chunks or admission.max_step_s
+            else None
+        )
         self.delayer = (
             Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
             if admission.delay_steps
@@ -265,6 +273,8 @@ class Planner:
         is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
         has_others = len(roster.extending) > 1 or (roster.has_free_slot and roster.waiting.has_ready)
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
+        if self.chunking is not None:
+            self.chunking.begin(builder.work())
         for sequence in roster.extending:
             self._extend(sequence, fill)
         if is_due and (
@@ -314,6 +324,8 @@ class Planner:
         ):
             if admission.max_prompts is not None and len(fill.rows) >= admission.max_prompts:
                 return
+            if fill.rows and self.chunking is not None and self.chunking.is_full:
+                return
             if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
                 return
             if not self._has_room(sequence):
@@ -353,8 +365,11 @@ class Planner:
         is_long = known - start > LONG_STEPS * self.admission.max_step_tokens
         room = min(fill.left, fill.long_left) if is_long else fill.left
         if self.chunking is not None:
+            if fill.rows and self.chunking.is_full:
+                return
             first = start if begun is None else begun[1]
             room = min(room, self.chunking.size(first, self.admission.max_step_tokens) - (start - first))
+            room = self.chunking.room(start, room)
         window = self.roster.cache.window
         if window is not None:
             if begun is None:  # else tokens of this step still see what they have seen
@@ -368,6 +383,8 @@ class Planner:
             count = states.cut(sequence, count, is_begun=begun is not None)
         if count <= 0:
             return
+        if self.chunking is not None:
+            self.chunking.take(start, count)
         fill.left -= count
         if embeds is not None:
             fill.embeds_left -= min(count, max(sequence.prompt_len - start, 0)) * embeds.shape[1]

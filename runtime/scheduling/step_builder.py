@@ -14,9 +14,9 @@ from runtime.messages.steps import (
     StepPlan,
     WindowPages,
 )
-from runtime.scheduling.chunking import Work
 from runtime.scheduling.drafts import Draft, Verified
 from runtime.scheduling.hidden_states import Shown
+from runtime.scheduling.step_costs import Work
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
@@ -180,12 +180,12 @@ class StepBuilder:
         self._shown.append(np.arange(end - shown.count, end, dtype=np.int32))
 
     def work(self) -> Work:
-        """How much the step computes."""
+        """How much the rows so far compute."""
         starts, counts = self._starts[self.num_decodes :], self._counts[self.num_decodes :]
         attended = sum(
             count * start + count * count // 2 for start, count in zip(starts, counts, strict=True)
         )
-        return Work(self.num_decodes, sum(counts), attended)
+        return Work(self.num_decodes, sum(counts), attended, sum(self._starts[: self.num_decodes]))
 
     def build(
         self,

@@ -5,6 +5,7 @@ hash of what the row finds through its page table, so a wrong page, a stale page
 the output.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -73,6 +74,7 @@ class OracleRank:
         self.reported_len = [0] * max_slots
         self.prompt_logprobs = np.full(max_slots, -1)
         self.step = step
+        self.seconds: Callable[[StepPlan], float] = lambda plan: 0.0  # that a step takes
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.step + 1
@@ -118,7 +120,7 @@ class OracleRank:
             np.zeros(0),
             np.zeros(0),
             self._prompt_parts(plan),
-            0.0,
+            self.seconds(plan),
             num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None,
             forced=forced,
         )

@@ -28,6 +28,7 @@ ADMISSIONS = st.fixed_dictionaries(
     {
         "max_prompts": st.none() | st.integers(1, 3),
         "has_dynamic_chunks": st.booleans(),
+        "max_step_s": st.sampled_from([0.0, 0.001, 0.01]),
         "long_share": st.sampled_from([0.1, 0.5, 1.0]),
         "decode_steps": st.integers(1, 4),
     }

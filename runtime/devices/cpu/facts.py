@@ -7,6 +7,7 @@ FACTS = DeviceFacts(
     name="cpu",
     page_size=16,
     chunk_tokens=512,
+    step_ms=200,
     max_running=64,
     memory_fraction=0.6,
     memory_reason="a CPU's memory is shared with everything else on the machine",

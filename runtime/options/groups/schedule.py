@@ -60,6 +60,14 @@ class Schedule(Group, frozen=True, kw_only=True):
             note="how much smaller is learnt from the measured times of steps",
         ),
     ] = False
+    max_step_ms: A[
+        Amount | Auto,
+        option(
+            "Longest step that prompts may make while sequences decode, in milliseconds; 0: any.",
+            note="prompts then get smaller chunks, by what steps are measured to cost; no less than a page "
+            "a step, and a third of the time where decoding alone takes longer than this",
+        ),
+    ] = "auto"
     long_prompt_share: A[
         Fraction,
         option("Part of a step's prompt tokens for long prompts (over four steps) while others wait."),
@@ -185,6 +193,7 @@ class SchedulePlan(Schedule, frozen=True, kw_only=True):
     max_running_requests: int
     max_queued_requests: int
     chunked_prefill_size: int  # tokens; -1: prompts are not split into chunks
+    max_step_ms: float  # 0: no bound
     max_step_tokens: int  # most prompt tokens of one step
     random_seed: int
 
@@ -206,6 +215,15 @@ def chunked_prefill_size(device: DeviceFacts, model: ModelFacts) -> Derived:
     return Derived(
         device.chunk_tokens, f"it keeps {device.name} busy for one step without making decodes wait long"
     )
+
+
+def max_step_ms(chunked_prefill_size: int, device: DeviceFacts) -> Derived:
+    """The device's bound on the time between two tokens of a stream while prompts are computed."""
+    if chunked_prefill_size < 0:
+        return Derived(0.0, "prompts are not split into chunks")
+    if not device.step_ms:
+        return Derived(0.0, f"a step of {device.name} with a full chunk is short")
+    return Derived(float(device.step_ms), "streams stay about as fast as one reads, and prompts lose little")
 
 
 def max_step_tokens(

@@ -150,7 +150,19 @@ def tenant_weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFac
     return None
 
 
+def bounded_steps_have_chunks(options: Values) -> str | None:
+    """Only prompts that are split can keep steps short."""
+    bound = options["max_step_ms"]
+    if bound == "auto" or not bound or options["chunked_prefill_size"] != -1:
+        return None
+    return (
+        f"{flag('max_step_ms')} {bound:g} bounds no step while {flag('chunked_prefill_size')} -1 keeps prompts "
+        "whole; leave one of them out"
+    )
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
+    bounded_steps_have_chunks,
     served_name_has_no_colon,
     keys_fit_a_header,
     root_path_is_a_path,

@@ -30,6 +30,11 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "--cors-origins, --stream-interval: no effect on gRPC",
         {"grpc_mode": False},
     ),
+    (
+        {"max_step_ms": 100.0, "chunked_prefill_size": -1},
+        "--max-step-ms 100 bounds no step",
+        {"chunked_prefill_size": 512},
+    ),
     ({"null_step_s": 0.1}, "--device null", {"device": "null"}),
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
