@@ -13,6 +13,7 @@ import pytest
 from runtime import gil
 from runtime.http.app import http_app
 from runtime.http.native.generate import generate
+from runtime.http.native.info import DetokenizeBody, text_of
 from runtime.http.openai.chat import chat as serve_chat
 from runtime.http.openai.completions import completions
 from runtime.http.streaming.large import GROUP
@@ -120,11 +121,21 @@ def without_times(value: Any) -> Any:
 
 
 @pytest.mark.anyio
+async def test_there_are_pauses_between_the_texts_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(gil, "RUN_S", 0.0)
+    monkeypatch.setattr(gil, "sleep", pauses.append)
+    await text_of(FakeService(), DetokenizeBody(tokens=[[7]] * 2000))
+    assert len(pauses) >= 2000
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "path, body",
     [
         ("/tokenize", {"prompt": ["a" * 100] * 1024}),
         ("/detokenize", {"tokens": [7] * 100_000}),
+        ("/detokenize", {"tokens": [[7]] * 100_000}),
         ("/tokenize", {"prompt": "a" * 20_000, "return_token_strs": True}),
     ],
 )

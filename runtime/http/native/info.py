@@ -126,13 +126,13 @@ async def tokens_of(service: Service, body: TokenizeBody) -> Response | Fields:
     return await _answer(answer, len(ids))
 
 
-async def text_of(service: Service, body: DetokenizeBody) -> Fields:
+async def text_of(service: Service, body: DetokenizeBody) -> Response | Fields:
     """The texts of token ids. Raises InvalidRequest."""
     count = len(body.tokens)
     if count <= FEW_TOKENS:
         count += sum([len(ids) for ids in body.tokens if isinstance(ids, list)])
     texts = _texts(service, body) if count <= FEW_TOKENS else await compute(_texts, service, body)
-    return {"text": texts, "prompt": texts}
+    return await _answer({"text": texts, "prompt": texts}, count)
 
 
 def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
@@ -145,10 +145,12 @@ def _texts(service: Service, body: DetokenizeBody) -> str | list[str]:
         raise InvalidRequest(
             f"tokens has {count} ids; the most is {MAX_TOKENS}, so send fewer", param="tokens"
         )
+    texts = []
     for ids in lists:
+        give_way()
         if not _are_ids(ids, vocab):
             raise InvalidRequest(f"tokens must be token ids in 0..{vocab - 1}", param="tokens")
-    texts = [service.decode(cast(list[int], ids), skip_special=body.skip_special_tokens) for ids in lists]
+        texts.append(service.decode(cast(list[int], ids), skip_special=body.skip_special_tokens))
     return texts[0] if is_one else texts
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.token_ids import are_ids
 from runtime.http.native.generate_request import MAX_PROMPTS, GenerateBody
 from runtime.messages.requests import Embeds, Text, Tokens
 
@@ -29,10 +30,9 @@ def prompts_of(body: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
 
 def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
     """The lists of token ids, and whether the request has several."""
-    kinds = set(map(type, ids or ()))
-    if ids is not None and kinds <= {int}:
+    if ids is not None and (not ids or are_ids(ids)):
         return [ids], False  # type: ignore[list-item]
-    if ids is None or kinds != {list} or len(ids) > MAX_PROMPTS:
+    if ids is None or len(ids) > MAX_PROMPTS or set(map(type, ids)) != {list}:
         raise InvalidRequest(
             f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids"
         )

@@ -15,6 +15,7 @@ from runtime.http.fields.hidden_states import last
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.fields.thinking import thinking_limit
+from runtime.http.fields.token_ids import are_ids
 from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
 from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -193,11 +194,11 @@ def _prompts(body: CompletionBody) -> list[Text | Tokens | Infill]:
 def _plain_prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
     if isinstance(prompt, str):
         return [Text(prompt)]
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
-        return [Tokens(prompt)]  # type: ignore[arg-type]
+    if are_ids(prompt):
+        return [Tokens(prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt has {len(prompt)} entries; the most is {MAX_PROMPTS}", param="prompt")
+    kinds = set(map(type, prompt))
     if kinds == {str}:
         return [Text(text) for text in prompt]  # type: ignore[arg-type]
     if kinds == {list}:
