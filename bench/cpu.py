@@ -1,12 +1,13 @@
 """Decode and prefill of whole models on the CPU, by each way to compute them that this machine has, in turns.
 
     python -m bench.cpu [--shape qwen2.5-0.5b] [--weights bfloat16,int8,int4] [--batches 1,8,32] [--turns 3]
-                        [--levels torch,avx512_bf16] [--llama-bench FOLDER --gguf FILE,...] [--record]
+                        [--levels torch,avx512_bf16] [--record]
+                        [--gguf FILE,... --llama-bench NAME=FOLDER,... --openvino PYTHON]
 
 Every measurement is a process of its own, which also reads memory as fast as it can just before and after:
 the share of that bandwidth at which a step reads its weights is what can be compared between hours and
-machines. With --llama-bench, `llama-batched-bench` and `llama-bench` of that folder take their turns with the
-same shape's GGUF files.
+machines. Peers take their turns with GGUF files of the same shape: any builds of llama.cpp, by the folders of
+their `llama-batched-bench` and `llama-bench`, and OpenVINO GenAI, by the interpreter that has it.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -91,8 +94,8 @@ def child(level: str, arguments: list[str]) -> dict[str, Any]:
     return result
 
 
-def peer(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
-    """llama.cpp's figures for one file: its own programs, as many threads as CPUs."""
+def llama_cpp(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
+    """The figures of a build of llama.cpp for one file: its own programs, as many threads as CPUs."""
     threads = str(len(os.sched_getaffinity(0)))
     sizes = ",".join(map(str, batches))
     most = str(max(batches) * (CONTEXT + STEPS) + 64)
@@ -108,6 +111,28 @@ def peer(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
         "step_ms": {str(line["pl"]): round(1000 * line["t_tg"] / line["tg"], 2) for line in lines},
         "prefill_tokens_s": round(prompt[0]["avg_ts"], 1),
     }
+
+
+def openvino(interpreter: str, gguf: Path, batches: list[int]) -> dict[str, Any]:
+    """OpenVINO GenAI's figures for one file."""
+    sizes = ",".join(map(str, batches))
+    numbers = [str(number) for number in (CONTEXT, STEPS, 512)]
+    command = [interpreter, str(Path(__file__).parent / "openvino_peer.py"), str(gguf), sizes, *numbers]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def peers(args: argparse.Namespace) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What there is to run beside ours: names, and functions that measure."""
+    batches = [int(batch) for batch in args.batches.split(",")]
+    found: list[tuple[str, Callable[[], dict[str, Any]]]] = []
+    for gguf in (Path(name) for name in args.gguf.split(",") if name):
+        for name, _, folder in (each.partition("=") for each in args.llama_bench.split(",") if each):
+            found.append((f"{gguf.stem} {name}", partial(llama_cpp, Path(folder), gguf, batches)))
+        if args.openvino:
+            found.append((f"{gguf.stem} openvino", partial(openvino, args.openvino, gguf, batches)))
+    return found
 
 
 def medians(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -138,8 +163,11 @@ def main() -> None:
     parser.add_argument("--levels", default="", help="default: torch and the best level of the kernels")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--no-prefill", action="store_true")
-    parser.add_argument("--llama-bench", type=Path, help="folder with llama-bench and llama-batched-bench")
-    parser.add_argument("--gguf", default="", help="files for them, the same shape")
+    parser.add_argument("--gguf", default="", help="files of the same shape for peers")
+    parser.add_argument(
+        "--llama-bench", default="", help="NAME=FOLDER,... with llama-bench and llama-batched-bench"
+    )
+    parser.add_argument("--openvino", default="", help="an interpreter that has openvino-genai")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -158,10 +186,10 @@ def main() -> None:
                 result = child(level, options + ["--no-prefill"] * args.no_prefill)
                 found.setdefault(f"{weights} {level}", []).append(result)
                 print(weights, level, json.dumps(result), flush=True)
-        for gguf in filter(None, args.gguf.split(",")):
-            result = peer(args.llama_bench, Path(gguf), batches)
-            found.setdefault(Path(gguf).stem + " llama.cpp", []).append(result)
-            print(gguf, json.dumps(result), flush=True)
+        for name, measured in peers(args):
+            result = measured()
+            found.setdefault(name, []).append(result)
+            print(name, json.dumps(result), flush=True)
     results = {"shape": args.shape, "context": CONTEXT, "variants": {k: medians(v) for k, v in found.items()}}
     for name, variant in results["variants"].items():
         shown = {key: value for key, value in variant.items() if key != "turns"}
