@@ -9,7 +9,8 @@ run time.
                       or the same of the experts that the router chooses, weighted, and of shared experts
 
 Norms in brackets may be missing. Norms are RMSNorm (Zhang and Sennrich, 2019) without bias; attention is
-grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any.
+grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any, or
+latent attention.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.attention_scores import Scores
 from runtime.devices.lora import LoraWeights
-from runtime.devices.packed import PackedRows, PackedWeight
+from runtime.devices.packed import PackedLatent, PackedRows, PackedWeight
 from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
@@ -65,6 +66,23 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Latent attention of one layer (DeepSeek-V2, 2024); see layers/attention/mla_prolog.py. Numbers i and
+    i + rope_dim / 2 of rotary parts rotate together."""
+
+    down: LinearSpec  # to queries, or to their latents; then to a latent and a rotary key
+    q_norm: NormSpec | None  # of query latents
+    queries: LinearSpec | None  # from query latents to queries; None: `down` makes queries
+    kv_norm: NormSpec
+    up: PackedLatent  # from latents to keys and values
+    o: LinearSpec
+    rank: int  # of a latent
+    rope_dim: int
+    scale: float
+    pool: int = 0  # of the cache
+
+
+@dataclass(frozen=True, slots=True)
 class DenseSpec:
     """A feed-forward that all tokens pass."""
 
@@ -94,7 +112,7 @@ class DecoderLayerSpec:
     """One block."""
 
     before_attention: NormSpec
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentSpec
     after_attention: NormSpec | None
     before_feed_forward: NormSpec
     feed_forward: DenseSpec | ExpertsSpec

@@ -6,6 +6,7 @@ from runtime.devices.decoder_spec import (
     DecoderSpec,
     DenseSpec,
     ExpertsSpec,
+    LatentSpec,
     LinearSpec,
     NormSpec,
 )
@@ -14,13 +15,14 @@ from runtime.layers.linear import Linear
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.models.base import DecoderLayer, Model
+from runtime.models.deepseek import DeepSeek, MlaSelfAttention
 from runtime.models.gemma import Gemma, GemmaDecoderLayer
 from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
-    """The spec of a loaded model; None: it has latent attention, biases of norms or several ranks."""
-    if type(model) not in (Llama, Gemma):
+    """The spec of a loaded model; None: it has biases of norms or several ranks."""
+    if type(model) not in (Llama, Gemma, DeepSeek):
         return None
     assert isinstance(model, Llama)
     embed = model.embed_tokens
@@ -39,8 +41,9 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer)
     attention, mlp = layer.self_attn, layer.mlp
     norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
-    if type(attention) is not SelfAttention:
+    if type(attention) not in (SelfAttention, MlaSelfAttention):
         return None
+    norms += [part for part in vars(attention).values() if isinstance(part, RMSNorm)]
     if any(norm.shift is not None for norm in norms):
         return None
     feed_forward = _feed_forward(mlp)
@@ -50,7 +53,9 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
     return DecoderLayerSpec(
         before_attention=_norm(layer.input_layernorm),
-        attention=_attention_spec(attention),
+        attention=_latent_spec(attention)
+        if isinstance(attention, MlaSelfAttention)
+        else _attention_spec(attention),
         after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
         before_feed_forward=_norm(before),
         feed_forward=feed_forward,
@@ -96,6 +101,22 @@ def _attention_spec(attention: SelfAttention) -> AttentionSpec:
         scores=attention.attention.scores,
         pool=attention.attention.pool,
         cache_scales=attention.attention.cache_scales or (1.0, 1.0),
+    )
+
+
+def _latent_spec(attention: MlaSelfAttention) -> LatentSpec:
+    assert attention.qkv_a_proj is not None and attention.up is not None
+    q_norm, queries = attention.q_a_layernorm, attention.q_b_proj
+    return LatentSpec(
+        down=_linear(attention.qkv_a_proj),
+        q_norm=None if q_norm is None else _norm(q_norm),
+        queries=None if queries is None else _linear(queries),
+        kv_norm=_norm(attention.kv_a_layernorm),
+        up=attention.up,
+        o=_linear(attention.o_proj),
+        rank=attention.mla.kv_rank,
+        rope_dim=attention.mla.rope_dim,
+        scale=attention.attention.scale,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.kernels.library import load_library
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference
@@ -135,6 +136,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 NUM_TOKENS = 24
+BY_LAYERS = {"gpt_oss"}  # no program of the cpu device computes it
 
 
 def prompts() -> list[list[int]]:
@@ -195,6 +197,9 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     for _ in range(NUM_TOKENS - 1):
         planner.run(rows, [])
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
+    has_kernels = load_library() is not None
+    is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
+    assert is_program == (has_kernels and case not in BY_LAYERS)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.cache_numbers import CACHE_NUMBERS, MAX_DIM
 from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_problem, products_of_all
 from runtime.devices.cpu.kernels.library import Heads, Step
+from runtime.devices.cpu.latent_phases import LatentPhases, latents_problem
 from runtime.devices.cpu.matrices import Matrix, Threads
 from runtime.devices.cpu.program import Buffer, Program, Then
 from runtime.devices.decoder_spec import (
@@ -22,6 +23,7 @@ from runtime.devices.decoder_spec import (
     DecoderLayerSpec,
     DecoderSpec,
     ExpertsSpec,
+    LatentSpec,
     LinearSpec,
     NormSpec,
 )
@@ -39,12 +41,9 @@ def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:
     if spec.width > MAX_WIDTH:
         return f"rows of {spec.width} are too wide"
     for layer, (keys, _) in zip(spec.layers, kv, strict=True):
-        attention = layer.attention
-        if attention.dim > MAX_DIM:
-            return f"heads of {attention.dim} are too wide"
-        if keys.dtype not in CACHE_NUMBERS:
-            return f"the cache is {keys.dtype}"
-        linears = [attention.qkv, attention.o, *products_of_all(layer.feed_forward)]
+        if problem := _attention_problem(layer.attention, keys):
+            return problem
+        linears = [*_products_of(layer.attention), *products_of_all(layer.feed_forward)]
         if isinstance(layer.feed_forward, ExpertsSpec) and (problem := experts_problem(layer.feed_forward)):
             return problem
         if not all(isinstance(linear.packed, Matrix) for linear in linears):
@@ -52,6 +51,20 @@ def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:
         if any(_is_too_large(linear.lora) for linear in linears):
             return "adapters have too large ranks"
     return None
+
+
+def _attention_problem(attention: AttentionSpec | LatentSpec, keys: Tensor) -> str | None:
+    if isinstance(attention, LatentSpec):
+        return latents_problem(attention, keys)
+    if attention.dim > MAX_DIM:
+        return f"heads of {attention.dim} are too wide"
+    return None if keys.dtype in CACHE_NUMBERS else f"the cache is {keys.dtype}"
+
+
+def _products_of(attention: AttentionSpec | LatentSpec) -> list[LinearSpec]:
+    if isinstance(attention, AttentionSpec):
+        return [attention.qkv, attention.o]
+    return [attention.down, attention.o, *([] if attention.queries is None else [attention.queries])]
 
 
 def _is_too_large(lora: LoraWeights | None) -> bool:
@@ -70,6 +83,7 @@ class DecoderProgram:
         self.tables: tuple[Tensor, Tensor] | None = None  # of the first positions
         buffers = _Buffers(self.program, spec)
         self.experts = ExpertPhases(self.program, spec.width)
+        self.latents = LatentPhases(self.program, self.rotary)
         assert isinstance(spec.embedding, Tensor | Matrix)
         self.program.embed(spec.embedding, spec.embed_scale, buffers.x)
         for layer, pair in zip(spec.layers, kv, strict=True):
@@ -78,8 +92,16 @@ class DecoderProgram:
 
     def _read_layer(self, layer: DecoderLayerSpec, kv: tuple[Tensor, Tensor], rows: "_Buffers") -> None:
         attention = layer.attention
-        self._linear(rows.x, layer.before_attention, attention.qkv, rows.qkv, Then.STORE, rows)
-        self.program.attention(rows.qkv, rows.attended, self._heads(attention, kv))
+        first, *_ = _products_of(attention)
+        self._linear(rows.x, layer.before_attention, first, rows.qkv, Then.STORE, rows)
+        if isinstance(attention, LatentSpec):
+
+            def linear(source: Buffer, norm: NormSpec | None, of: LinearSpec, out: Buffer) -> None:
+                self._linear(source, norm, of, out, Then.STORE, rows)
+
+            self.latents.add(attention, kv, rows.qkv, rows.attended, linear)
+        else:
+            self.program.attention(rows.qkv, rows.attended, self._heads(attention, kv))
         self._add(rows.attended, attention.o, layer.after_attention, rows)
         dense = layer.feed_forward
         if isinstance(dense, ExpertsSpec):
@@ -214,7 +236,7 @@ class _Buffers:
         layer = spec.layers[0]
         self.program = program
         self.x = program.buffer(spec.width)
-        self.qkv = program.buffer(layer.attention.qkv.outputs)
+        self.qkv = program.buffer(_products_of(layer.attention)[0].outputs)
         self.attended = program.buffer(layer.attention.o.inputs)
         self.output = program.buffer(spec.width)
         self.inputs: dict[tuple[int, int], Buffer] = {}

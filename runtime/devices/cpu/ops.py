@@ -10,6 +10,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
+from runtime.devices.cpu.latents import LatentAttention, PackedUp, can_pack_up, pack_up
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
 from runtime.devices.cpu.mla import Up, attend_latents
 from runtime.devices.cpu.paged_attention import PagedAttention
@@ -43,6 +44,7 @@ class CpuOps:
         self.packs_rows = threads is not None
         self.products = None if threads is None else Products(threads)
         self.paged = None if threads is None else PagedAttention(threads)
+        self.latents = None if threads is None else LatentAttention(threads)
         self.logits_ops = None if threads is None else CpuLogitsOps(threads)
         # without kernels: oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16
         # matrix when there are few rows
@@ -62,8 +64,10 @@ class CpuOps:
             return self.paged.attend(q, k_cache, v_cache, plan, scores)
         return attend(q, k_cache, v_cache, plan.gathered, scores)
 
-    def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
-        """The up-projection split into keys and transposed values."""
+    def pack_latent(self, up: Tensor, nope_dim: int) -> Up | PackedUp:
+        """The kernels' layout; without kernels the up-projection split into keys and transposed values."""
+        if self.threads is not None and can_pack_up(up, nope_dim):
+            return pack_up(self.threads, up, nope_dim)
         return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
     def latent_attention(
@@ -72,11 +76,16 @@ class CpuOps:
         q_rope: Tensor,
         latents: Tensor,
         ropes: Tensor,
-        up: Up,
+        up: Up | PackedUp,
         plan: CpuAttentionPlan,
         scale: float,
     ) -> Tensor:
         """See Ops.latent_attention."""
+        if isinstance(up, PackedUp):
+            assert self.latents is not None, "a packed projection without kernels"
+            if self.latents.takes(latents, ropes, plan):
+                return self.latents.attend(q, q_rope, (latents, ropes), up, plan, scale)
+            up = up.unpacked(q.dtype)
         return attend_latents(q, q_rope, latents, ropes, up, plan.gathered, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:

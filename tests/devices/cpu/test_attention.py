@@ -13,6 +13,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.kernels import library
 from runtime.devices.cpu.kernels.levels import Level, supported_levels
+from runtime.devices.cpu.latents import LatentAttention, PackedUp, pack_up
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.paged_attention import PagedAttention
 from runtime.layers.attention.kv_dtype import store_as
@@ -145,3 +146,79 @@ def test_bits_are_the_same_in_every_step(level: Level, dtype: torch.dtype, score
             mixed = sequences.attend(two, scores, [(0, 2, 1), row, (1, 690, 1)])
             assert torch.equal(mixed[1], whole[slot][begin:end])
             assert torch.equal(mixed[0], whole[0][2:])
+
+
+class LatentSequences(Sequences):
+    """Latents and rotary keys of the tokens of some slots."""
+
+    def __init__(self, heads: int, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+        self.nope, self.rope, self.rank, self.value = sizes
+        super().__init__(heads, 1, self.rank, torch.float32)
+        self.latents, self.ropes = (
+            torch.full((len(self.keys), 1, width), torch.nan).to(dtype) for width in (self.rank, self.rope)
+        )
+        for slot, length in enumerate(LENGTHS):
+            for cache, seed in ((self.latents, 40 + slot), (self.ropes, 50 + slot)):
+                store_as(random(length, 1, cache.shape[2], seed=seed), cache, self.locations(slot))
+        self.queries = [
+            random(length, heads, self.nope + self.rope, seed=60 + i) for i, length in enumerate(LENGTHS)
+        ]
+        self.up = random(heads, self.nope + self.value, self.rank, seed=70) / self.rank**0.5
+
+    def attend_latents(
+        self, kernels: LatentAttention, up: PackedUp, rows: Sequence[tuple[int, int, int]]
+    ) -> list[Tensor]:
+        """Results of rows (slot, first token, tokens) of one step."""
+        slots, starts, counts = (np.array(column) for column in zip(*rows, strict=True))
+        plan = AttentionRows(0, slots.astype(np.int32), starts.astype(np.int64), counts.astype(np.int32))
+        step = CpuAttentionPlan(plan, self.tables, PAGE, (0,), torch.float32)
+        q = torch.cat([self.queries[slot][start : start + count] for slot, start, count in rows])
+        parts = q.split((self.nope, self.rope), 2)
+        caches = self.latents, self.ropes
+        assert kernels.takes(*caches, step)
+        return list(kernels.attend(*parts, caches, up, step, 0.1).split(counts.tolist()))
+
+    def wanted_latents(self, slot: int, start: int, count: int) -> Tensor:
+        """Results of tokens of a slot, float64: keys and values are made from the latents."""
+        places = self.locations(slot)
+        latents, ropes = (x.float()[places, 0].double() for x in (self.latents, self.ropes))
+        made = torch.einsum("hor,tr->hto", self.up.double(), latents)
+        keys, values = made.split((self.nope, self.value), 2)
+        keys = torch.cat((keys, ropes.expand(len(keys), -1, -1)), 2)
+        q = self.queries[slot][start : start + count].double().transpose(0, 1)
+        distance = torch.arange(start, start + count)[:, None] - torch.arange(LENGTHS[slot])
+        products = torch.matmul(q, keys.transpose(1, 2)) * 0.1
+        weights = products.masked_fill(distance < 0, -torch.inf).softmax(2)
+        return torch.matmul(weights, values).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "sizes"), [(4, (12, 8, 20, 40)), (70, (16, 8, 32, 16)), (3, (128, 64, 512, 128))], ids=str
+)
+def test_latent_attention_is_its_definition(
+    level: Level, heads: int, sizes: tuple[int, int, int, int]
+) -> None:
+    """And the same bits alone, in company, with one thread and with more, and however a prompt is cut."""
+    rows = [(2, 1099, 1), (0, 0, 3), (1, 640, 40)]
+    for dtype in (torch.float32, torch.bfloat16):
+        sequences = LatentSequences(heads, sizes, dtype)
+        threads = [Threads(library.Library(level), count) for count in (1, 3)]
+        up = pack_up(threads[0], sequences.up.to(dtype), sizes[0])
+        one, many = (LatentAttention(each) for each in threads)
+        found = sequences.attend_latents(one, up, rows)
+        for (slot, start, count), got in zip(rows, found, strict=True):
+            wanted = sequences.wanted_latents(slot, start, count)
+            most = 1e-5 if dtype == torch.float32 else 0.02
+            assert (got - wanted).abs().max() < most * wanted.abs().max()
+        for kernels in (one, many):
+            assert torch.equal(sequences.attend_latents(kernels, up, rows[:1])[0], found[0])
+            parts = [sequences.attend_latents(kernels, up, [(1, *part)])[0] for part in ((640, 7), (647, 33))]
+            assert torch.equal(torch.cat(parts), found[2])
+
+
+def test_a_packed_projection_is_read_back(level: Level) -> None:
+    """Trees of drafts are attended by torch, with the numbers that were packed."""
+    up = random(3, 12 + 40, 20)
+    found = pack_up(Threads(library.Library(level), 1), up, 12).unpacked(torch.float32)
+    assert torch.equal(found.keys, up[:, :12])
+    assert torch.equal(found.values, up[:, 12:].transpose(1, 2))

@@ -152,7 +152,9 @@ def continued(
     return [row.tokens[row.prompt_len :] for row in rows], chances, used
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "mistral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "qwen3", "gemma2", "mistral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
+)
 @pytest.mark.parametrize("level", [level.name for level in BUILT])
 def test_a_whole_decoder_is_its_layers(
     level: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

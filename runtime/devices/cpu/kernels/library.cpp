@@ -7,6 +7,7 @@
 #include "attention_call.h"
 #include "digest.h"
 #include "experts.h"
+#include "latent.h"
 #include "layers.h"
 #include "logprobs.h"
 #include "lora.h"
@@ -241,6 +242,18 @@ int kernels_mix(team::Team* team, mixture::Mixture* mixture, const experts::Weig
     return mixture->run(team, weights, &pairs, ids, shares, step) ? 0 : 1;
 }
 
+// ---- latent attention
+
+latent::Call* kernels_latent(team::Team* team, const latent::Latents* latents) {
+    return new latent::Call(team::num_threads(team), *latents);
+}
+void kernels_free_latent(latent::Call* call) { delete call; }
+
+// step->output [tokens, heads * value_dim] from queries step->input, over the pages. 0; 1: there is no memory.
+int kernels_attend_latents(team::Team* team, latent::Call* call, const latent::Latents* latents, const Step* step) {
+    return call->run(team, *latents, *step) ? 0 : 1;
+}
+
 // ---- programs
 
 Program* kernels_program(team::Team* team) { return new Program(team); }
@@ -319,6 +332,15 @@ void program_experts(Program* program, const experts::Weights* weights, experts:
 }
 
 void program_weigh(Program* program, Buffer* gates, Buffer* rows) { program->add(new experts::Weigh(gates, rows)); }
+
+void program_keep_latents(Program* program, Buffer* down, Buffer* queries, const latent::Latents* latents) {
+    program->add(new latent::Keep(down, queries, *latents));
+}
+
+void program_latent_attention(Program* program, Buffer* queries, Buffer* out, const latent::Buffers* rows,
+                              const latent::Latents* latents) {
+    latent::add_phases(queries, out, *rows, *latents, program->scratches(), [&](Phase* phase) { program->add(phase); });
+}
 
 // 0; 1: there is no memory for its buffers.
 int program_run(Program* program, const Step* step) { return program->run(*step) ? 0 : 1; }

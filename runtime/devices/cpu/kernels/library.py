@@ -36,6 +36,11 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_mixture": (_POINTER, ()),
     "kernels_free_mixture": (None, (_POINTER,)),
     "kernels_mix": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
+    "kernels_latent": (_POINTER, (_POINTER, _POINTER)),
+    "kernels_free_latent": (None, (_POINTER,)),
+    "kernels_attend_latents": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "program_keep_latents": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "program_latent_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_program": (_POINTER, (_POINTER,)),
     "kernels_free_program": (None, (_POINTER,)),
     "program_buffer": (_POINTER, (_POINTER, _INT, _INT)),
@@ -170,6 +175,34 @@ class SeenTokens(ctypes.Structure):
 def load_functions(level: Level) -> ctypes.CDLL:
     """The functions of one build, their types not yet declared. Raises OSError."""
     return ctypes.CDLL(str(level.path))
+
+
+class Latents(ctypes.Structure):
+    """latent::Latents of latent.h: what a layer's latent attention is made of."""
+
+    _fields_ = [
+        ("num_heads", _INT),
+        ("nope_dim", _INT),
+        ("rope_dim", _INT),
+        ("rank", _INT),
+        ("value_dim", _INT),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("norm", _POINTER),
+        ("eps", _FLOAT),
+        ("rotary", _POINTER),
+        ("latents", _POINTER),
+        ("ropes", _POINTER),
+        ("kind", _INT),
+        ("pool", _INT),
+        ("scale", _FLOAT),
+    ]
+
+
+class LatentBuffers(ctypes.Structure):
+    """latent::Buffers of latent.h: rows that the phases of latent attention hand on."""
+
+    _fields_ = [("inputs", _POINTER), ("absorbed", _POINTER), ("attended", _POINTER), ("summed", _POINTER)]
 
 
 class Library:
