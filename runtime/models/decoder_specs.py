@@ -43,6 +43,7 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
     if type(attention) not in (SelfAttention, MlaSelfAttention):
         return None
+    assert isinstance(attention, SelfAttention | MlaSelfAttention)
     norms += [part for part in vars(attention).values() if isinstance(part, RMSNorm)]
     if any(norm.shift is not None for norm in norms):
         return None
@@ -53,9 +54,9 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
     return DecoderLayerSpec(
         before_attention=_norm(layer.input_layernorm),
-        attention=_latent_spec(attention)
-        if isinstance(attention, MlaSelfAttention)
-        else _attention_spec(attention),
+        attention=_attention_spec(attention)
+        if isinstance(attention, SelfAttention)
+        else _latent_spec(attention),
         after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
         before_feed_forward=_norm(before),
         feed_forward=feed_forward,

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from runtime.devices.cpu.kernels.library import load_library
-from runtime.devices.cpu.kernels.library import load_library
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference
@@ -136,7 +135,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 NUM_TOKENS = 24
-BY_LAYERS = {"gpt_oss"}  # no program of the cpu device computes it
 
 
 def prompts() -> list[list[int]]:
@@ -158,7 +156,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def has_program(case: str) -> bool:
     """Whether the kernels compute a whole step of this case, where they are built."""
-    return load_library() is not None and case.startswith(("qwen2_moe", "qwen3_moe"))
+    return load_library() is not None and case != "gpt_oss"
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
@@ -181,8 +179,8 @@ def test_greedy_equals_transformers_in_company(
         if head and head.computed == head.prompt_len:
             running.append(waiting.pop(0))
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
-    if has_program(case):
-        assert executor.runner.forward.program is not None  # type: ignore[attr-defined]
+    is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
+    assert is_program == has_program(case)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +195,6 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     for _ in range(NUM_TOKENS - 1):
         planner.run(rows, [])
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
-    has_kernels = load_library() is not None
-    is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
-    assert is_program == (has_kernels and case not in BY_LAYERS)
 
 
 @pytest.mark.parametrize(
