@@ -1,11 +1,12 @@
 """Everything at once for an hour, with kills: what goes wrong, and what grows.
 
-    python -m bench.soak [--minutes 60] [--kills 10] [--device cpu|null] [--pace 0.0]
+    python -m bench.soak [--minutes 60] [--kills 10] [--jumps 12] [--device cpu|null]
 
 Streams with shared prefixes, clients that leave or read slowly, adapters loaded and unloaded, grammars, stop
 expressions, sessions, batches, background responses, three keys under fair share, one of which floods, the
 hostile corpus and fuzzed requests, with pools that are too small for all of it, host memory and file tiers.
-Ranks are killed in the first half, so that the last ones show whether they grow.
+Ranks are killed in the first half, so that the last ones show whether they grow. The server's wall clock jumps
+by hours, both ways.
 
 The report (bench/results/soak.json): requests and errors by kind; answers compared with the first one to the
 same request; latency of /health; resident memory, descriptors and threads of each process, with a line by
@@ -20,6 +21,7 @@ import random
 import signal
 import tempfile
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,15 @@ from bench.processes import Watch
 from bench.record import percentiles, record
 from bench.soak_clients import THIRD_KEY, Clients
 from tests.hostile.case import ADMIN_KEY, USER_KEY
+from tests.hostile.jumping_clock import JumpingClock
 from tests.hostile.neighbours import GOOD_KEY
 from tests.hostile.target import Target, target
 
 SAMPLE_S = 5.0
 PROBE_S = 0.25
 ADAPTERS = 3
+# of the server's clock, one after the other: less than the day that a batch has
+AHEAD_S = (5 * 3600.0, 0.0, -5 * 3600.0, 0.0)
 COUNTERS = (
     "rank_restarts_total",
     "cache_leaks_total",
@@ -91,7 +96,22 @@ async def kill(server: Target, times_s: list[float]) -> int:
     return count
 
 
-async def soak(server: Target, clients: Clients, watch: Watch, kill_times_s: list[float]) -> dict[str, Any]:
+async def jump(clock: JumpingClock, times_s: list[float]) -> int:
+    """Sets the clock to the next of AHEAD_S at each of these times. Returns how often."""
+    for at_s, ahead_s in zip(times_s, cycle(AHEAD_S), strict=False):
+        await asyncio.sleep(max(0.0, at_s - time.monotonic()))
+        clock.set_ahead(ahead_s)
+    return len(times_s)
+
+
+async def soak(
+    server: Target,
+    clients: Clients,
+    watch: Watch,
+    kill_times_s: list[float],
+    clock: JumpingClock,
+    jump_times_s: list[float],
+) -> dict[str, Any]:
     """Runs the clients to their end. Returns the report."""
 
     async def sample() -> None:
@@ -105,6 +125,7 @@ async def soak(server: Target, clients: Clients, watch: Watch, kill_times_s: lis
         tasks.create_task(sample())
         health = tasks.create_task(probe(server, clients.until_s))
         kills = tasks.create_task(kill(server, kill_times_s))
+        jumps = tasks.create_task(jump(clock, jump_times_s))
     await asyncio.sleep(5)  # the audit runs when the server idles
     counts = dict(sorted(clients.counts.items()))
     metrics = server.metrics()
@@ -112,6 +133,7 @@ async def soak(server: Target, clients: Clients, watch: Watch, kill_times_s: lis
         "minutes": round((time.monotonic() - begin_s) / 60, 1),
         "requests": sum(counts.values()),
         "kills": kills.result(),
+        "jumps_of_the_clock": jumps.result(),
         "outcomes": counts,
         "answers_compared": sum(n for name, n in counts.items() if name.endswith((": same", ": different"))),
         "answers_different": sum(n for name, n in counts.items() if name.endswith(": different")),
@@ -131,6 +153,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("null", "cpu"), default="cpu")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--jumps", type=int, default=12, help="of the server's wall clock")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--note", default="", help="what else ran on the machine, for the report")
     parser.add_argument("--log", type=Path, help="a file for the server's log, to read afterwards")
@@ -138,11 +161,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         adapters = make_adapters(folder)
-        with target(folder, *options(args.device, folder)) as server:
+        clock = JumpingClock(folder / "clock")
+        with target(folder, *options(args.device, folder), clock=clock) as server:
             begin_s, length_s = time.monotonic(), args.minutes * 60
             clients = Clients(server.port, begin_s + length_s, args.seed, adapters)
             times_s = [begin_s + length_s / 2 * (i + 0.5) / args.kills for i in range(args.kills)]
-            report = asyncio.run(soak(server, clients, Watch(), times_s))
+            jumps_s = [begin_s + length_s * (i + 0.5) / args.jumps for i in range(args.jumps)]
+            report = asyncio.run(soak(server, clients, Watch(), times_s, clock, jumps_s))
         if args.log is not None:
             args.log.write_bytes(server.log.read_bytes())
     report = {"device": args.device, "note": args.note} | report

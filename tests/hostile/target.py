@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hostile.case import ADMIN_KEY, USER_KEY
+from tests.hostile.jumping_clock import JumpingClock
 from tests.hostile.neighbours import GOOD_KEY
 
 START_S = 120.0
@@ -81,10 +82,12 @@ class Target:
 
 
 @contextmanager
-def target(folder: Path, *options: str) -> Iterator[Target]:
-    """A server while the context is open; its log and its files are in `folder`."""
+def target(folder: Path, *options: str, clock: JumpingClock | None = None) -> Iterator[Target]:
+    """A server while the context is open; its log and its files are in `folder`. `clock` is its wall
+    clock, if not the machine's."""
     log = folder / "log.jsonl"
-    command = [sys.executable, "-m", "runtime", "serve", "--port", "0", "--log-format", "json"]
+    program = ["runtime"] if clock is None else ["tests.hostile.jumping_clock", str(clock.path)]
+    command = [sys.executable, "-m", *program, "serve", "--port", "0", "--log-format", "json"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(
             [*command, "--file-storage-path", str(folder / "files"), *options], stderr=stderr

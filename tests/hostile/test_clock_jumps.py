@@ -1,7 +1,10 @@
 """The wall clock jumps by hours while requests run, wait and time out: none of them notices."""
 
 import datetime
+import http.client
 import time
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +13,8 @@ import pytest
 from runtime import Engine
 from runtime.errors import Unavailable
 from tests.actors.test_supervisor import NULL, answer, kill, settled
+from tests.hostile.jumping_clock import JumpingClock
+from tests.hostile.target import Target, target
 
 pytestmark = pytest.mark.anyio
 HOURS = 3600.0
@@ -49,6 +54,25 @@ async def test_requests_and_ranks_do_not_notice(jump_s: float, monkeypatch: pyte
                 jumped = 0.0
         assert answers == {seed: answer([seed], seed, 60) for seed in range(6)}
         assert engine._core.replicas[0].supervisor.generation == 2
+
+
+def date(server: Target) -> float:
+    """The server's date, in seconds since 1970."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request("GET", "/health")
+        return parsedate_to_datetime(connection.getresponse().headers["date"]).timestamp()
+    finally:
+        connection.close()
+
+
+def test_a_server_can_have_a_clock_of_its_own(tmp_path: Path) -> None:
+    """As bench.soak uses it: hours ahead, hours behind, right again."""
+    clock = JumpingClock(tmp_path / "clock")
+    with target(tmp_path, "--device", "null", clock=clock) as server:
+        for ahead_s in (5 * HOURS, -5 * HOURS, 0.0):
+            clock.set_ahead(ahead_s)
+            assert abs(date(server) - time.time() - ahead_s) < HOURS
 
 
 async def test_a_time_limit_is_kept_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
