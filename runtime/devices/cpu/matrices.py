@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.kernels.library import Library
 from runtime.layers.quantization.quantized_weight import unpack_codes
-from runtime.models.config.quantization_schemes import Int8, PackedInt
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 INPUT_MULTIPLE = 64  # inputs are padded to it
 INPUT_GROUP = 32  # inputs of 4-bit weights that are quantized together
@@ -27,6 +27,8 @@ class Kind(IntEnum):
     FLOAT16 = 2
     INT8 = 3
     INT4 = 4
+    FLOAT8 = 10
+    MXFP4 = 11
     INT4_ZEROS = 12
 
 
@@ -40,7 +42,7 @@ class Form:
     kind: Kind
     outputs: int
     inputs: int
-    group: int = 0  # of 4-bit kinds: inputs that share a scale
+    group: int = 0  # of 4-bit kinds and of 8-bit floats: inputs that share a scale
 
 
 class KeptMatrices(Protocol):
@@ -94,7 +96,7 @@ class Matrix:
         self.library.functions.kernels_move_matrix(self.handle, self.data.data_ptr(), *addresses)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of 4 bits. See PackedRows."""
+        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of 4 bits or 8-bit floats. See PackedRows."""
         places = indices.contiguous()
         out = torch.empty(len(places), self.inputs)
         self.library.functions.kernels_unpack(self.handle, places.data_ptr(), len(places), out.data_ptr())
@@ -156,22 +158,30 @@ def pack(threads: Threads, weight: Tensor) -> Matrix:
 
 
 def can_pack(weight: Quantized, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute what the scheme of this weight says. 4-bit weights meet inputs that are
-    quantized to 8 bits in groups of 32: in float32 they do not, for there results shall be exact."""
+    """Whether the kernels compute what the scheme of this weight says, or with inputs of more digits. In
+    float32, where results shall be exact, they do not compute 4-bit weights, whose inputs are quantized to 8
+    bits in groups of 32, nor 8-bit floats, whose inputs may be rounded to bfloat16."""
     scheme = weight.scheme
     if isinstance(scheme, Int8):
         return weight.input_scale is None
-    if (
-        not isinstance(scheme, PackedInt)
-        or scheme.bits != 4
-        or scheme.activations != "none"
-        or weight.order is not None
-    ):
+    if dtype == torch.float32:
+        return False
+    if isinstance(scheme, Fp8):
+        return not scheme.group_size or _group_of_floats(scheme.group_size, weight.weight.shape[1]) > 0
+    if scheme.bits != 4 or scheme.activations != "none" or weight.order is not None:
         return False
     inputs = weight.weight.shape[1] * 2
     group = scheme.group_size or inputs
     fits = group in (INPUT_GROUP, INPUT_MULTIPLE) or (group % INPUT_MULTIPLE == 0 and inputs % group == 0)
-    return dtype != torch.float32 and fits and -(-inputs // group) == weight.scale.shape[1]
+    return fits and -(-inputs // group) == weight.scale.shape[1]
+
+
+def _group_of_floats(group: int, inputs: int) -> int:
+    """The group of inputs, of one scale each, in which 8-bit floats with these groups are packed; 0: there is
+    none."""
+    if group in (16, INPUT_GROUP, INPUT_MULTIPLE) or (group % INPUT_MULTIPLE == 0 and inputs % group == 0):
+        return group
+    return INPUT_MULTIPLE if group % INPUT_MULTIPLE == 0 else 0
 
 
 def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
@@ -182,6 +192,12 @@ def pack_quantized(threads: Threads, weight: Quantized) -> Matrix:
     outputs, columns = weight.weight.shape
     if isinstance(weight.scheme, Int8):
         form, fill = Form(Kind.INT8, outputs, columns), partial(_fill_int8, threads, weight)
+    elif isinstance(weight.scheme, Fp8):
+        whole = -(-columns // INPUT_MULTIPLE) * INPUT_MULTIPLE
+        group = weight.scheme.group_size
+        group = whole if not group else _group_of_floats(group, columns)
+        form = Form(Kind.FLOAT8, outputs, columns, group)
+        fill = partial(_fill_float8, threads, weight, group)
     else:
         assert isinstance(weight.scheme, PackedInt)
         is_plain = weight.scheme.has_half_scales and not weight.scheme.has_zero_points
@@ -209,3 +225,26 @@ def _fill_int4(threads: Threads, weight: Quantized, matrix: Matrix) -> None:
         scale.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
     )
+
+
+def _fill_float8(threads: Threads, weight: Quantized, group: int, matrix: Matrix) -> None:
+    assert isinstance(weight.scheme, Fp8)
+    codes, scale = weight.weight.contiguous(), weight.scale
+    if weight.scheme.group_size:
+        scale = scale.repeat_interleave(weight.scheme.group_size // group, 1)
+    count = -(-matrix.inputs // group)
+    scale = scale[:, :count].float().contiguous()
+    threads.functions.kernels_pack_float8(threads.handle, matrix.handle, codes.data_ptr(), scale.data_ptr())
+
+
+def pack_mxfp4(threads: Threads, codes: Tensor, exponents: Tensor) -> Matrix:
+    """A weight in the microscaling format of 4 bits: codes uint8 [outputs, inputs / 2], the first of two in
+    the lower half, and for each 32 inputs the exponent of their scale and 127, uint8 [outputs, inputs / 32]."""
+
+    def fill(matrix: Matrix) -> None:
+        given = codes.contiguous(), exponents.contiguous()
+        addresses = (tensor.data_ptr() for tensor in given)
+        threads.functions.kernels_pack_float8(threads.handle, matrix.handle, *addresses)
+
+    form = Form(Kind.MXFP4, len(codes), codes.shape[1] * 2, INPUT_GROUP)
+    return packed(threads, form, (codes, exponents), fill)

@@ -19,7 +19,7 @@ from runtime.layers.moe.routing import route
 from runtime.layers.quantization.layouts import pack_codes
 from runtime.layers.quantization.quantized_weight import dequantized
 from runtime.models.config.moe_config import Routing
-from runtime.models.config.quantization_schemes import Int8, PackedInt
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 BUILT = [level for level in supported_levels() if level.path.is_file()]
 COUNT, HIDDEN, INNER, TOP_K = 5, 128, 72, 2  # halves of 72 are no whole blocks
@@ -58,19 +58,22 @@ def routed(count: int, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def weights_of(kind: str, rows: int, columns: int, seed: int) -> Tensor | Quantized:
-    if kind not in ("int8", "int4"):
+    if kind not in ("int8", "int4", "fp8"):
         return (random(COUNT, rows, columns, seed=seed) / columns**0.5).to(getattr(torch, kind))
     seeded = torch.Generator().manual_seed(seed)
     if kind == "int8":
         codes = torch.randint(-127, 128, (COUNT, rows, columns), generator=seeded, dtype=torch.int8)
         return Quantized(Int8(), codes, random(COUNT, rows, 1, seed=seed).abs() / 400)
+    if kind == "fp8":
+        numbers = (random(COUNT, rows, columns, seed=seed) * 90).to(torch.float8_e4m3fn)
+        return Quantized(Fp8(), numbers, random(COUNT, rows, 1, seed=seed).abs() / 900)
     given = torch.randint(0, 16, (COUNT, rows, columns), generator=seeded, dtype=torch.uint8)
     scale = random(COUNT, rows, columns // 32, seed=seed).abs() / 40
     return Quantized(PackedInt(4, 32), pack_codes(given.flatten(0, 1), 4).unflatten(0, (COUNT, rows)), scale)
 
 
 # weights, and what a result may be off by, as a share of the results' norm: inputs in 8 bits cost more
-KINDS = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 2e-6, "int8": 0.03, "int4": 0.03}
+KINDS = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 2e-6, "int8": 0.03, "int4": 0.03, "fp8": 6e-3}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,11 +14,11 @@ from runtime.devices.base import Quantized
 from runtime.devices.cpu import quantized
 from runtime.devices.cpu.kernels import library
 from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
-from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_quantized
+from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
 from runtime.devices.cpu.products import Products
 from runtime.layers.quantization.layouts import pack_codes
 from runtime.layers.quantization.quantized_weight import dequantized
-from runtime.models.config.quantization_schemes import Int8, PackedInt
+from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 
@@ -116,6 +116,49 @@ def test_int4_meets_inputs_of_8_bits(threads: Threads, group: int, has_zeros: bo
         assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
         plain = x.double() @ full.double().T
         assert (found - plain).norm() < 0.015 * plain.norm()
+
+
+def float8_weight(outputs: int, inputs: int, group: int) -> Quantized:
+    """All 254 numbers, small ones among them."""
+    seeded = torch.Generator().manual_seed(7)
+    codes = torch.randint(0, 127, (outputs, inputs), generator=seeded, dtype=torch.uint8)
+    codes |= torch.randint(0, 2, codes.shape, generator=seeded, dtype=torch.uint8) << 7
+    scale = random(outputs, -(-inputs // group) if group else 1, seed=8).abs() + 0.01
+    return Quantized(Fp8(group, "none"), codes.view(torch.float8_e4m3fn), scale)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(200, 0), (96, 16), (256, 128), (192, 128), (130, 64)])
+def test_products_of_8_bit_floats(threads: Threads, inputs: int, group: int) -> None:
+    """Weights are exact, and so are products with inputs that bfloat16 has."""
+    weight, products = float8_weight(70, inputs, group), Products(threads)
+    assert can_pack(weight, torch.bfloat16) and not can_pack(weight, torch.float32)
+    matrix, full = pack_quantized(threads, weight), dequantized(weight, torch.float32)
+    for count in ROWS:
+        x = random(count, inputs, seed=count).bfloat16().float()
+        wanted = x.double() @ full.double().T
+        assert (same_alone(products, x, matrix) - wanted).abs().max() < 3e-6 * wanted.abs().max()
+    one = torch.eye(inputs)  # each weight by itself, but for its scale
+    assert torch.equal(products.multiply(one, matrix, None), full.T)
+
+
+def test_products_of_microscaled_floats(threads: Threads) -> None:
+    """Numbers of 4 bits with powers of two as scales: exact, in products with inputs that bfloat16 has."""
+    outputs, inputs, products = 70, 96, Products(threads)
+    seeded = torch.Generator().manual_seed(9)
+    codes = torch.randint(0, 256, (outputs, inputs // 2), generator=seeded, dtype=torch.uint8)
+    exponents = torch.randint(115, 131, (outputs, inputs // 32), generator=seeded, dtype=torch.uint8)
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    pairs = torch.stack((codes & 15, codes >> 4), 2).flatten(1).long()
+    full = numbers[pairs] * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    matrix = pack_mxfp4(threads, codes, exponents)
+    assert (
+        matrix.num_bytes == -(-outputs // threads.library.outputs) * threads.library.outputs * 128 * 17 // 32
+    )
+    for count in ROWS:
+        x = random(count, inputs, seed=count).bfloat16().float()
+        wanted = x.double() @ full.double().T
+        assert (same_alone(products, x, matrix) - wanted).abs().max() < 3e-6 * wanted.abs().max()
+    assert torch.equal(products.multiply(torch.eye(inputs), matrix, None), full.T)
 
 
 def test_every_chunk_is_computed_once() -> None:

@@ -42,7 +42,7 @@ enum Act { SILU = 0, GELU = 1, CLAMPED = 2 };
 // The experts of one layer that are on this rank, all of one shape. Halves of gate_up are whole blocks.
 struct Weights {
     Act act;
-    std::vector<Matrix> gate_up, down;
+    std::vector<const Matrix*> gate_up, down;  // the caller's
     const float* gate_up_bias;  // [experts, outputs of gate_up], null: none
     const float* down_bias;     // [experts, outputs of down in whole blocks], null: none
 
@@ -226,8 +226,8 @@ inline void prefetch_begin(const Matrix& w, int block) {
 class GateUp final : public Phase {
   public:
     GateUp(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out)
-        : w_(*weights), a_(*pairs), in_(in), out_(out), num_blocks_(weights::num_blocks(w_.gate_up[0]) / 2) {
-        size_t bytes = 2 * weights::block_bytes(w_.gate_up[0]);
+        : w_(*weights), a_(*pairs), in_(in), out_(out), num_blocks_(weights::num_blocks(*w_.gate_up[0]) / 2) {
+        size_t bytes = 2 * weights::block_bytes(*w_.gate_up[0]);
         blocks_per_chunk_ = bytes >= Linear::CHUNK_BYTES ? 1 : (int)(Linear::CHUNK_BYTES / bytes);
         chunks_per_panel_ = (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_;
     }
@@ -262,7 +262,7 @@ class GateUp final : public Phase {
     }
 
     void multiply(int expert, int row, int end, int block) const {
-        const Matrix& w = w_.gate_up[expert];
+        const Matrix& w = *w_.gate_up[expert];
         const float* bias = w_.gate_up_bias ? w_.gate_up_bias + (size_t)expert * w.outputs : nullptr;
         auto bias_at = [&](int output) { return bias ? load<Floats>(bias + output) : Floats{}; };
         int step = product::rows_of_tile(w), up_block = block + num_blocks_;
@@ -325,8 +325,8 @@ class Down final : public Phase {
   public:
     // `adds`: to what is in `out`
     Down(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out, bool adds)
-        : w_(*weights), a_(*pairs), in_(in), out_(out), adds_(adds), num_blocks_(weights::num_blocks(w_.down[0])) {
-        size_t bytes = weights::block_bytes(w_.down[0]);
+        : w_(*weights), a_(*pairs), in_(in), out_(out), adds_(adds), num_blocks_(weights::num_blocks(*w_.down[0])) {
+        size_t bytes = weights::block_bytes(*w_.down[0]);
         blocks_per_chunk_ = bytes >= Linear::CHUNK_BYTES ? 1 : (int)(Linear::CHUNK_BYTES / bytes);
     }
 
@@ -340,7 +340,7 @@ class Down final : public Phase {
             memset(out_->row(token) + first * weights::OUTPUTS, 0, width * sizeof(float));
         for (int e = chosen(0), next; e < a_.num_experts; e = next) {
             next = chosen(e + 1);
-            if (next < a_.num_experts) prefetch_begin(w_.down[next], first);
+            if (next < a_.num_experts) prefetch_begin(*w_.down[next], first);
             for (int block = first; block < last; block++) multiply(e, block);
         }
     }
@@ -362,7 +362,7 @@ class Down final : public Phase {
                 store(to + v * LANES, load<Floats>(to + v * LANES) + value * weight);
             }
         };
-        product::multiply(w_.down[expert], in_->prepared, a_.starts[expert], a_.starts[expert + 1], block, use);
+        product::multiply(*w_.down[expert], in_->prepared, a_.starts[expert], a_.starts[expert + 1], block, use);
     }
 
     const Weights& w_;

@@ -189,6 +189,13 @@ void kernels_pack_int4(team::Team* team, const Matrix* w, const uint8_t* codes, 
     });
 }
 
+// FLOAT8 and MXFP4: see float8::pack_block.
+void kernels_pack_float8(team::Team* team, const Matrix* w, const uint8_t* codes, const void* scales) {
+    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+        float8::pack_block(*w, codes, scales, block, const_cast<char*>(w->data) + block * weights::block_bytes(*w));
+    });
+}
+
 // Rows of the matrix as float32 [count, inputs].
 void kernels_unpack(const Matrix* w, const int64_t* outputs, int64_t count, float* out) {
     for (int64_t i = 0; i < count; i++) weights::unpack_row(*w, (int)outputs[i], out + i * w->inputs);
@@ -218,15 +225,16 @@ int kernels_attend(team::Team* team, attention::Call* call, const Heads* heads, 
 
 // ---- experts
 
-// Matrices of experts, and their biases if there are any: see experts::Weights.
+// Matrices of experts, which must outlive them, and their biases if there are any: see experts::Weights.
 experts::Weights* kernels_experts(int act, int count, Matrix* const* gate_up, Matrix* const* down,
                                   const float* gate_up_bias, const float* down_bias) {
-    auto* weights = new experts::Weights{(experts::Act)act, {}, {}, gate_up_bias, down_bias};
-    for (int i = 0; i < count; i++) {
-        weights->gate_up.push_back(*gate_up[i]);
-        weights->down.push_back(*down[i]);
-    }
-    return weights;
+    return new experts::Weights{(experts::Act)act, {gate_up, gate_up + count}, {down, down + count}, gate_up_bias, down_bias};
+}
+
+// Their biases lie elsewhere from now on.
+void kernels_move_experts(experts::Weights* weights, const float* gate_up_bias, const float* down_bias) {
+    weights->gate_up_bias = gate_up_bias;
+    weights->down_bias = down_bias;
 }
 
 void kernels_free_experts(experts::Weights* weights) { delete weights; }

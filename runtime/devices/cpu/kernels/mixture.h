@@ -19,7 +19,7 @@ class Mixture final : public team::Work {
     // `ids` and `shares` [tokens, top_k of pairs] are the caller's. False: there is no memory.
     bool run(team::Team* team, const experts::Weights* weights, experts::Assignment* pairs, const int32_t* ids,
              const float* shares, const Step* step) {
-        const Matrix &first = weights->gate_up[0], &second = weights->down[0];
+        const Matrix &first = *weights->gate_up[0], &second = *weights->down[0];
         floats_.shape(first.inputs, -1);
         inputs_.shape(first.inputs, weights::input_form(first.kind));
         inner_.shape(second.inputs, -1);

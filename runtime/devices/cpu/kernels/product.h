@@ -4,6 +4,7 @@
 // over the inputs in one order whatever the number of rows, so a row's result does not depend on its company.
 #pragma once
 
+#include "float8.h"
 #include "weights.h"
 
 namespace product {
@@ -203,6 +204,8 @@ inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Float
         case weights::INT4:
             if constexpr (COUNT <= GROUPED_ROWS) int4_tile<COUNT>(w, x, row, data, out);
             return;
+        case weights::FLOAT8: return float8::tile<COUNT>(w, x, row, data, out);
+        case weights::MXFP4: return float8::mxfp4_tile<COUNT>(w, x, row, data, out);
         case weights::INT4_ZEROS:
             if constexpr (COUNT <= GROUPED_ROWS) int4_zeros_tile<COUNT>(w, x, row, data, out);
             return;

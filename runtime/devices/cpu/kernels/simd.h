@@ -146,6 +146,66 @@ inline Floats dot_bf16(Floats total, Words inputs, Words weights) {
 #endif
 }
 
+// ---- floats of 8 and 4 bits
+
+// bfloat16 pairs of numbers that bfloat16 has.
+inline Words join_bf16(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000u); }
+
+// Numbers of 8 bits (e4m3 without infinities) at the top of each lane, whatever is below; not NaN. Their exponent moves
+// to its place as it is, and is right after a product with 2^120.
+inline Floats top_float8(Words words) {
+    return (Floats)((Words)((Ints)words >> 4) & 0x87f00000u) * 0x1p120f;
+}
+
+// LANES pairs of them in memory: a pair is in the upper half of its lane.
+inline Words load_float8(const char* at) { return (Words)load_bf16((const uint16_t*)at); }
+
+// The same as pairs of bfloat16. Their dot product takes subnormal numbers for zero, so none may be made on the way.
+inline Words load_float8_pairs(const char* at) {
+#if defined(__AVX512BF16__)
+    const __m512i small = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)at));
+    __m512i moved = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16((short)0x87f0));
+    __m512i pairs = _mm512_add_epi16(moved, _mm512_set1_epi16(120 << 7));
+    __mmask32 is_small = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+    pairs = _mm512_mask_permutexvar_epi16(pairs, is_small, codes, small);
+    return (Words)_mm512_ternarylogic_epi32(pairs, codes, _mm512_set1_epi16((short)0x8000), 0xf8);  // pairs | codes & sign
+#else
+    Words words = load_float8(at);
+    return join_bf16(top_float8(words << 8), top_float8(words));
+#endif
+}
+
+// Numbers of 4 bits (e2m1) at the bottom of each lane, whatever is above.
+inline Floats bottom_float4(Words codes) {
+#if defined(__AVX512F__)
+    const __m512 numbers = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    return (Floats)_mm512_permutexvar_ps((__m512i)codes, numbers);
+#elif defined(__AVX2__)
+    const __m256 numbers = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    return (Floats)((Words)_mm256_permutevar8x32_ps(numbers, (__m256i)codes) | (codes << 28 & 0x80000000u));
+#else
+    const uint8_t upper[16] = {0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+    const uint8_t lower[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+    auto top = vqtbl1q_u8(vld1q_u8(upper), (uint8x16_t)(codes << 24 & 0x0f000000u));
+    auto next = vqtbl1q_u8(vld1q_u8(lower), (uint8x16_t)(codes << 16 & 0x000f0000u));
+    return (Floats)((Words)top | (Words)next);
+#endif
+}
+
+// The same, and those at the bottom of the upper half of each lane, as pairs of bfloat16.
+inline Words float4_pairs(Words codes) {
+#if defined(__AVX512BF16__)
+    // Each number twice: the fifth bit of an index is not the code's.
+    const __m256i numbers = _mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000,
+                                              (short)0xbf00, (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040,
+                                              (short)0xc080, (short)0xc0c0);
+    return (Words)_mm512_permutexvar_epi16((__m512i)codes, _mm512_broadcast_i64x4(numbers));
+#else
+    return join_bf16(bottom_float4(codes), bottom_float4(codes >> 16));
+#endif
+}
+
 // ---- float16
 
 inline Floats load_f16(const uint16_t* at) {

@@ -9,6 +9,7 @@
 //   INT8               [block][input / 4][output][4], a scale for each output
 //   INT4               [block][group of inputs]: float16 scales [output], then [group / 8][output][4] bytes, low halves
 //                      the first four inputs of eight, high halves the others; all zero points are 8
+//   FLOAT8, MXFP4      see float8.h
 //   INT4_ZEROS         the same with float32 scales [output] and zero points uint8 [output] before the bytes
 #pragma once
 
@@ -18,7 +19,7 @@ namespace weights {
 
 using namespace simd;
 
-enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4, INT4_ZEROS = 12 };
+enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4, FLOAT8 = 10, MXFP4 = 11, INT4_ZEROS = 12 };
 
 constexpr int OUTPUTS = VECTORS * LANES;  // of a block
 constexpr int INPUT_MULTIPLE = 64;
@@ -27,7 +28,7 @@ struct Matrix {
     Kind kind;
     int outputs, inputs;
     int width;  // inputs with padding
-    int group;  // INT4, INT4_ZEROS: inputs that share a scale, a multiple of 32
+    int group;  // INT4, INT4_ZEROS: inputs that share a scale, a multiple of 32; FLOAT8, MXFP4: see float8.h
     const char* data;
     const float* scales;  // INT8: [blocks * OUTPUTS]
     const int32_t* sums;  // INT8: [blocks * OUTPUTS], of each output's weights
@@ -36,19 +37,26 @@ struct Matrix {
 inline int num_blocks(const Matrix& w) { return (w.outputs + OUTPUTS - 1) / OUTPUTS; }
 
 inline bool is_int4(Kind kind) { return kind == INT4 || kind == INT4_ZEROS; }
+inline bool is_float8(Kind kind) { return kind == FLOAT8 || kind == MXFP4; }
 
 // Inputs are padded to a multiple of it: whole groups.
 inline int input_multiple(Kind kind, int group) {
-    return is_int4(kind) && group > INPUT_MULTIPLE ? group : INPUT_MULTIPLE;
+    return (is_int4(kind) || is_float8(kind)) && group > INPUT_MULTIPLE ? group : INPUT_MULTIPLE;
 }
 
-inline size_t group_bytes(const Matrix& w) { return (size_t)OUTPUTS * ((w.kind == INT4 ? 2 : 5) + w.group / 2); }
+inline size_t group_bytes(const Matrix& w) {
+    if (w.kind == FLOAT8) return (size_t)OUTPUTS * (4 + w.group);
+    if (w.kind == MXFP4) return (size_t)OUTPUTS * (1 + w.group / 2);
+    return (size_t)OUTPUTS * ((w.kind == INT4 ? 2 : 5) + w.group / 2);
+}
 
 inline size_t block_bytes(const Matrix& w) {
     switch (w.kind) {
         case FLOAT32: return (size_t)OUTPUTS * w.width * 4;
         case INT8: return (size_t)OUTPUTS * w.width;
         case INT4:
+        case FLOAT8:
+        case MXFP4:
         case INT4_ZEROS: return group_bytes(w) * (w.width / w.group);
         default: return (size_t)OUTPUTS * w.width * 2;
     }
@@ -57,7 +65,7 @@ inline size_t block_bytes(const Matrix& w) {
 inline rows::Form input_form(Kind kind) {
     if (kind == INT8) return rows::INT8;
     if (is_int4(kind)) return rows::GROUPED;
-    return kind == BFLOAT16 && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
+    return (kind == BFLOAT16 || is_float8(kind)) && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
 }
 
 // Inputs that lie together for each output.
@@ -125,7 +133,7 @@ inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* 
     }
 }
 
-// Row `output` of the matrix as float32 [inputs]. Those of 4 bits have no use for it.
+// Row `output` of the matrix as float32 [inputs]. Those of 4 bits and of 8-bit floats have no use for it.
 inline void unpack_row(const Matrix& w, int output, float* out) {
     const char* from = w.data + (size_t)(output / OUTPUTS) * block_bytes(w);
     for (int k = 0, beside = together(w.kind); k < w.inputs; k++) {
