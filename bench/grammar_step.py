@@ -16,23 +16,20 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 import runtime
+from bench.cpu_rank import GREEDY, PAGE, start_rank
 from bench.grammar import ENDLESS, EOS, SIZE
 from bench.record import record
-from runtime.devices.cpu.device import open_device
-from runtime.devices.cpu.facts import FACTS
-from runtime.devices.progress import without_progress
 from runtime.grammar.backend import BACKENDS, GrammarVocabulary, find_byte_ids
 from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
-from runtime.messages.ranks import StartRank
 from runtime.messages.requests import GrammarConstraint
-from runtime.messages.steps import Admit, SlotSampling, StepPlan
-from runtime.ranks.start import start_torch_rank
+from runtime.messages.steps import Admit, StepPlan
 from runtime.ranks.torch_executor import TorchExecutor
 
 POCKET = Path(runtime.__file__).parent / "pocket"
-PAGE, STEPS, SKIPPED = 16, 120, 20
+STEPS, SKIPPED = 120, 20
 BACKENDS["anything"] = ("bench.grammar_step", "nothing")
 
 
@@ -78,44 +75,12 @@ def create_backend(terms: GrammarVocabulary) -> Anything:
 def start(rows: int, backend: str) -> TorchExecutor:
     """A rank of the cpu device with pocket and a grammar backend."""
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
-    message = StartRank(
-        device="cpu",
-        model_path=str(POCKET),
-        dtype="float32",
-        load_format="auto",
-        tp_size=1,
-        page_size=PAGE,
-        max_slots=rows,
-        max_len=512,
-        max_step_tokens=rows * 32,
-        memory_fraction=0.5,
-        max_total_tokens=rows * 512,
-        num_threads=1,
-        rendezvous="",
-        seed=0,
-        grammar=setup,
-    )
-    return TorchExecutor(start_torch_rank(0, message, without_progress, open_device, FACTS))
+    return start_rank(POCKET, rows, max_len=512, grammar=setup)
 
 
 def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:
     """Admits a request to a slot."""
-    sampling = SlotSampling(
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
-        seed=slot,
-        bias_ids=[],
-        bias_values=[],
-        stop_ids=[],
-        min_len=0,
-        top_logprobs=-1,
-        prompt_logprobs=-1,
-    )
+    sampling = structs.replace(GREEDY, temperature=1.0, seed=slot)
     return Admit(
         slot,
         sampling,

@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.cpu_rank import GREEDY, PAGE, start_rank
 from bench.record import record
-from runtime.devices.base import Device
-from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.progress import without_progress
-from runtime.messages.ranks import StartRank
-from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.messages.steps import Admit, StepPlan
 from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.graph_setup import GraphSetup
-from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
@@ -34,23 +30,6 @@ CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "voca
 "num_attention_heads": 1, "num_key_value_heads": 1,
 "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"""
-GREEDY = SlotSampling(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    frequency_penalty=0.0,
-    presence_penalty=0.0,
-    repetition_penalty=1.0,
-    seed=0,
-    bias_ids=[],
-    bias_values=[],
-    stop_ids=[],
-    min_len=0,
-    top_logprobs=-1,
-    prompt_logprobs=-1,
-)
-PAGE = 16
 STEPS = 200
 
 
@@ -66,31 +45,6 @@ class Nothing:
     def replay(self, graph: Any, lengths: Any) -> None:
         """Replays nothing."""
         return None
-
-
-def start(folder: Path, rows: int) -> TorchExecutor:
-    """A rank of the cpu device with the small model."""
-
-    def opened(message: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return open_device(message, rank, dtype)
-
-    message = StartRank(
-        device="cpu",
-        model_path=str(folder),
-        dtype="float32",
-        load_format="dummy",
-        tp_size=1,
-        page_size=PAGE,
-        max_slots=rows,
-        max_len=1024,
-        max_step_tokens=rows * 32,
-        memory_fraction=0.5,
-        max_total_tokens=rows * 512,
-        num_threads=1,
-        rendezvous="",
-        seed=0,
-    )
-    return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 
 
 def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPlan:
@@ -115,7 +69,7 @@ def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPla
 
 def measure(folder: Path, rows: int) -> dict[str, float]:
     """Median microseconds of a whole launch, and of the inputs of a graph."""
-    runner = start(folder, rows)
+    runner = start_rank(folder, rows, max_len=1024, load_format="dummy")
     runner.launch(plan(0, rows, 0, is_first=True)).result()
     plans = [plan(step, rows, step) for step in range(1, STEPS)]
     launched = sorted(seconds(runner, step) for step in plans)
