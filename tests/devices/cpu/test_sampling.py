@@ -70,6 +70,7 @@ def test_greedy_takes_the_first_of_the_largest(ops: CpuLogitsOps) -> None:
         (1.0, 0.95),
         (5.0, 0.99),  # nearly flat: no token is likely
         (0.7, 1.0, 50),
+        (0.05, 0.99, 30),  # fewer than 30 are likely
         (2.0, 0.8, 7_000),
         (0.6, 0.95, 20, 0.1),
         (1.0, 1.0, VOCAB + 5),

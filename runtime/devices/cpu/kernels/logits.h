@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "simd.h"
 
@@ -140,15 +141,35 @@ inline float largest_of(const float* row, int64_t begin, int64_t end) {
     return largest(max(max(best[0], best[1]), max(best[2], best[3])));
 }
 
-// Calls use(at, vector) for exp((logit - most) / temperature) of a stretch, where that is more than TINY; else 0.
-template <class Use> inline void for_weights(const float* row, int64_t begin, int64_t end, float most, float temperature, Use use) {
-    auto weights_of = [=](Floats logits) {
-        Floats weight = bounded_exponential(max((logits - most) / temperature, broadcast(LOWEST)));
-        return weight > TINY ? weight : Floats{};
-    };
+// Keys of the `width` largest numbers of a stretch, the largest first, of equal ones the first id.
+inline void find_best(const float* row, int64_t begin, int64_t end, size_t width, std::vector<uint64_t>& best) {
+    best.clear();
+    float least = width ? -INFINITY : INFINITY;  // of a full list
+    for (int64_t at = begin; at < end; at += LANES) {
+        Floats x = load_logits(row, at, end);
+        if (!any(x > least)) continue;
+        for (int i = 0; i < LANES && at + i < end; i++) {
+            if (!(x[i] > least)) continue;
+            uint64_t key = key_of(x[i], at + i);
+            if (best.size() == width) best.pop_back();
+            best.insert(std::upper_bound(best.begin(), best.end(), key), key);
+            if (best.size() == width) least = value_of(best.back());
+        }
+    }
+}
+
+// exp((logit - most) / temperature), where that is more than TINY; else 0.
+inline Floats weights_of(Floats logits, float most, float temperature) {
+    Floats weight = bounded_exponential(max((logits - most) / temperature, broadcast(LOWEST)));
+    return weight > TINY ? weight : Floats{};
+}
+
+// Calls use(at, vector) for the weights of a stretch.
+template <class Use>
+inline void for_weights(const float* row, int64_t begin, int64_t end, float most, float temperature, Use use) {
     int64_t at = begin;
-    for (; at + LANES <= end; at += LANES) use(at, weights_of(clean(load<Floats>(row + at))));
-    if (at < end) use(at, weights_of(load_logits(row, at, end)));
+    for (; at + LANES <= end; at += LANES) use(at, weights_of(clean(load<Floats>(row + at)), most, temperature));
+    if (at < end) use(at, weights_of(load_logits(row, at, end), most, temperature));
 }
 
 }  // namespace sampling

@@ -38,27 +38,10 @@ class Logprobs final : public team::Work {
         if (phase == 1) return sum_up(row, block, chunk);
         const float* numbers = logits_.row(row);
         maxima_[chunk] = largest_of(numbers, logits_.begin(block), logits_.end(block));
-        best_[chunk].clear();
-        if (width_ > 0) find_best(numbers, logits_.begin(block), logits_.end(block), best_[chunk]);
+        find_best(numbers, logits_.begin(block), logits_.end(block), width_, best_[chunk]);
     }
 
   private:
-    // The `width` largest numbers of a stretch, the largest first.
-    void find_best(const float* numbers, int64_t begin, int64_t end, std::vector<uint64_t>& best) const {
-        float least = -INFINITY;  // of a full list
-        for (int64_t at = begin; at < end; at += LANES) {
-            Floats x = load_logits(numbers, at, end);
-            if (!any(x > least)) continue;
-            for (int i = 0; i < LANES && at + i < end; i++) {
-                if (!(x[i] > least)) continue;
-                uint64_t key = key_of(x[i], at + i);
-                if (best.size() == (size_t)width_) best.pop_back();
-                best.insert(std::upper_bound(best.begin(), best.end(), key), key);
-                if (best.size() == (size_t)width_) least = value_of(best.back());
-            }
-        }
-    }
-
     float largest_of_row(int row) const {
         const float* first = &maxima_[(size_t)row * logits_.num_blocks()];
         return *std::max_element(first, first + logits_.num_blocks());

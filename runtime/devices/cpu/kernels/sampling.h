@@ -78,10 +78,9 @@ class Sampler final : public team::Work {
         choices_.resize(logits.num_rows);
         random_.clear();
         for (int64_t i = 0; i < logits.num_rows; i++) {
-            if (choices.temperatures)
-                choices_[i] = {choices.temperatures[i], choices.top_p[i], choices.min_p[i], choices.top_k[i], choices.uniform[i]};
-            else
-                choices_[i] = {};
+            const Choices& c = choices;
+            choices_[i] = {};
+            if (c.temperatures) choices_[i] = {c.temperatures[i], c.top_p[i], c.min_p[i], c.top_k[i], c.uniform[i]};
             if (choices_[i].is_random()) random_.push_back((int)i);
         }
         size_t blocks = logits.num_rows * logits.num_blocks();
@@ -113,6 +112,7 @@ class Sampler final : public team::Work {
 
   private:
     static constexpr float LIKELY = 1.0f / 16384;  // of the largest weight: those that are kept while weighing
+    static constexpr int64_t FEW = 256;
     static constexpr size_t MOST_LIKELY = 1024;  // kept of a block; a block with more is read again
 
     size_t place(int row, int block) const { return (size_t)row * logits_.num_blocks() + block; }
@@ -151,7 +151,9 @@ class Sampler final : public team::Work {
         for (int block = 0; block < logits_.num_blocks(); block++) total += sums_[place(row, block)];
         if (!choice.is_cut(logits_.vocabulary)) return sample_in_order(row, total);
         std::vector<uint64_t>& keys = keys_[thread];
-        if (!gather_likely(row, total, keys)) gather_all(row, keys);
+        bool is_among = gather_likely(row, total, keys);
+        if (!is_among && choice.top_k > 0 && choice.top_k <= FEW) gather_best(row, keys);
+        else if (!is_among) gather_all(row, keys);
         sort_keys(keys, spares_[thread]);
         return sample_sorted(keys, total, choice);
     }
@@ -204,6 +206,17 @@ class Sampler final : public team::Work {
         double sum = 0;
         for (uint64_t key : keys) sum += value_of(key);
         return sum >= total * choice.top_p;
+    }
+
+    // The `top_k` largest: a confident model leaves few of them likely.
+    void gather_best(int row, std::vector<uint64_t>& keys) const {
+        const Choice& choice = choices_[row];
+        find_best(logits_.row(row), 0, logits_.vocabulary, choice.top_k, keys);
+        float most = value_of(keys[0]);
+        for (uint64_t& key : keys) {
+            Floats weight = weights_of(broadcast(value_of(key)), most, choice.temperature);
+            key = key_of(weight[0], id_of(key));
+        }
     }
 
     void gather_all(int row, std::vector<uint64_t>& keys) const {
