@@ -2,8 +2,9 @@
 Torch-free at run time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from runtime.devices.all_to_all import PackedExperts
 from runtime.models.config.quantization_schemes import Scheme
 
 if TYPE_CHECKING:
@@ -49,6 +50,19 @@ class Seen:
     generated: "Tensor"  # int32 [S, V]
     in_prompt: "Tensor"  # bool [S, V]
     penalties: "Tensor"  # float32 [S, 3]: frequency, presence, repetition
+
+
+@runtime_checkable
+class ClampedExperts(Protocol):
+    """Experts of a device that may compute those of gpt-oss together: they have biases, and a gate whose
+    halves are clamped (models/gpt_oss.py)."""
+
+    def pack_clamped(
+        self, gate_up: "Tensor", down: "Tensor", biases: "tuple[Tensor, Tensor]"
+    ) -> PackedExperts | None:
+        """Packs the weights [E, 2 * inner, hidden], gate above up, and [E, hidden, inner], and their biases
+        [E, 2 * inner] and [E, hidden], for Experts.apply. None: the device does not compute them together."""
+        ...
 
 
 class FusedOps(Protocol):

@@ -17,12 +17,14 @@ from runtime.layers.norm import RMSNorm
 from runtime.models.base import DecoderLayer, Model
 from runtime.models.deepseek import DeepSeek, MlaSelfAttention
 from runtime.models.gemma import Gemma, GemmaDecoderLayer
+from runtime.models.gpt_oss import FeedForward as GptOssFeedForward
+from runtime.models.gpt_oss import GptOss, GptOssDecoderLayer
 from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
     """The spec of a loaded model; None: it has biases of norms or several ranks."""
-    if type(model) not in (Llama, Gemma, DeepSeek):
+    if type(model) not in (Llama, Gemma, DeepSeek, GptOss):
         return None
     assert isinstance(model, Llama)
     embed = model.embed_tokens
@@ -36,9 +38,9 @@ def decoder_spec(model: Model) -> DecoderSpec | None:
 
 
 def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
-    if type(layer) not in (LlamaDecoderLayer, GemmaDecoderLayer):
+    if type(layer) not in (LlamaDecoderLayer, GemmaDecoderLayer, GptOssDecoderLayer):
         return None
-    assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer)
+    assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer | GptOssDecoderLayer)
     attention, mlp = layer.self_attn, layer.mlp
     norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
     if type(attention) not in (SelfAttention, MlaSelfAttention):
@@ -68,6 +70,8 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
     """None: the layer has a feed-forward of its own kind, or only some of the experts are on this rank."""
     if isinstance(mlp, FeedForward):
         return _dense(mlp)
+    if isinstance(mlp, GptOssFeedForward):
+        return _clamped_experts(mlp)
     if not isinstance(mlp, SparseFeedForward) or mlp.sequence_parallel is not None or mlp.packed is None:
         return None
     router, shared = mlp.gate, mlp.shared_expert or mlp.shared_experts
@@ -82,6 +86,21 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
         shared=None if shared is None else _dense(shared),
         shared_gate=None if mlp.shared_expert_gate is None else _linear(mlp.shared_expert_gate),
         counts=lambda: mlp.counts,
+    )
+
+
+def _clamped_experts(mlp: GptOssFeedForward) -> ExpertsSpec | None:
+    weight, bias = mlp.router.weight.tensor, mlp.router.bias
+    if mlp.experts.packed is None or mlp.packed_router is None or bias is None:
+        return None
+    return ExpertsSpec(
+        router=LinearSpec(mlp.packed_router, bias.tensor, weight.shape[1], weight.shape[0], None),
+        correction_bias=None,
+        routing=mlp.routing,
+        packed=mlp.experts.packed,
+        shared=None,
+        shared_gate=None,
+        counts=lambda: None,
     )
 
 

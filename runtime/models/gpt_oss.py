@@ -2,15 +2,19 @@
 
 Unlike Llama: heads have attention sinks, every second layer has a sliding window, all projections have
 biases, and every feed-forward is MoE. Its experts have biases, and a gate whose halves are clamped, which the
-MoE kernels of devices do not know. So experts are computed one by one over all tokens, with weight 0 where a
-token did not select the expert. That is exact and can be captured, but slower than grouped kernels.
+MoE kernels of most devices do not know (ClampedExperts in devices/operands.py). There experts are computed one
+by one over all tokens, with weight 0 where a token did not select the expert. That is exact and can be
+captured, but slower than grouped kernels.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.operands import ClampedExperts
+from runtime.devices.packed import PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -40,6 +44,10 @@ class Experts(Layer):
             raise ModelError(
                 "gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out"
             )
+        self.device = device
+        self.packed: PackedExperts | None = (
+            None  # once they are loaded, where the device computes them together
+        )
         experts, torch_device = moe.num_experts, device.torch_device
         self.is_first = device.collectives.rank == 0
         inner = even_shard(moe.intermediate_size, device.collectives, "intermediate_size")
@@ -49,27 +57,45 @@ class Experts(Layer):
             local = tuple(shard.size if i == dim else size for i, size in enumerate(shape))
             return Weight.empty(local, {"": SourceTensor(shape, dim, shard)}, dtype, torch_device)
 
-        self.gate_up_proj = weight(2, both, experts, hidden, both.full)
-        self.gate_up_proj_bias = weight(1, both, experts, both.full)
-        self.down_proj = weight(1, inner, experts, inner.full, hidden)
-        self.down_proj_bias = weight(1, replicated, experts, hidden)
+        self.gate_up_proj: Weight | None = weight(2, both, experts, hidden, both.full)
+        self.gate_up_proj_bias: Weight | None = weight(1, both, experts, both.full)
+        self.down_proj: Weight | None = weight(1, inner, experts, inner.full, hidden)
+        self.down_proj_bias: Weight | None = weight(1, replicated, experts, hidden)
 
     def finish_loading(self) -> None:
-        """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once."""
+        """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once, and packs
+        the experts for the device."""
+        first, first_bias, second, second_bias = self._stacks()
         if not self.is_first:
-            self.down_proj_bias.tensor.zero_()
+            second_bias.zero_()
+        experts = self.device.experts
+        if isinstance(experts, ClampedExperts):
+            weights = gate_above_up(first.transpose(1, 2)), second.transpose(1, 2)
+            self.packed = experts.pack_clamped(*weights, (gate_above_up(first_bias), second_bias))
+        if self.packed is not None:
+            self.gate_up_proj = self.gate_up_proj_bias = self.down_proj = self.down_proj_bias = None
 
-    def forward(self, x: Tensor, routed_weights: Tensor) -> Tensor:
-        """x [T, hidden] and the experts' weights, float32 [T, experts] -> this rank's partial sum, float32
-        [T, hidden]."""
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    def _stacks(self) -> list[Tensor]:
         stacks = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
-        for expert, (first, first_bias, second, second_bias) in enumerate(
-            zip(*(stack.tensor for stack in stacks), strict=True)
-        ):
+        return [stack.tensor for stack in stacks if stack is not None]
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, hidden] and each token's experts, int64 [T, k], with their weights, float32 [T, k] -> this
+        rank's partial sum [T, hidden]."""
+        if self.packed is not None:
+            return self.device.experts.apply(x, ids, weights, self.packed)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        stacks = self._stacks()
+        routed_weights = weights.new_zeros(len(x), len(stacks[0])).scatter_(1, ids, weights)
+        for expert, (first, first_bias, second, second_bias) in enumerate(zip(*stacks, strict=True)):
             inner = clamped(torch.addmm(first_bias, x, first))
             out += torch.addmm(second_bias, inner, second) * routed_weights[:, expert, None]
         return out
+
+
+def gate_above_up(rows: Tensor) -> Tensor:
+    """[E, 2 * inner, ...]: rows of gate and up that alternate as all rows of gate, then those of up."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
 
 
 def clamped(gate_up: Tensor) -> Tensor:
@@ -86,13 +112,19 @@ class FeedForward(Layer):
         self.routing = moe.routing
         self.router = ReplicatedLinear(device, torch.float32, hidden, moe.num_experts, bias=True)
         self.experts = Experts(device, dtype, hidden, moe)
+        self.packed_router: PackedWeight | None = None  # where the device packs weights of any type
+
+    def finish_loading(self) -> None:
+        """Packs the router."""
+        if self.device.ops.packs_rows:
+            self.packed_router = self.device.ops.pack_linear(self.router.weight.tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         assert self.router.bias is not None
         logits = linear(x.float(), self.router.weight.tensor, self.router.bias.tensor)
         ids, weights = self.device.experts.route(logits, None, self.routing)
-        out = self.experts.forward(x, torch.zeros_like(logits).scatter_(1, ids, weights))
+        out = self.experts.forward(x, ids, weights)
         return self.device.collectives.all_reduce(out.to(x.dtype))
 
 

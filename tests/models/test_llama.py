@@ -154,11 +154,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return checkpoint
 
 
-def has_program(case: str) -> bool:
-    """Whether the kernels compute a whole step of this case, where they are built."""
-    return load_library() is not None and case != "gpt_oss"
-
-
 @pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_equals_transformers_in_company(

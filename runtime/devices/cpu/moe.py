@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.devices.cpu.kernels.library import Step
+from runtime.devices.cpu.kernels.library import Library, Step
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
@@ -32,12 +32,21 @@ class Act(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ExpertStack:
-    """The experts of one layer, packed for the kernels: their matrices are of one kind and shape."""
+    """The experts of one layer, packed for the kernels: their matrices are of one kind and shape. See
+    PackedTensors."""
+
+    library: Library
 
     gate_up: tuple[Matrix, ...]
     down: tuple[Matrix, ...]
     biases: tuple[Tensor, Tensor] | None
     handle: int  # experts::Weights*
+
+    def moved(self) -> None:
+        """The biases are at other addresses now; the matrices know for themselves."""
+        if self.biases is not None:
+            addresses = (bias.data_ptr() for bias in self.biases)
+            self.library.functions.kernels_move_experts(self.handle, *addresses)
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +70,7 @@ def stack_experts(
     handles = ((ctypes.c_void_p * count)(*(matrix.handle for matrix in part)) for part in (gate_up, down))
     addresses = (None, None) if biases is None else (bias.data_ptr() for bias in biases)
     handle = functions.kernels_experts(act, count, *handles, *addresses)
-    stack = ExpertStack(tuple(gate_up), tuple(down), biases, handle)
+    stack = ExpertStack(threads.library, tuple(gate_up), tuple(down), biases, handle)
     weakref.finalize(stack, functions.kernels_free_experts, handle).atexit = False
     return stack
 
@@ -137,6 +146,19 @@ class CpuExperts:
             (self.ops.pack_linear(first), self.ops.pack_linear(second))
             for first, second in zip(gate_up, down, strict=True)
         ]
+
+    def pack_clamped(
+        self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor]
+    ) -> ExpertStack | None:
+        """See ClampedExperts.pack_clamped. None without kernels."""
+        threads = self.ops.threads
+        if threads is None or gate_up.dtype not in NUMBERS or not len(gate_up):
+            return None
+        multiple = threads.library.outputs
+        firsts = [pack(threads, whole_halves(weight, multiple)) for weight in gate_up]
+        seconds = [pack(threads, weight) for weight in down]
+        wide = torch.stack([whole_halves(bias, multiple) for bias in biases[0].float()]), biases[1].float()
+        return stack_experts(threads, firsts, seconds, Act.CLAMPED, wide)
 
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> list[ExpertWeights] | ExpertStack:
         """The kernels' layout where they compute both schemes, else a pair of weights for each expert."""

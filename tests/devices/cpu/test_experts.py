@@ -20,6 +20,7 @@ from runtime.layers.quantization.layouts import pack_codes
 from runtime.layers.quantization.quantized_weight import dequantized
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
+from runtime.models.gpt_oss import clamped, gate_above_up
 
 BUILT = [level for level in supported_levels() if level.path.is_file()]
 COUNT, HIDDEN, INNER, TOP_K = 5, 128, 72, 2  # halves of 72 are no whole blocks
@@ -99,6 +100,26 @@ def test_experts_in_one_call(threads: Threads, kind: str) -> None:
         for row in (0, count // 2, count - 1):
             one = slice(row, row + 1)
             assert torch.equal(experts.apply(x[one], ids[one], shares[one], packed)[0], found[row])
+
+
+def test_experts_with_biases_and_clamped_gates(threads: Threads) -> None:
+    """Those of gpt-oss, with halves that are beyond the limits."""
+    experts, inner = CpuExperts(CpuOps(torch.float32, threads)), 24
+    gate_up, down = random(COUNT, 2 * inner, HIDDEN, seed=1), random(COUNT, HIDDEN, inner, seed=2)
+    biases = random(COUNT, 2 * inner, seed=3), random(COUNT, HIDDEN, seed=4)
+    packed = experts.pack_clamped(gate_above_up(gate_up), down, (gate_above_up(biases[0]), biases[1]))
+    assert packed is not None
+    x, (ids, shares) = random(7, HIDDEN, seed=7), routed(7, "all")
+    wanted = torch.zeros(x.shape, dtype=torch.float64)
+    for expert in range(COUNT):
+        both = x.double() @ gate_up[expert].double().T + biases[0][expert].double()
+        result = clamped(both) @ down[expert].double().T + biases[1][expert].double()
+        wanted += result * (shares * (ids == expert)).sum(1, keepdim=True)
+        assert expert or (both.abs() > 7).any()
+    found = experts.apply(x, ids, shares, packed)
+    assert (found - wanted).norm() < 2e-6 * wanted.norm()
+    one = slice(3, 4)
+    assert torch.equal(experts.apply(x[one], ids[one], shares[one], packed)[0], found[3])
 
 
 ROUTINGS = (
