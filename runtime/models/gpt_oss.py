@@ -1,10 +1,10 @@
 """gpt-oss (OpenAI, 2025), its checkpoints in bfloat16.
 
 Unlike Llama: heads have attention sinks, every second layer has a sliding window, all projections have
-biases, and every feed-forward is MoE. Its experts have biases, and a gate whose halves are clamped, which the
-MoE kernels of most devices do not know (ClampedExperts in devices/operands.py). There experts are computed one
-by one over all tokens, with weight 0 where a token did not select the expert. That is exact and can be
-captured, but slower than grouped kernels.
+biases, and every feed-forward is MoE. Its experts have biases, and a gate whose halves are clamped, which
+the MoE kernels of most devices do not know (ClampedExperts in devices/operands.py). There experts are
+computed one by one over all tokens, with weight 0 where a token did not select the expert. That is exact and
+can be captured, but slower than grouped kernels.
 """
 
 import torch
@@ -63,8 +63,8 @@ class Experts(Layer):
         self.down_proj_bias: Weight | None = weight(1, replicated, experts, hidden)
 
     def finish_loading(self) -> None:
-        """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once, and packs
-        the experts for the device."""
+        """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once, and
+        packs the experts for the device."""
         first, first_bias, second, second_bias = self._stacks()
         if not self.is_first:
             second_bias.zero_()

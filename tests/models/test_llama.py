@@ -175,7 +175,7 @@ def test_greedy_equals_transformers_in_company(
             running.append(waiting.pop(0))
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
     is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
-    assert is_program == has_program(case)
+    assert is_program == (load_library() is not None)  # the kernels compute whole steps of every family
 
 
 @pytest.mark.parametrize(
