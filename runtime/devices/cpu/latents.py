@@ -1,5 +1,5 @@
-"""Latent attention by the kernels (kernels/latent.h): the up-projection packed head by head, and attention of one
-layer at a time, outside of a decoder's program."""
+"""Latent attention by the kernels (kernels/latent.h): the up-projection packed head by head, and attention of
+one layer at a time, outside of a decoder's program."""
 
 import ctypes
 import weakref

@@ -1,4 +1,5 @@
-"""Attention over pages by the kernels, one layer at a time: what a step does outside of a decoder's program."""
+"""Attention over pages by the kernels, one layer at a time: what a step does outside of a decoder's
+program."""
 
 import ctypes
 import weakref

@@ -1,5 +1,5 @@
-"""Attention by the kernels of every instruction set that this machine runs, against float64, and the same bits
-whatever else a step has."""
+"""Attention by the kernels of every instruction set that this machine runs, against float64, and the same
+bits whatever else a step has."""
 
 from collections.abc import Sequence
 
@@ -93,7 +93,8 @@ class Sequences:
 
 
 def error_of(level: Level, dtype: torch.dtype) -> float:
-    """The largest difference to allow: queries and weights meet bfloat16 caches in bfloat16 at some levels."""
+    """The largest difference to allow: queries and weights meet bfloat16 caches in bfloat16 at some
+    levels."""
     return 0.02 if dtype == torch.bfloat16 and level.name == "avx512_bf16" else 5e-6
 
 
