@@ -319,7 +319,10 @@ class DecodeGraphs:
             if penalises:
                 self.slots.penalties.counts.apply_captured(logits, slots)
                 clean(logits)
-            inputs = None if filters is None else self.slots.sampling_inputs(slots, positions + 1, *filters)
+            inputs = None
+            if filters is not None:
+                numbers = self.slots.random_numbers(slots, positions + 1)
+                inputs = self.slots.sampling_inputs(slots, numbers, *filters)
             tokens.copy_(logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs))
             if penalises:
                 self.slots.penalties.counts.add_captured(slots, tokens)

@@ -15,7 +15,7 @@ from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
-from runtime.layers.sampling.sampler import Logprobs, clean, uniform
+from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.sample_rows import SampleRows
@@ -52,6 +52,7 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.has_top_p = np.zeros(max_slots, dtype=bool)
+        self.seeds = np.zeros(max_slots, dtype=np.int64)
         # is_plain of each slot; the same on all ranks
         self.is_plain = np.ones(max_slots, dtype=bool)
         self.is_penalised = np.zeros(max_slots, dtype=bool)
@@ -86,6 +87,7 @@ class Slots:
             self.is_random[admit.slot] = sampling.temperature > 0
             self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
             self.has_top_p[admit.slot] = sampling.top_p < 1
+            self.seeds[admit.slot] = sampling.seed
             self.is_plain[admit.slot] = is_plain(admit)
             self.is_penalised[admit.slot] = has_penalties(sampling)
             self.logprob_ids.pop(admit.slot, None)
@@ -147,7 +149,7 @@ class Slots:
         if self.is_random[slots].any():
             inputs = self.sampling_inputs(
                 upload_int64(slots, self.torch_device),
-                upload_int64(rows.lengths, self.torch_device),
+                upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device),
                 *self.filters(slots),
             )
             tokens = logits_ops.choose(changed, inputs)
@@ -174,14 +176,19 @@ class Slots:
         """The largest top_k of these slots, and whether one has top_p, as the host knows."""
         return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
 
+    def random_numbers(self, slots: Tensor, lengths: Tensor) -> Tensor:
+        """The numbers by which sequences of `lengths` tokens sample the next one, float64 [N]; `slots` and
+        `lengths` are int64 [N] on the device."""
+        return uniform(self.ints[slots].select(1, 0), lengths)
+
     def sampling_inputs(
-        self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool
+        self, slots: Tensor, numbers: Tensor, largest_k: int, has_top_p: bool
     ) -> SamplingInputs:
-        """What Ops.sample needs for sequences of `lengths` tokens; `slots` and `lengths` are int64 [N] on the
-        device. `largest_k` and `has_top_p` are those of `filters`."""
+        """What Ops.sample needs for `slots`, int64 [N] on the device, and their random numbers. `largest_k`
+        and `has_top_p` are those of `filters`."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)
-        seed, top_k = self.ints[slots].unbind(1)
-        return SamplingInputs(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
+        top_k = self.ints[slots].select(1, 1)
+        return SamplingInputs(temperature, top_p, top_k, min_p, numbers, largest_k, has_top_p)
 
 
 def is_plain(admit: Admit) -> bool:

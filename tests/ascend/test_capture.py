@@ -37,9 +37,8 @@ def test_forward_and_choice(
         runner.slots.update(plan)
         batch = runner.inputs.batch(plan, runner.slots.lengths.starts(plan.slots), None)
         places = torch.tensor([0, 1], device="npu")
-        inputs = runner.slots.sampling_inputs(
-            places, torch.tensor([5, 202], device="npu"), largest_k=20, has_top_p=True
-        )
+        numbers = runner.slots.random_numbers(places, torch.tensor([5, 202], device="npu"))
+        inputs = runner.slots.sampling_inputs(places, numbers, largest_k=20, has_top_p=True)
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
             logits = runner.model.logits(runner.model.forward(batch))

@@ -16,6 +16,7 @@ notice.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ LOWEST, TINY = -87.0, 2e-38  # exp(LOWEST) is a normal float32 below TINY
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_MASK64 = (1 << 64) - 1
 
 
 def clean(logits: Tensor) -> Tensor:
@@ -67,6 +69,19 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     mixed seed."""
     bits = _mix(_mix(seeds) + (positions + 1) * _GAMMA)
     return _shift(bits, 12).double() * 2.0**-52
+
+
+def host_uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """`uniform` of int64 arrays on the host: a device is spared its many small steps."""
+
+    def mix(x: np.ndarray) -> np.ndarray:
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1 & _MASK64)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2 & _MASK64)
+        return x ^ (x >> np.uint64(31))
+
+    steps = (positions + 1).astype(np.uint64) * np.uint64(_GAMMA & _MASK64)
+    bits = mix(mix(seeds.astype(np.uint64)) + steps)
+    return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def sample_tokens(logits: Tensor, inputs: SamplingInputs) -> Tensor:

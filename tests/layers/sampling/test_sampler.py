@@ -2,13 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.devices.base import SamplingInputs
-from runtime.layers.sampling.sampler import FAR, NUM_CANDIDATES, clean, logprobs, sample_tokens, uniform
+from runtime.layers.sampling.sampler import (
+    FAR,
+    NUM_CANDIDATES,
+    clean,
+    host_uniform,
+    logprobs,
+    sample_tokens,
+    uniform,
+)
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
 
@@ -150,6 +159,7 @@ def test_uniform_is_splitmix(seed: int, position: int) -> None:
     found = float(uniform(torch.tensor([seed]), torch.tensor([position])))
     bits = splitmix((splitmix(seed % 2**64) + (position + 1) * 0x9E3779B97F4A7C15) % 2**64)
     assert found == (bits >> 12) * 2.0**-52 and 0 <= found < 1
+    assert host_uniform(np.array([seed]), np.array([position])).tolist() == [found]
 
 
 def test_uniform_is_uniform() -> None:
