@@ -20,8 +20,8 @@ from bench.record import record
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.order import POLICIES
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 

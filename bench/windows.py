@@ -20,7 +20,7 @@ from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, least_p
 from runtime.cache.window import WindowConfig
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
-from runtime.scheduling.planner import Admission
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 
 PAGE_SIZE, CHUNK, MAX_RUNNING, CONTEXT = 16, 2048, 64, 131_072

@@ -25,9 +25,9 @@ from runtime.metrics.table import Buckets
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.lora_slots import LoraSlotConfig
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import ModelCard

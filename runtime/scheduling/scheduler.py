@@ -20,10 +20,11 @@ from runtime.messages.requests import FinishReason, Request
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.lora_slots import LoraSlotConfig
-from runtime.scheduling.planner import Admission, Flight, Planner
+from runtime.scheduling.planner import Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.result_tokens import ResultTokens
 from runtime.scheduling.roster import Roster

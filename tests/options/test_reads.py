@@ -27,8 +27,8 @@ from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.groups.observe import KVEvents
 from runtime.options.table import Row, rows
 from runtime.parsing.detect import AnswerFormats
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.lora_slots import LoraSlotConfig
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import ModelCard

@@ -8,9 +8,9 @@ from runtime.cache.sequence import Sequence
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.forecast import Forecast
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.step_costs import Work
 from runtime.scheduling.waiting import AGED_LEVEL, OrderConfig
 from tests.scheduling.world import World

@@ -2,8 +2,8 @@
 
 import pytest
 
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.delayer import Delayer, Replica
-from runtime.scheduling.planner import Admission
 from tests.scheduling.world import World
 
 NOTHING, SOME, FULL = Replica(False, False, 0.5), Replica(True, False, 0.5), Replica(True, True, 0.5)

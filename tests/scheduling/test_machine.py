@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.cache.eviction import POLICIES as EVICTIONS
 from runtime.cache.host import WRITE_POLICIES
 from runtime.messages.requests import FinishReason
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.order import POLICIES
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.guessing import Guesser
 from tests.scheduling.world import World

@@ -10,7 +10,7 @@ from runtime.cache.kv import CacheConfig
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
-from runtime.scheduling.planner import Admission
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.scheduling.positions import Positions
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from runtime.messages.steps import StepPlan
-from runtime.scheduling.planner import Admission
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.step_costs import FIRST_TOKENS, LeastSquares, StepCosts, Work
 from tests.scheduling.world import World
 

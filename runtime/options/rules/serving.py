@@ -156,8 +156,8 @@ def bounded_steps_have_chunks(options: Values) -> str | None:
     if bound == "auto" or not bound or options["chunked_prefill_size"] != -1:
         return None
     return (
-        f"{flag('max_step_ms')} {bound:g} bounds no step while {flag('chunked_prefill_size')} -1 keeps prompts "
-        "whole; leave one of them out"
+        f"{flag('max_step_ms')} {bound:g} bounds no step while {flag('chunked_prefill_size')} -1 keeps "
+        "prompts whole; leave one of them out"
     )
 
 
