@@ -1,6 +1,7 @@
 """Counts of the tokens of each expert, against a count by hand of what the routers chose."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from runtime.devices.cpu.kernels.library import load_library
 from runtime.layers.moe.feed_forward import Router
 from runtime.messages.ranks import CountExperts, ExpertCounts
 from runtime.ranks import expert_counts, open_executor
@@ -43,10 +45,29 @@ def run(planner: Planner) -> None:
             planner.run(batch, [])
 
 
+def compute_by_layers(executor: Any) -> None:
+    """Takes the device's program of whole steps away, if it has one."""
+    forward = executor.runner.forward
+    forward.device = replace(forward.device, programs=None)
+
+
+def test_a_program_of_whole_steps_counts_as_layers_do(folder: Path) -> None:
+    found = []
+    for is_by_layers in (False, True):
+        executor, ready = start(folder, expert_steps=4)
+        if is_by_layers:
+            compute_by_layers(executor)
+        run(Planner(executor, ready, 4))
+        assert (executor.runner.forward.program is None) == (is_by_layers or load_library() is None)
+        found.append(asked(executor, "read").counts)
+    assert found[0].sum() > 0 and np.array_equal(*found)
+
+
 def test_counts_are_those_of_the_routers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     executor, ready = start(folder, expert_steps=4)
+    compute_by_layers(executor)
     chosen: list[list[int]] = []  # of each call, a layer of a step
     forward = Router.forward
 
