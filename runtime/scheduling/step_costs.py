@@ -45,20 +45,22 @@ class LeastSquares:
         self._ridges = np.diag(ridges)
         self._squares = np.zeros((len(scales), len(scales)))
         self._products = np.zeros(len(scales))
-        self._fit: np.ndarray | None = np.zeros(len(scales))  # None: to be solved for
+        self._fit = np.zeros(len(scales))
+        self._is_solved = True
 
     def learn(self, features: Sequence[float], seconds: float) -> None:
-        """Something of these features took so long."""
+        """Something of these features took so long; what took far longer than expected counts for less."""
+        seconds = min(seconds, self._most(features))
         scaled = np.array(features) / self._scales
         self._squares = self._squares * FORGET + np.outer(scaled, scaled)
         self._products = self._products * FORGET + scaled * seconds
         self.num_learnt += 1
-        self._fit = None
+        self._is_solved = False
 
     @property
     def coefficients(self) -> np.ndarray:
         """Seconds for one of each feature."""
-        if self._fit is None:
+        if not self._is_solved:
             left = np.ones(len(self._scales), bool)
             solved = np.zeros(len(self._scales))
             while left.any():
@@ -68,8 +70,15 @@ class LeastSquares:
                     solved[left] = part
                     break
                 left[np.flatnonzero(left)[part < 0]] = False
-            self._fit = solved / self._scales
+            self._fit, self._is_solved = solved / self._scales, True
         return self._fit
+
+    def _most(self, features: Sequence[float]) -> float:
+        """Seconds that these features may count for. Solves now and then only, as every step asks."""
+        if self.num_learnt < MIN_STEPS:
+            return float("inf")
+        fit = self.coefficients if self.num_learnt % MIN_STEPS == 0 else self._fit
+        return OUTLIER * float(fit @ np.array(features)) or float("inf")
 
     def seconds(self, features: Sequence[float]) -> float:
         """What these features are expected to take."""
@@ -87,17 +96,11 @@ class StepCosts:
 
     def learn(self, work: Work, seconds: float) -> None:
         """A step of this work took `seconds`."""
-        if self.is_known(work):
-            seconds = min(seconds, OUTLIER * self.expected_s(work))
         if not work.tokens:
             return self._base.learn((1.0, work.decodes, work.context), seconds)
         above = max(seconds - self._decodes_s(work), 0.0)
         self._prompts.learn((float(work.decodes == 0), work.tokens, work.attended), above)
         self._largest = max(self._largest * FORGET, float(work.tokens))
-
-    def is_known(self, work: Work) -> bool:
-        """Whether enough steps of this kind have been seen."""
-        return (self._prompts if work.tokens else self._base).num_learnt >= MIN_STEPS
 
     def prompt_s(self, start: int, count: int) -> float:
         """Seconds that `count` tokens from position `start` add to a step which has other tokens already."""
