@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 import msgspec
 from msgspec import Struct
 
+from runtime import log
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
@@ -19,7 +20,7 @@ from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import CompileConfig, StartRank
+from runtime.messages.ranks import CompileConfig, KeepWeights, StartRank
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.model_config import ModelConfig, read_config
@@ -83,7 +84,17 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
         quantization=plan.precision.quantization,
+        kept_weights=keep_weights(plan),
+        log_level=log.level(),
+        log_format=plan.logs.log_format,
     )
+
+
+def keep_weights(plan: Plan) -> KeepWeights:
+    """Where packed weights are kept; nowhere without room for any."""
+    max_bytes = plan.weights.packed_weights_cache_bytes
+    folder = str(Path(plan.weights.packed_weights_dir).expanduser())
+    return KeepWeights(folder, max_bytes) if max_bytes else KeepWeights()
 
 
 def buckets(plan: Plan) -> Buckets:

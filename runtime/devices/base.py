@@ -27,7 +27,7 @@ from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
-from runtime.devices.packed import PackedLatent, PackedWeight
+from runtime.devices.packed import KeptWeights, PackedLatent, PackedWeight
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
 from runtime.models.config.moe_config import Routing
@@ -381,6 +381,7 @@ class Device:
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
+    kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     side_stream: "SideStream | None" = (
         None  # computes shared experts while the main stream computes routed ones
     )

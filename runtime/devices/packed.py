@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 
@@ -22,3 +24,40 @@ class PackedRows(Protocol):
 
 class PackedLatent(Protocol):
     """The up-projection of latent attention in the form that a device reads."""
+
+
+@runtime_checkable
+class PackedTensors(Protocol):
+    """A packed weight that knows the addresses of its tensors (fields of a dataclass)."""
+
+    def moved(self) -> None:
+        """Its tensors are at other addresses now."""
+        ...
+
+
+class KeptMismatch(Exception):
+    """What was kept is not what the model's layers ask for."""
+
+
+class KeptWeights(Protocol):
+    """What a device packed of weights, kept on disk from one start to the next."""
+
+    def open(self, key: str, *, writes: bool) -> frozenset[str]:
+        """The weights that are loaded next are those of `key`. -> names of the weights that need not be
+        loaded, because all that is made of them is kept. `writes`: what is packed will be kept for the next
+        start, if nothing is."""
+        ...
+
+    @property
+    def packed_storages(self) -> frozenset[int]:
+        """Addresses of the memory of all weights that were packed since `open`, and would be kept."""
+        ...
+
+    def close(self, names: "Iterable[str] | None") -> None:
+        """All weights are loaded, or loading has failed. `names`: those of which nothing but what was packed
+        is left, to be kept; None: nothing is."""
+        ...
+
+    def discard(self) -> None:
+        """What was kept for the latest key is of no use."""
+        ...

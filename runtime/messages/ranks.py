@@ -25,6 +25,13 @@ class CompileConfig(Struct, frozen=True, array_like=True):
         return self.is_piecewise or self.max_rows > 0
 
 
+class KeepWeights(Struct, frozen=True, array_like=True):
+    """Where packed weights are kept from one start to the next."""
+
+    folder: str = ""  # empty: they are not
+    max_bytes: int = 0  # of all files there
+
+
 DeviceOption = bool | int | float | str | list[int] | None
 
 
@@ -78,6 +85,9 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
     offload_setup: WeightOffload = WeightOffload()
     expert_steps: int | None = None  # steps that the record of expert counts holds; None: nothing is counted
+    kept_weights: KeepWeights = KeepWeights()
+    log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
+    log_format: str = "text"  # text or json
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):

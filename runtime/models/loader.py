@@ -6,16 +6,15 @@ place. So the memory in use is at most the weights and one tensor's shard.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
-from runtime.layers.quantization.quantized_weight import QuantizedWeight
 from runtime.layers.weight import (
     FormatLookup,
-    Layer,
     LayerTree,
     PackedModules,
     SourceTensor,
@@ -32,6 +31,7 @@ from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import WeightFormat
 from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
+from runtime.models.kept_weights import leave_empty, quantized_weights
 from runtime.models.stacked_experts import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,30 +56,49 @@ def resolve_dtype(requested: str, config: ModelConfig, supported: tuple[str, ...
 def load(
     model: Model, config: ModelConfig, folder: Path, load_format: str, seed: int, progress: Progress
 ) -> int:
-    """Fills all weights of `model` and finishes its layers. -> bytes of the weights. Raises ModelError,
-    naming tensor and file.
+    """Allocates and fills all weights of `model`. -> their bytes. Raises ModelError as `fill`."""
+    num_bytes = allocate(model, config, folder, load_format)
+    fill(model, config, folder, load_format, seed, progress)
+    return num_bytes
 
-    `load_format` "dummy" makes random weights from `seed` instead and reads no files.
-    """
+
+def allocate(model: Model, config: ModelConfig, folder: Path, load_format: str) -> int:
+    """Takes memory for all weights of `model`. -> their bytes. Raises ModelError."""
     allocate_weights(model, _formats(model, config, folder, load_format))
+    return _num_bytes(model)
+
+
+def fill(
+    model: Model,
+    config: ModelConfig,
+    folder: Path,
+    load_format: str,
+    seed: int,
+    progress: Progress,
+    kept: frozenset[str] = frozenset(),
+) -> None:
+    """Fills all weights of `model` and finishes its layers. Raises ModelError, naming tensor and file.
+
+    `load_format` "dummy" makes random weights from `seed` instead and reads no files. Weights in `kept` are
+    checked and not read: the device has kept what it makes of them.
+    """
+    leave_empty(model, kept)
     weights = dict(named_weights(model))
-    num_bytes = _num_bytes(model)
     targets = {(name, part): weight for name, weight in weights.items() for part in weight.sources}
     with torch.inference_mode():
         if load_format == "dummy":
             fill_with_random(targets, seed, progress)
         else:
-            _fill_from_files(targets, model, config, folder, progress, take=_copy)
+            _fill_from_files(targets, model, config, folder, progress, take=partial(_take, kept))
         weights.clear()
         targets.clear()  # so that packing can free the weights that it replaces
         _pack(model, progress)
-    return num_bytes
 
 
 def layer_sizes(model: Model, config: ModelConfig, folder: Path, load_format: str) -> list[int]:
     """Bytes of each layer's weights on this rank. The model must be one that is never filled. Raises
     ModelError."""
-    allocate_weights(model, _formats(model, config, folder, load_format))
+    allocate(model, config, folder, load_format)
     return [_num_bytes(layer) for layer in model.layers]
 
 
@@ -106,19 +125,9 @@ def target_name(tensor_name: str, packed_modules: PackedModules, renames: Rename
     return ".".join(name for name in (parent, module, LEAVES.get(leaf, leaf)) if name), part
 
 
-def quantized_weights(layer: LayerTree) -> Iterator[QuantizedWeight]:
-    """All quantized weights below a layer."""
-    for value in vars(layer).values():
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, QuantizedWeight):
-                yield child
-            elif isinstance(child, Layer):
-                yield from quantized_weights(child)
-
-
 def _num_bytes(layer: LayerTree) -> int:
     return sum(weight.tensor.nbytes for _, weight in named_weights(layer)) + sum(
-        weight.num_bytes for weight in quantized_weights(layer)
+        weight.num_bytes for _, weight in quantized_weights(layer)
     )
 
 
@@ -189,7 +198,7 @@ def _fill_from_files(
     config: ModelConfig,
     folder: Path,
     progress: Progress,
-    take: Callable[[TensorSlice, Weight, SourceTensor], None],
+    take: Callable[[str, TensorSlice, Weight, SourceTensor], None],
 ) -> None:
     packed_modules = model.packed_modules
     missing, extra = dict(targets), []
@@ -199,7 +208,7 @@ def _fill_from_files(
         key = target_name(tensor.name, packed_modules, model.renames)
         if key in missing:
             weight = missing.pop(key)
-            take(tensor, weight, weight.sources[key[1]])
+            take(key[0], tensor, weight, weight.sources[key[1]])
         elif not _is_redundant(key[0], config):
             extra.append(tensor)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
@@ -238,7 +247,7 @@ def _pack(model: Model, progress: Progress) -> None:
     gauge.finish()
 
 
-def _check(tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
+def _check(name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
     reader = tensor.reader
     shape = tuple(reader.get_shape())
     if shape != source.shape and shape not in source.other_shapes:
@@ -255,10 +264,11 @@ def _check(tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
         )
 
 
-def _copy(tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
-    _check(tensor, weight, source)
+def _take(kept: frozenset[str], name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
+    """Reads this rank's part of a tensor, unless what is made of it was kept."""
+    _check(name, tensor, weight, source)
     reader, shard = tensor.reader, source.shard
-    if shard.size == 0:  # on another rank
+    if shard.size == 0 or name in kept:  # on another rank
         return
     if source.load is not None:
         source.load(reader)

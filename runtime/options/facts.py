@@ -22,6 +22,7 @@ from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.quantization_config import Quantization
 from runtime.options.compat.environment import RANK_VARIABLES
+from runtime.storage.settings import cache_folder
 
 MOST_OPEN_FILES = 65_536  # that this process makes use of
 
@@ -113,6 +114,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
     open_files: int = 4096  # that this process may have, once it has raised its own limit
+    cache_folder: str = "/var/cache/runtime"  # ours, in the user's caches
     environment: dict[str, str] = {}  # variables of RANK_VARIABLES that are set
     grammar_backends: tuple[str, ...] = (
         "xgrammar",
@@ -174,6 +176,7 @@ def this_machine() -> MachineFacts:
         memory_bytes=available_bytes(),
         entropy=int.from_bytes(os.urandom(4), "little"),
         open_files=_most_open_files(),
+        cache_folder=str(cache_folder()),
         environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
         grammar_backends=tuple(
             name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None

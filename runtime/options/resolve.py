@@ -28,6 +28,7 @@ from runtime.options.groups import (
     schedule,
     states,
     tiers,
+    weights,
 )
 from runtime.options.groups import model as model_options
 from runtime.options.parse import ParsedOptions
@@ -122,6 +123,7 @@ def resolve(
     )
     _choose_kernels(c, model, device, machine)
     _choose_graph_sizes(c, device)
+    c.auto(weights.packed_weights_dir, machine)
     c.auto(lora.enable_lora, c["lora_paths"])
     c.auto(lora.lora_backend, device)
     c.auto(schedule.random_seed, machine)

@@ -161,6 +161,7 @@ class MemorySaver:
 
     def release_weights(self) -> None:
         """Drops the model, or with a backup moves its weights to host memory."""
+        self.runner.forward.forget()
         if not self.loader.start.offload_setup.has_backup:
             self.runner.model = None
             return
@@ -197,6 +198,7 @@ class MemorySaver:
         """Drops the weights, then loads those of another checkpoint: there is no memory for both. Weights
         that are released stay so, and the new ones are loaded when they are resumed."""
         drop_graphs(self.runner)
+        self.runner.forward.forget()
         self.loader, self.offloaded_model, self.runner.model = loader, None, None
         if "weights" in self.released:
             return

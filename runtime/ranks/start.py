@@ -62,7 +62,7 @@ def start_torch_rank(
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
     loader = WeightsLoader(device, start, config, dtype)
-    loaded = loader.load(progress)
+    loaded = loader.load(progress, writes=True)
     model = loaded.model
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + (adapters.num_bytes if adapters is not None else 0)

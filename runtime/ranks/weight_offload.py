@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
+from runtime.devices.packed import PackedTensors
 from runtime.devices.streams import Event
 from runtime.layers.weight import Layer, Weight
 from runtime.models.base import Model
@@ -38,6 +39,11 @@ HALVES = ("before_attention", "after_attention")
 
 def tensors(layer: Layer | Model) -> Iterator[Tensor]:
     """All non-empty tensors that a layer and its sublayers compute with, packed or not, once each."""
+    return (one for one in operands(layer) if isinstance(one, Tensor) and one.numel())
+
+
+def operands(layer: Layer | Model) -> Iterator[object]:
+    """All that a layer and its sublayers are made of, once each."""
     seen: set[int] = set()
     stack: list[object] = [layer]
     while stack:
@@ -45,10 +51,8 @@ def tensors(layer: Layer | Model) -> Iterator[Tensor]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, Tensor):
-            if one.numel():
-                yield one
-        elif isinstance(one, list | tuple):
+        yield one
+        if isinstance(one, list | tuple):
             stack += reversed(one)
         elif isinstance(one, Layer | Weight):
             stack += reversed(vars(one).values())
@@ -74,23 +78,27 @@ class OffloadBuffer:
 
     host: Tensor  # uint8
     offsets: list[tuple[Tensor, int]]  # tensors, and the bytes at which their copies begin
+    packed: list[PackedTensors]  # those that know where these tensors are
 
     @classmethod
-    def of(cls, kept: list[Tensor]) -> "OffloadBuffer":
-        """Copies the tensors to host memory."""
+    def of(cls, layer: Layer | Model) -> "OffloadBuffer":
+        """Copies the tensors of a layer to host memory."""
+        packed = [one for one in operands(layer) if isinstance(one, PackedTensors)]
         offsets, end = [], 0
-        for tensor in kept:
+        for tensor in tensors(layer):
             offsets.append((tensor, end))
             end += -(-span(tensor) // ALIGNED) * ALIGNED
         host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
         for tensor, begin in offsets:
             within(host, begin, tensor).copy_(tensor)
-        return cls(host, offsets)
+        return cls(host, offsets, packed)
 
     def point_into(self, memory: Tensor) -> None:
         """Makes the tensors views of `memory`, which is laid out as `host`."""
         for tensor, begin in self.offsets:
             tensor.data = within(memory, begin, tensor)
+        for packed in self.packed:
+            packed.moved()
 
 
 class OffloadedModel:
@@ -98,7 +106,7 @@ class OffloadedModel:
     memory."""
 
     def __init__(self, model: Layer | Model) -> None:
-        self._buffer = OffloadBuffer.of(list(tensors(model)))
+        self._buffer = OffloadBuffer.of(model)
         self._buffer.point_into(self._buffer.host)
 
     def restore(self, torch_device: torch.device) -> None:
@@ -115,7 +123,7 @@ class LayerOffload:
         assert device.streams is not None, "options allow no offload on a device without streams"
         self._streams = device.streams
         self._side = device.streams.Stream()
-        self._layers = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]
+        self._layers = [OffloadBuffer.of(layer) for layer in layers]
         size = max(len(buffer.host) for buffer in self._layers)
         self._buffers = [
             torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(ahead + 1)

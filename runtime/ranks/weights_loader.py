@@ -9,6 +9,7 @@ from msgspec import structs
 
 from runtime import log
 from runtime.devices.base import Device
+from runtime.devices.packed import KeptMismatch, KeptWeights
 from runtime.devices.progress import Progress, without_progress
 from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
@@ -16,9 +17,11 @@ from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_generative
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
-from runtime.models.loader import check_weights, layer_sizes, load
+from runtime.models.kept_weights import check_complete, replaced, storages
+from runtime.models.loader import allocate, check_weights, fill, layer_sizes, load
+from runtime.ranks.checkpoint_key import checkpoint_key
 from runtime.ranks.compile import compile_layers
-from runtime.ranks.weight_offload import LayerOffload
+from runtime.ranks.weight_offload import LayerOffload, tensors
 
 # fields of the config that may differ between checkpoints of one model
 FREE_FIELDS = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")
@@ -61,13 +64,11 @@ class WeightsLoader:
             device = replace(device, layer_devices=layers)
         self.device = device
 
-    def load(self, progress: Progress = without_progress) -> LoadedModel:
-        """Makes the model and reads its weights. Raises ModelError."""
+    def load(self, progress: Progress = without_progress, *, writes: bool = False) -> LoadedModel:
+        """Makes the model and reads its weights, or takes what the device has kept of them. `writes`: what it
+        packs of them is kept for later starts, if it keeps any. Raises ModelError."""
         self.device.memory.prepare_loading()
-        model = self._empty(self.device)
-        num_bytes = load(
-            model, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed, progress
-        )
+        model, num_bytes = self._complete_model(progress, writes=writes)
         if self.start.offload_setup.offload is not None:
             with torch.inference_mode():
                 offload = LayerOffload(
@@ -89,6 +90,51 @@ class WeightsLoader:
             explains = self.start.compiled.explains
             compiled = compile_layers(model, self.device, self.dtype, explains=explains)
         return LoadedModel(model, num_bytes, compiled)
+
+    def _complete_model(self, progress: Progress, *, writes: bool) -> tuple[Model, int]:
+        """The model with its weights, and their bytes. Where what was kept does not fit the model, it is
+        discarded, and the weights are read."""
+        kept, key = self.device.kept_weights, self._key()
+        if kept is not None and key:
+            try:
+                return self._with_kept(kept, key, progress, writes=writes)
+            except KeptMismatch as error:
+                log.get("start").warning(
+                    "kept weights do not fit the model, and are discarded", why=str(error)
+                )
+                kept.discard()
+            except BaseException:
+                kept.close(None)
+                raise
+        start, model = self.start, self._empty(self.device)
+        folder = Path(start.model_path)
+        return model, load(model, self.config, folder, start.load_format, start.seed, progress)
+
+    def _with_kept(
+        self, kept: KeptWeights, key: str, progress: Progress, *, writes: bool
+    ) -> tuple[Model, int]:
+        """The model, with what was kept in place of the weights that it was made of, or with what is packed
+        noted, to be kept. Raises KeptMismatch, ModelError."""
+        start, model = self.start, self._empty(self.device)
+        folder = Path(start.model_path)
+        num_bytes = allocate(model, self.config, folder, start.load_format)
+        names = kept.open(key, writes=writes)
+        before = {} if names else storages(model)
+        fill(model, self.config, folder, start.load_format, start.seed, progress, names)
+        check_complete(tensors(model))
+        is_settled = not names and self._key() == key  # else the files have changed while they were read
+        kept.close(replaced(model, before, kept.packed_storages) if is_settled else None)
+        return model, num_bytes
+
+    def _key(self) -> str:
+        """See checkpoint_key; empty: weights cannot be kept. Raises ModelError."""
+        start, device = self.start, self.device
+        if device.kept_weights is None or start.load_format == "dummy":
+            return ""
+        try:
+            return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)
+        except OSError:
+            return ""  # to read the weights will say what is wrong
 
     def of_checkpoint(self, model_path: str, load_format: str) -> "WeightsLoader":
         """The loader for another checkpoint of the same model. Raises ModelError if it is of another model,

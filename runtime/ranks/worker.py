@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread, get_native_id
 from typing import NoReturn
 
+from runtime import log
 from runtime.devices.executor import Executor, Pending
 from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
@@ -119,6 +120,8 @@ class RankWorker:
                 raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
             if self._standby:
                 set_process_name(f"rank-{self._rank}")
+            if start.log_level in log.LEVELS:
+                log.setup(start.log_level, start.log_format)
             bind_to_node(start.numa_nodes, self._rank)
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)

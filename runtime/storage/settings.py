@@ -42,9 +42,18 @@ class FileSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return Path(self.dir).expanduser()
         if variable := environment.get(DIR_VARIABLE):
             return Path(variable).expanduser()
-        # the XDG specification has relative paths ignored
-        base = environment.get("XDG_CACHE_HOME", "")
-        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "runtime" / "pages"
+        return cache_folder(environment) / "pages"
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Our folder in this user's caches; for a user without a home, in the system's."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):  # the XDG specification has relative paths ignored
+        return Path(base) / "runtime"
+    try:
+        return Path.home() / ".cache" / "runtime"
+    except RuntimeError:
+        return Path("/var/cache/runtime")
 
 
 class PlugInSettings(Struct, frozen=True, kw_only=True):

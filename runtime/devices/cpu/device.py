@@ -1,5 +1,7 @@
 """The cpu device: kernels of our own where they are built, else plain torch; gloo between ranks."""
 
+from pathlib import Path
+
 import torch
 
 from runtime import log
@@ -8,11 +10,13 @@ from runtime.devices.cores import usable_cores
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cpu.kept_matrices import KeptPackedWeights
 from runtime.devices.cpu.kernels.library import load_library, remedy
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.cpu.packed_folder import PackedFolder
 from runtime.devices.cpu.sampling import CpuFusedOps
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
@@ -45,4 +49,13 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
+        kept_weights=None if threads is None else _kept_weights(start, threads),
+    )
+
+
+def _kept_weights(start: StartRank, threads: Threads) -> KeptPackedWeights | None:
+    """The folder in which packed weights are kept; None: they are not."""
+    kept = start.kept_weights
+    return (
+        KeptPackedWeights(threads, PackedFolder(Path(kept.folder), kept.max_bytes)) if kept.folder else None
     )

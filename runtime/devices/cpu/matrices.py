@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.kernels.library import Library
+from runtime.devices.packed import KeptMismatch
 from runtime.layers.quantization.quantized_weight import unpack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
@@ -133,9 +134,11 @@ def num_scales(library: Library, form: Form) -> int:
 
 def packed(threads: Threads, form: Form, sources: Sequence[Tensor], fill: Callable[[Matrix], None]) -> Matrix:
     """A matrix of this form: the one that an earlier start packed of the same weights, or one that `fill`
-    packs. `sources`: the tensors of the weight."""
+    packs. `sources`: the tensors of the weight. Raises KeptMismatch for a weight that was not loaded."""
     if threads.kept is not None and (matrix := threads.kept.take(form)) is not None:
         return matrix
+    if any(source.is_meta for source in sources):
+        raise KeptMismatch("a weight is packed that was not loaded")
     library = threads.library
     data = torch.empty(packed_bytes(library, form), dtype=torch.uint8)
     count = num_scales(library, form)

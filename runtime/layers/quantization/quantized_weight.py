@@ -7,8 +7,9 @@ From here on it makes no difference which tool wrote the checkpoint.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
+import numpy as np
 import torch
 from msgspec import structs
 from torch import Tensor
@@ -68,9 +69,17 @@ def allocate_quantized(
         if isinstance(scheme, Int8):
             shapes |= {"input_offset": ((1,), torch.float32), "sums": ((rows,), torch.int32)}
     return {
-        name: torch.zeros((*lead, *shape), dtype=dtype, device=torch_device)
-        for name, (shape, dtype) in shapes.items()
+        name: zeros((*lead, *shape), dtype, torch_device) for name, (shape, dtype) in shapes.items()
     }
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, torch_device: torch.device) -> Tensor:
+    """Zeros. On the CPU they take memory when they are first written: weights that are not loaded take
+    none."""
+    if torch_device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=torch_device)
+    memory = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 class QuantizedWeight(Layer):

@@ -3,7 +3,8 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Whole, on_device, option, planned
+from runtime.options.declare import Count, Derived, Group, Whole, on_device, option, planned
+from runtime.options.facts import MachineFacts
 
 
 class Weights(Group, frozen=True, kw_only=True):
@@ -58,3 +59,8 @@ class Weights(Group, frozen=True, kw_only=True):
         str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")
     ] = None
     decrypted_draft_config_file: A[str | None, planned("The same for the draft model.")] = None
+
+
+def packed_weights_dir(machine: MachineFacts) -> Derived:
+    """The user's cache."""
+    return Derived(f"{machine.cache_folder}/weights", "the folder of this user's caches")
