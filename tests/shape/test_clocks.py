@@ -29,6 +29,7 @@ READERS = {
     "runtime/http/request_cycle.py": "the header Date",
     "runtime/metrics/crash_dump.py": "names of files",
     "runtime/metrics/request_log.py": "names of files, and dates in them",
+    "runtime/ranks/checkpoint_key.py": "whether a file's date is now",
     "runtime/ranks/expert_counts.py": "names of files",
     "runtime/settings.py": "created",
     "runtime/storage/files.py": "dates of use, which servers share as dates of files",

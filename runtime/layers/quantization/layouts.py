@@ -43,6 +43,7 @@ from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # for each of eight columns, the index of its code in the word
 FP8_MAX = 448.0
+ONLINE_COUNT = 1 << 17  # numbers that are quantized at once
 HALF_MAX = 65504.0  # of float16
 
 
@@ -287,21 +288,29 @@ def _modelslim(module: ModuleShard) -> ModuleTensors:
 
 def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
-    model."""
-    values: Tensor = reader[module.rows, :].float()
-    if isinstance(module.format.scheme, PackedInt):
-        return _load_online_codes(module, values)
+    model. A block of rows at a time, by all threads: what is computed of it stays in the processor's cache."""
+    values = reader[module.rows, :]
+    quantize = _online_codes if isinstance(module.format.scheme, PackedInt) else _online_numbers
+    step = max(1, ONLINE_COUNT // max(1, values.shape[1]))
+    for begin in range(0, len(values), step):
+        rows = slice(begin, begin + step)
+        weight, scale = quantize(module, values[rows].float())
+        module.tensors["weight"][rows].copy_(weight)
+        module.tensors["scale"][rows].copy_(scale)
+
+
+def _online_numbers(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Float8 or int8 numbers of plain rows [rows, inputs], and the scale of each row."""
     most = FP8_MAX if isinstance(module.format.scheme, Fp8) else 127.0
     scale = (values.abs().amax(1, keepdim=True) / most).clamp_(min=1e-12)
     values = (values[:, module.columns] / scale).clamp_(-most, most)
-    module.tensors["weight"].copy_(values.round_() if isinstance(module.format.scheme, Int8) else values)
-    module.tensors["scale"].copy_(scale)
+    return values.round_() if isinstance(module.format.scheme, Int8) else values, scale
 
 
-def _load_online_codes(module: ModuleShard, values: Tensor) -> None:
-    """Quantizes a plain weight [rows, inputs] to 4-bit codes around 8. Of each group the number that is
-    farthest from 0 becomes code 0 whatever its sign is, and is exact but for the rounding of its scale to
-    float16."""
+def _online_codes(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor]:
+    """4-bit codes around 8 of plain rows [rows, inputs], and the scales of their groups. Of each group the
+    number that is farthest from 0 becomes code 0 whatever its sign is, and is exact but for the rounding of
+    its scale to float16."""
     scheme = module.format.scheme
     assert isinstance(scheme, PackedInt)
     group = scheme.group_size
@@ -310,8 +319,7 @@ def _load_online_codes(module: ModuleShard, values: Tensor) -> None:
     scale = (farthest / -8).clamp_(-HALF_MAX, HALF_MAX).half().float()
     codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(8).clamp_(0, 15)
     own = codes.to(torch.uint8).flatten(1)[:, module.columns]
-    module.tensors["weight"].copy_(pack_codes(own, scheme.bits))
-    module.tensors["scale"].copy_(scale[:, module.group_ids.to(scale.device), 0])
+    return pack_codes(own, scheme.bits), scale[:, module.group_ids.to(scale.device), 0]
 
 
 def _online(module: ModuleShard) -> ModuleTensors:

@@ -59,6 +59,22 @@ class Weights(Group, frozen=True, kw_only=True):
         str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")
     ] = None
     decrypted_draft_config_file: A[str | None, planned("The same for the draft model.")] = None
+    packed_weights_dir: A[
+        str,
+        option(
+            "Folder in which weights that were packed for the CPU's kernels are kept for the next start.",
+            note="auto: runtime/weights in $XDG_CACHE_HOME, else in ~/.cache; in a container mount it",
+            devices=("cpu",),
+        ),
+    ] = "auto"
+    packed_weights_cache_bytes: A[
+        Whole,
+        option(
+            "Most bytes of these files; the one unused for longest goes first.",
+            note="0 keeps none; models of less than 64 MB are not kept",
+            devices=("cpu",),
+        ),
+    ] = 32 * 2**30
 
 
 def packed_weights_dir(machine: MachineFacts) -> Derived:
