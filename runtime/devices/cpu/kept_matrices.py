@@ -1,7 +1,7 @@
 """Packed weights kept from one start to the next: KeptWeights of the cpu device (devices/packed.py).
 
     first start     layers pack matrices, which `add` notes; at the end a thread writes them to a file
-    later starts    the file is mapped, and `take` hands its matrices out in the order in which they were packed
+    later starts    the file is mapped, and `take` hands its matrices out in the order of packing
 
 The file's name follows from the caller's key, from the program that packs and from the level of the kernels,
 so nothing that was packed in another way is ever found.

@@ -97,7 +97,7 @@ class Matrix:
         self.library.functions.kernels_move_matrix(self.handle, self.data.data_ptr(), *addresses)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of 4 bits or 8-bit floats. See PackedRows."""
+        """Rows (int64 [N]) of the matrix, float32 [N, inputs]; not of 4 bits or 8-bit floats."""
         places = indices.contiguous()
         out = torch.empty(len(places), self.inputs)
         self.library.functions.kernels_unpack(self.handle, places.data_ptr(), len(places), out.data_ptr())

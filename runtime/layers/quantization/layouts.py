@@ -288,7 +288,7 @@ def _modelslim(module: ModuleShard) -> ModuleTensors:
 
 def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
-    model. A block of rows at a time, by all threads: what is computed of it stays in the processor's cache."""
+    model. A block of rows at a time, by all threads: what is made of it stays in a cache."""
     values = reader[module.rows, :]
     quantize = _online_codes if isinstance(module.format.scheme, PackedInt) else _online_numbers
     step = max(1, ONLINE_COUNT // max(1, values.shape[1]))
