@@ -1,5 +1,6 @@
 """Feed-forwards with experts (ExpertsSpec of devices/decoder_spec.py) as phases of a program."""
 
+import ctypes
 from collections.abc import Callable
 
 from runtime.devices.cpu.kernels.library import Routing
@@ -39,6 +40,7 @@ class ExpertPhases:
     def __init__(self, program: Program, width: int) -> None:
         """`width`: of the hidden states."""
         self.program = program
+        self.functions = program.functions
         self.width = width
         self.buffers: dict[tuple[object, ...], Buffer] = {}
         self.counters: list[tuple[int, ExpertsSpec]] = []
@@ -54,12 +56,14 @@ class ExpertPhases:
         stack = spec.packed
         assert isinstance(stack, ExpertStack)
         first, second, top_k = stack.gate_up[0], stack.down[0], spec.routing.top_k
-        inner = self._of("pairs", second.inputs, top_k, lambda: program.pair_buffer(second.inputs, top_k))
-        counter = program.counter()
+        inner = self._of("pairs", second.inputs, top_k, lambda: program.buffer(second.inputs, top_k))
+        counter = self.functions.program_counter(program.handle)
         self.counters.append((counter, spec))
         program.kept.append(stack)
         inputs, refit = (self._pair_inputs(matrix, top_k) for matrix in (first, second))
-        program.experts(stack.handle, pairs, counter, (normed, inputs, inner, refit, out), adds=adds)
+        self.functions.program_experts(
+            program.handle, stack.handle, pairs, counter, normed, inputs, inner, refit, out, adds
+        )
         if spec.shared is not None:
             self._add_shared(spec.shared, spec.shared_gate, normed, out, linear)
 
@@ -68,7 +72,12 @@ class ExpertPhases:
         program, given, count = self.program, spec.routing, spec.router.outputs
         logits = self._floats("logits", count)
         linear(normed, spec.router, logits, Then.STORE)
-        pairs = self._of("assignment", count, given.top_k, lambda: program.assignment(count, given.top_k))
+        pairs = self._of(
+            "assignment",
+            count,
+            given.top_k,
+            lambda: self.functions.program_assignment(program.handle, count, given.top_k),
+        )
         routing = Routing(
             top_k=given.top_k,
             is_sigmoid=given.score == "sigmoid",
@@ -78,7 +87,8 @@ class ExpertPhases:
             normalizes=given.normalizes,
             scale=given.scale,
         )
-        program.route(logits, routing, spec.correction_bias, pairs)
+        bias = program.keep(spec.correction_bias)
+        self.functions.program_route(program.handle, logits, ctypes.addressof(routing), bias, pairs)
         return pairs
 
     def _add_shared(
@@ -89,7 +99,7 @@ class ExpertPhases:
         if gate is not None:
             weight = self._floats("gate", 1)
             linear(normed, gate, weight, Then.STORE)
-            self.program.weigh(weight, inner)
+            self.functions.program_weigh(self.program.handle, weight, inner)
         linear(inner, spec.down, out, Then.ADD)
 
     def _floats(self, name: str, width: int) -> Buffer:
@@ -97,7 +107,7 @@ class ExpertPhases:
 
     def _pair_inputs(self, matrix: Matrix, top_k: int) -> Buffer:
         key = ("pair inputs", matrix.kind, matrix.inputs, top_k)
-        return self._of(*key, lambda: self.program.pair_buffer_for(matrix, top_k))
+        return self._of(*key, lambda: self.program.buffer_for(matrix, top_k))
 
     def _of(self, *arguments: object) -> int:
         """What the last argument makes, once for each of the others."""
@@ -118,4 +128,5 @@ class ExpertPhases:
         self.counted = address
         for counter, spec in self.counters:
             counts = spec.counts()
-            self.program.set_counter(counter, counts)
+            address = None if counts is None else counts.data_ptr()
+            self.functions.program_set_counter(counter, address)

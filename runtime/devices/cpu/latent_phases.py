@@ -57,8 +57,8 @@ class LatentPhases:
     def _buffers(self, up: PackedUp, rope_dim: int) -> LatentBuffers:
         program, heads = self.program, up.num_heads
         return LatentBuffers(
-            inputs=program.pair_buffer_for(up.keys, heads),
-            absorbed=program.pair_buffer(up.rank + rope_dim, heads),
-            attended=program.pair_buffer(up.rank, heads),
-            summed=program.pair_buffer_for(up.values, heads),
+            inputs=program.buffer_for(up.keys, heads),
+            absorbed=program.buffer(up.rank + rope_dim, heads),
+            attended=program.buffer(up.rank, heads),
+            summed=program.buffer_for(up.values, heads),
         )

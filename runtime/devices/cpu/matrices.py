@@ -242,7 +242,7 @@ def _fill_float8(threads: Threads, weight: Quantized, group: int, matrix: Matrix
 
 def pack_mxfp4(threads: Threads, codes: Tensor, exponents: Tensor) -> Matrix:
     """A weight in the microscaling format of 4 bits: codes uint8 [outputs, inputs / 2], the first of two in
-    the lower half, and for each 32 inputs the exponent of their scale and 127, uint8 [outputs, inputs / 32]."""
+    the lower half, and uint8 [outputs, inputs / 32]: the exponent of the scale of 32 inputs, and 127."""
 
     def fill(matrix: Matrix) -> None:
         given = codes.contiguous(), exponents.contiguous()

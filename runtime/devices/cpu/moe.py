@@ -102,14 +102,14 @@ def whole_quantized_halves(weight: Quantized, multiple: int) -> Quantized:
     )
 
 
-class Mixture:
+class ExpertsCall:
     """What experts do for rows that were routed, one layer after another in memory that they share."""
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
         self.functions = threads.functions
-        self.handle: int = self.functions.kernels_mixture()
-        weakref.finalize(self, self.functions.kernels_free_mixture, self.handle).atexit = False
+        self.handle: int = self.functions.kernels_experts_call()
+        weakref.finalize(self, self.functions.kernels_free_experts_call, self.handle).atexit = False
 
     def apply(self, x: Tensor, ids: Tensor, weights: Tensor, stack: ExpertStack) -> Tensor:
         """See Experts.apply. Raises torch.OutOfMemoryError."""
@@ -119,7 +119,7 @@ class Mixture:
         step = Step(num_tokens=len(rows), input=rows.data_ptr(), output=out.data_ptr())
         arguments = (own.shape[1], own.data_ptr(), shares.data_ptr(), ctypes.addressof(step))
         handles = (self.threads.handle, self.handle, stack.handle)
-        if len(rows) and self.functions.kernels_mix(*handles, *arguments):
+        if len(rows) and self.functions.kernels_apply_experts(*handles, *arguments):
             raise torch.OutOfMemoryError(f"no memory for the experts of {len(rows)} tokens")
         return out.to(x.dtype)
 
@@ -129,7 +129,7 @@ class CpuExperts:
 
     def __init__(self, ops: CpuOps) -> None:
         self.ops = ops
-        self.mixture = None if ops.threads is None else Mixture(ops.threads)
+        self.call = None if ops.threads is None else ExpertsCall(ops.threads)
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """See Experts.route."""
@@ -177,8 +177,8 @@ class CpuExperts:
     ) -> Tensor:
         """See Experts.apply."""
         if isinstance(packed, ExpertStack):
-            assert self.mixture is not None, "packed experts without kernels"
-            return self.mixture.apply(x, expert_ids, weights, packed)
+            assert self.call is not None, "packed experts without kernels"
+            return self.call.apply(x, expert_ids, weights, packed)
         return apply(self.ops, x, expert_ids, weights, packed)
 
 

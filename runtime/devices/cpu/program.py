@@ -7,7 +7,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from runtime.devices.cpu.kernels.library import AdapterWeights, Heads, Routing, Step
+from runtime.devices.cpu.kernels.library import AdapterWeights, Heads, Step
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads
 from runtime.devices.lora import LoraWeights
 
@@ -34,14 +34,14 @@ class Program:
         self.kept: list[object] = []
         weakref.finalize(self, self.functions.kernels_free_program, self.handle).atexit = False
 
-    def buffer(self, width: int) -> Buffer:
-        """Rows of float32 [tokens, width]."""
-        return self.functions.program_buffer(self.handle, width, -1)
+    def buffer(self, width: int, per_token: int = 1) -> Buffer:
+        """Rows of float32 [tokens * per_token, width]."""
+        return self.functions.program_pair_buffer(self.handle, width, -1, per_token)
 
-    def buffer_for(self, matrix: Matrix) -> Buffer:
+    def buffer_for(self, matrix: Matrix, per_token: int = 1) -> Buffer:
         """Rows of inputs in the form in which `matrix` is multiplied."""
         form = self.functions.kernels_input_form(matrix.kind)
-        return self.functions.program_buffer(self.handle, matrix.inputs, form)
+        return self.functions.program_pair_buffer(self.handle, matrix.inputs, form, per_token)
 
     def keep(self, tensor: Tensor | None, multiple: int = MULTIPLE) -> int | None:
         """The address of a vector as float32, with zeros behind it up to a multiple."""
@@ -117,43 +117,6 @@ class Program:
     def attention(self, qkv: Buffer, out: Buffer, heads: Heads) -> None:
         """From the output of the QKV projection to that of attention; keys and values go to the cache."""
         self.functions.program_attention(self.handle, qkv, out, ctypes.addressof(heads))
-
-    def pair_buffer(self, width: int, top_k: int) -> Buffer:
-        """Rows of float32 [tokens * top_k, width]: one for each pair of a token and an expert of its."""
-        return self.functions.program_pair_buffer(self.handle, width, -1, top_k)
-
-    def pair_buffer_for(self, matrix: Matrix, top_k: int) -> Buffer:
-        """The same in the form in which `matrix` is multiplied."""
-        form = self.functions.kernels_input_form(matrix.kind)
-        return self.functions.program_pair_buffer(self.handle, matrix.inputs, form, top_k)
-
-    def assignment(self, num_experts: int, top_k: int) -> int:
-        """experts::Assignment*: the experts of the tokens of a step."""
-        return self.functions.program_assignment(self.handle, num_experts, top_k)
-
-    def counter(self) -> int:
-        """experts::Counter*, which counts nothing until `set_counter`."""
-        return self.functions.program_counter(self.handle)
-
-    def set_counter(self, counter: int, counts: Tensor | None) -> None:
-        """int32 [experts], which the caller keeps: steps add the tokens of each expert. None: they are not
-        counted."""
-        self.functions.program_set_counter(counter, None if counts is None else counts.data_ptr())
-
-    def route(self, logits: Buffer, routing: Routing, bias: Tensor | None, pairs: int) -> None:
-        """From scores [tokens, experts], which are overwritten, to an assignment."""
-        self.functions.program_route(self.handle, logits, ctypes.addressof(routing), self.keep(bias), pairs)
-
-    def experts(
-        self, weights: int, pairs: int, counter: int, rows: tuple[Buffer, ...], *, adds: bool
-    ) -> None:
-        """What experts::Weights* do for tokens that have an assignment. `rows`: floats of the tokens; inputs,
-        floats and inputs of pairs; and results, to which they may be added."""
-        self.functions.program_experts(self.handle, weights, pairs, counter, *rows, adds)
-
-    def weigh(self, gates: Buffer, rows: Buffer) -> None:
-        """Multiplies rows with the sigmoid of the one number of each row of `gates`."""
-        self.functions.program_weigh(self.handle, gates, rows)
 
     def run(self, step: Step) -> None:
         """Computes all phases. Raises torch.OutOfMemoryError."""

@@ -1,4 +1,4 @@
-// Mixture of experts: every token passes the few experts that its router chooses, and all that one expert does for the
+// Experts (MoE): every token passes the few experts that its router chooses, and all that one expert does for the
 // tokens of a step is computed together.
 //
 //   Route    scores of the router -> experts of a token and their weights

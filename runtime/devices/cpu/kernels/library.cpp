@@ -7,11 +7,11 @@
 #include "attention_call.h"
 #include "digest.h"
 #include "experts.h"
+#include "experts_call.h"
 #include "latent.h"
 #include "layers.h"
 #include "logprobs.h"
 #include "lora.h"
-#include "mixture.h"
 #include "product_call.h"
 #include "sampling.h"
 #include "team.h"
@@ -239,15 +239,15 @@ void kernels_move_experts(experts::Weights* weights, const float* gate_up_bias, 
 
 void kernels_free_experts(experts::Weights* weights) { delete weights; }
 
-mixture::Mixture* kernels_mixture() { return new mixture::Mixture; }
-void kernels_free_mixture(mixture::Mixture* mixture) { delete mixture; }
+experts_call::Call* kernels_experts_call() { return new experts_call::Call; }
+void kernels_free_experts_call(experts_call::Call* call) { delete call; }
 
 // step->output [tokens, width] from step->input [tokens, width], ids and weights [tokens, top_k]. 0; 1: there is no
 // memory.
-int kernels_mix(team::Team* team, mixture::Mixture* mixture, const experts::Weights* weights, int top_k, const int32_t* ids,
+int kernels_apply_experts(team::Team* team, experts_call::Call* call, const experts::Weights* weights, int top_k, const int32_t* ids,
                 const float* shares, const Step* step) {
     experts::Assignment pairs(weights->count(), top_k);
-    return mixture->run(team, weights, &pairs, ids, shares, step) ? 0 : 1;
+    return call->run(team, weights, &pairs, ids, shares, step) ? 0 : 1;
 }
 
 // ---- latent attention

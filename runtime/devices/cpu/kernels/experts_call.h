@@ -6,7 +6,7 @@
 #include "experts.h"
 #include "team.h"
 
-namespace mixture {
+namespace experts_call {
 
 using step::Buffer;
 using step::Phase;
@@ -14,7 +14,7 @@ using step::Step;
 using weights::Matrix;
 
 // What the experts of one layer do for rows that the caller has and has routed, in memory that all layers share.
-class Mixture final : public team::Work {
+class Call final : public team::Work {
   public:
     // `ids` and `shares` [tokens, top_k of pairs] are the caller's. False: there is no memory.
     bool run(team::Team* team, const experts::Weights* weights, experts::Assignment* pairs, const int32_t* ids,
@@ -56,4 +56,4 @@ class Mixture final : public team::Work {
     const Step* step_ = nullptr;
 };
 
-}  // namespace mixture
+}  // namespace experts_call
