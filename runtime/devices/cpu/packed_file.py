@@ -98,7 +98,7 @@ def write(fd: int, contents: Contents, matrices: Sequence[Matrix], library: Libr
     for staged in _staged(contents, matrices):
         pieces = len(staged) // PIECE_BYTES
         digest += library.functions.kernels_digest(None, staged.ctypes.data, pieces, written // PIECE_BYTES)
-        _write_at(fd, memoryview(staged), begin + written)
+        _write_at(fd, staged.data, begin + written)
         written += len(staged)
     numbers = np.array([len(header), begin, digest % 2**64], np.uint64).tobytes()
     _write_at(fd, memoryview(MAGIC + numbers + _checksum(numbers, header) + header), 0)

@@ -76,7 +76,7 @@ def array_over(mapping: mmap.mmap) -> np.ndarray:
     address = np.frombuffer(mapping, np.uint8).ctypes.data
     memory = (ctypes.c_uint8 * len(mapping)).from_address(address)
     memory.mapping = mapping  # type: ignore[attr-defined]
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 def has_huge_pages() -> bool:
