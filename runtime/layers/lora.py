@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import deserialize
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -21,13 +21,14 @@ from runtime.devices.base import Device
 from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
 from runtime.layers.linear import Linear
 from runtime.layers.upload import upload_int64
-from runtime.layers.weight import Layer, LayerTree, PackedModules, TensorReader
+from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
 from runtime.messages.steps import StepPlan
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import WEIGHTS, Pair, read_adapter
 
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # this rank's weights of one adapter: A [rank, in] and B [out, rank], by layer and part
 AdapterWeights = dict[tuple[str, str], tuple[Tensor, Tensor]]
 
@@ -149,7 +150,7 @@ class LoraSlots:
         """Bytes of device memory."""
         return self.weights.a.nbytes + self.weights.b.nbytes
 
-    def shard(self, part: str, a: TensorReader, b: TensorReader, scale: float) -> tuple[Tensor, Tensor]:
+    def shard(self, part: str, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """This rank's shard of a pair of checkpoint tensors, A [rank, in] and B [out, rank]. B is multiplied
         by the scale."""
         inputs, outputs = self.inputs, self.outputs[part]
@@ -228,15 +229,14 @@ class LoraAdapters:
         """Reads an adapter to host memory. May run in any thread, at the same time as steps. Raises
         ModelError."""
         adapter = read_adapter(folder, self.modules)
-        with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
-            self.host_weights[id] = {
-                self.fused_targets[name]: self._shard(file, name, pair)
-                for name, pair in adapter.pairs.items()
-            }
+        tensors = read_tensors(Path(folder) / WEIGHTS)
+        self.host_weights[id] = {
+            self.fused_targets[name]: self._shard(tensors, name, pair) for name, pair in adapter.pairs.items()
+        }
 
-    def _shard(self, file: safe_open, name: str, pair: Pair) -> tuple[Tensor, Tensor]:
+    def _shard(self, tensors: dict[str, Tensor], name: str, pair: Pair) -> tuple[Tensor, Tensor]:
         path, part = self.fused_targets[name]
-        return self.lora_slots[path].shard(part, file.get_slice(pair.a), file.get_slice(pair.b), pair.scale)
+        return self.lora_slots[path].shard(part, tensors[pair.a], tensors[pair.b], pair.scale)
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Applies a plan's changes of LoRA slots and sequences. Call it before the step is launched. ->
@@ -274,6 +274,16 @@ class LoraAdapters:
                 lora_slots.load_slot(lora_slot, path, self.host_weights[id])
         for id in lora_assignment.gone.tolist():
             self.host_weights.pop(id, None)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, each in memory of its own. Not by safe_open, of which each tensor that is read
+    leaves 60 bytes behind (safetensors 0.8.0): adapters come and go for months."""
+    return {
+        name: torch.frombuffer(tensor["data"], dtype=DTYPES[tensor["dtype"]]).view(tensor["shape"])
+        for name, tensor in deserialize(path.read_bytes())
+        if tensor["data"]
+    }
 
 
 def _fused_target(name: str, packed_modules: PackedModules) -> tuple[str, str]:
