@@ -1,10 +1,12 @@
 """What a device makes of weights. Only the device looks inside. Torch-free at run time."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    import torch
     from torch import Tensor
 
 
@@ -60,4 +62,27 @@ class KeptWeights(Protocol):
 
     def discard(self) -> None:
         """What was kept for the latest key is of no use."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlPart:
+    """Rows of a weight in blocks of one of ggml's types, as a GGUF file has them. Row i is rows[order[i]]."""
+
+    type: str  # its name in models/config/gguf/types.py
+    rows: "Tensor"  # uint8 [rows, bytes], of which each row is one line
+    order: "Tensor"  # int64 [outputs]
+    inputs: int  # numbers of a row
+
+
+class GgmlWeights(Protocol):
+    """A device's packing of ggml's types without loss."""
+
+    def computes(self, parts: "Sequence[tuple[str, int]]", dtype: "torch.dtype") -> bool:
+        """Whether products of such a weight are computed, with activations in `dtype`. `parts`: type and
+        outputs of each part."""
+        ...
+
+    def pack(self, parts: "Sequence[GgmlPart]") -> PackedWeight:
+        """One weight of all parts, whose outputs follow each other."""
         ...

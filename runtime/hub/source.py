@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.gguf.container import is_gguf
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _TRUE = ("1", "true", "yes", "on")
@@ -43,12 +44,12 @@ def hub_model(
         raise ModelError(
             "--model-path is empty or has a NUL; give a folder, or the name of a model on the hub"
         )
-    if folder.is_dir():
+    if folder.is_dir() or is_gguf(folder):
         return None
     if folder.name.lower().endswith(".gguf"):
         raise ModelError(
-            f"{path}: GGUF files are not read yet; give the folder or the hub's name of the model in Hugging "
-            "Face layout (config.json, tokenizer.json, *.safetensors)"
+            f"{path} does not exist here; give a GGUF file of this machine, or a hub's name of a model in Hugging "
+            "Face layout"
         )
     if folder.exists():
         raise ModelError(f"{path} is a file; give the folder that it is in, with config.json and the weights")

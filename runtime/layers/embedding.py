@@ -8,7 +8,8 @@ from torch.nn.functional import embedding
 
 from runtime.devices.base import Device, PackedWeight
 from runtime.devices.packed import PackedRows
-from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
+from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight
+from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, replicated_shard
 
 
 def vocabulary_weight(
@@ -26,15 +27,50 @@ def vocabulary_weight(
     return weight, shard
 
 
+def _ggml_weight(
+    device: Device, dtype: torch.dtype, formats: FormatLookup, shape: tuple[int, int]
+) -> GgmlWeight | None:
+    """A weight [vocab, hidden] that stays in ggml's types; None: it is a plain one."""
+    if device.collectives.size > 1:
+        return None
+    outputs, inputs = map(replicated_shard, shape)
+    return ggml_weight(device, dtype, formats(""), {"": outputs}, inputs)
+
+
+def _children(
+    children: Iterator[tuple[str, Layer | Weight]], ggml: GgmlWeight | None
+) -> Iterator[tuple[str, Layer | Weight]]:
+    """The children of a layer, those of its `ggml` directly."""
+    yield from (child for child in children if child[0] not in ("ggml", "tied"))
+    if ggml is not None:
+        yield from ggml.children()
+
+
 class Embedding(Layer):
     """Token embedding."""
 
     def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int) -> None:
-        self.ranks = device.collectives
-        self.dtype, self.hidden_size = dtype, hidden_size
+        self.device, self.ranks = device, device.collectives
+        self.dtype, self.vocab_size, self.hidden_size = dtype, vocab_size, hidden_size
         weight, self.shard = vocabulary_weight(device, dtype, vocab_size, hidden_size)
         self.weight: Weight | None = weight
-        self.packed: PackedRows | None = None  # in place of the weight, where a head packed it
+        self.ggml: GgmlWeight | None = None  # in place of the weight, until it is packed
+        self.packed: PackedRows | None = None  # in place of the weight: ggml's types, or what a head packed
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """Gives up the plain weight where the device reads rows of ggml's types."""
+        self.ggml = _ggml_weight(self.device, self.dtype, formats, (self.vocab_size, self.hidden_size))
+        if self.ggml is not None:
+            self.weight = None
+
+    def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        """The weight."""
+        return _children(super().children(), self.ggml)
+
+    def finish_loading(self) -> None:
+        """Packs a weight of ggml's types; a plain one stays as it is."""
+        if self.ggml is not None:
+            self.packed, self.ggml = self.ggml.pack_rows(self.device), None
 
     def share(self, packed: PackedRows) -> None:
         """Reads its rows from what the head packed, and gives up the weight."""
@@ -71,20 +107,33 @@ class Head(Layer):
         has a copy of the weight."""
         self.device = device
         self.dtype = dtype
-        self.vocab_size = vocab_size
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.tied = tied
         self.weight: Weight | None = (
             None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
         )
-        self.packed: PackedWeight | None = None  # what Ops.pack_linear made of the weight
+        self.ggml: GgmlWeight | None = None  # in place of the weight, until it is packed
+        self.packed: PackedWeight | None = None  # what the device made of the weight
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """Gives up the plain weight where the device computes with ggml's types."""
+        if self.weight is not None:
+            self.ggml = _ggml_weight(self.device, self.dtype, formats, (self.vocab_size, self.hidden_size))
+            self.weight = self.weight if self.ggml is None else None
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """Its own weight, and not the embedding's."""
-        yield from (child for child in super().children() if child[0] != "tied")
+        return _children(super().children(), self.ggml)
 
     def finish_loading(self) -> None:
         """Packs the weight for the device. Where the embedding cannot read packed rows, a large tied weight
         is used as it is, for the embedding needs it so."""
+        if self.ggml is not None:
+            self.packed, self.ggml = self.ggml.pack(self.device), None
+            return
+        if self.tied is not None and self.tied.weight is None:  # of ggml's types, and packed before
+            self.packed, self.tied = self.tied.packed, None
+            return
         weight = self.weight if self.tied is None else self.tied.weight
         assert weight is not None
         plain, ops = weight.tensor, self.device.ops

@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.devices.base import Device, PackedWeight, Quantized
 from runtime.devices.lora import LoraWeights
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight, without_ggml
 from runtime.layers.quantization.quantized_weight import (
     ROW_TENSORS,
     QuantizedWeight,
@@ -82,6 +83,7 @@ class Linear(Layer):
         self.weight: Weight | None = None
         self.bias: Weight | None = None
         self.quantized: QuantizedWeight | None = None  # in place of `weight` where that is quantized
+        self.ggml: GgmlWeight | None = None  # in place of `weight` where a device computes with ggml's types
         self.packed: PackedWeight | None = (
             None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
         )
@@ -105,7 +107,9 @@ class Linear(Layer):
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the weight, quantized or not, and the bias."""
-        if (format := formats("")) is not None:
+        format = formats("")
+        self.ggml = ggml_weight(self.device, self.dtype, format, self.outputs, self.inputs)
+        if (format := without_ggml(format)) is not None:
             self.quantized = self._quantized_weight(format)
         offset, weights, biases = 0, {}, {}
         for name, shard in self.outputs.items():
@@ -115,7 +119,7 @@ class Linear(Layer):
             )
             biases[name] = SourceTensor((shard.full,), 0, shard, offset)
             offset += shard.size
-        if self.quantized is None:
+        if self.quantized is None and self.ggml is None:
             self.weight = Weight.empty(
                 (self.size, self.inputs.size), weights, self.dtype, self.device.torch_device
             )
@@ -137,9 +141,10 @@ class Linear(Layer):
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """The weights; those of a quantized one directly, as in the checkpoint."""
-        yield from (child for child in super().children() if child[0] != "quantized")
-        if self.quantized is not None:
-            yield from self.quantized.children()
+        yield from (child for child in super().children() if child[0] not in ("quantized", "ggml"))
+        for weight in (self.quantized, self.ggml):
+            if weight is not None:
+                yield from weight.children()
 
     def row_tensors(self) -> Iterator[Tensor]:
         """All tensors that have a row for each output, so that rows may be put into another order before
@@ -166,6 +171,9 @@ class Linear(Layer):
 
     def finish_loading(self) -> None:
         """Packs the weight for the device."""
+        if self.ggml is not None:
+            self.packed, self.ggml = self.ggml.pack(self.device), None
+            return
         weight = self.take_weight()
         self.packed = (
             self.device.ops.pack_linear(weight)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops
+from runtime.errors import ModelError
 from runtime.models.config.rope_config import Rope
 
 
@@ -29,6 +30,8 @@ class Rotary:
         self.ops = ops
         self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(torch_device)
         self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
+        if rope.frequency_divisors:
+            self.frequencies = self.frequencies / _divisors(rope, self.exponents)
         self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,6 +54,16 @@ class Rotary:
         length = (places + 1).clamp_min(rope.max_position_embeddings)
         stretch = rope.factor * length / rope.max_position_embeddings - (rope.factor - 1)
         return 1.0 / ((rope.rope_theta * stretch ** (dim / (dim - 2))) ** self.exponents)
+
+
+def _divisors(rope: Rope, exponents: Tensor) -> Tensor:
+    """Divisors of the frequencies, float32 [D / 2]. Raises ModelError where there are more or fewer."""
+    if len(rope.frequency_divisors) != len(exponents):
+        raise ModelError(
+            f"rotary positions have {len(rope.frequency_divisors)} divisors for {len(exponents)} frequencies; "
+            "the checkpoint is damaged: download it again"
+        )
+    return torch.tensor(rope.frequency_divisors, dtype=torch.float32, device=exponents.device)
 
 
 def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:

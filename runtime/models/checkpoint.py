@@ -1,4 +1,4 @@
-"""The tensors of safetensors files: which there are, and slices of them without reading the rest."""
+"""The tensors of safetensors and GGUF files: which there are, and slices of them without reading the rest."""
 
 import math
 import re
@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from runtime.errors import ModelError
+from runtime.layers.quantization.ggml_rows import GgmlRows, mapped_octets
 from runtime.layers.weight import TensorReader
+from runtime.models.config.gguf.container import read_gguf
+from runtime.models.config.gguf.tensors import sources
 from runtime.models.config.weight_files import twice
 from runtime.regular_file import check_regular
 
@@ -23,14 +27,18 @@ def stored_bytes(shape: Sequence[int], dtype: str) -> int:
 class TensorSlice:
     """A tensor in an open file. `reader`: safetensors' own slice object, which reads when it is indexed."""
 
-    def __init__(self, name: str, file: str, reader: TensorReader) -> None:
+    def __init__(self, name: str, file: str, reader: TensorReader, num_bytes: int | None = None) -> None:
+        """`num_bytes`: those in the file, where they do not follow from shape and dtype."""
         self.name = name
         self.file = file
         self.reader = reader
+        self._num_bytes = num_bytes
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
+        if self._num_bytes is not None:
+            return self._num_bytes
         return stored_bytes(self.reader.get_shape(), self.reader.get_dtype())
 
 
@@ -49,3 +57,15 @@ def tensors(files: list[Path]) -> Iterator[TensorSlice]:
                     yield TensorSlice(name, path.name, file.get_slice(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path.name} is damaged or cut short ({error}); download it again") from None
+
+
+def gguf_tensors(path: Path) -> Iterator[TensorSlice]:
+    """All tensors of a GGUF checkpoint, under their names in the Hugging Face layout. Raises ModelError."""
+    octets: dict[str, Tensor] = {}
+    for source in sources(read_gguf(path)):
+        stored = source.tensor
+        if stored.path not in octets:
+            octets[stored.path] = mapped_octets(stored.path)
+        reader = GgmlRows(source, octets[stored.path])
+        num_bytes = stored.num_bytes * math.prod(source.shape) // math.prod(stored.shape)
+        yield TensorSlice(source.name, Path(stored.path).name, reader, num_bytes)

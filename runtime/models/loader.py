@@ -13,6 +13,7 @@ import torch
 
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
+from runtime.layers.quantization.ggml_rows import GgmlRows
 from runtime.layers.weight import (
     FormatLookup,
     LayerTree,
@@ -25,10 +26,11 @@ from runtime.layers.weight import (
     named_weights,
 )
 from runtime.models.base import Model, Renames
-from runtime.models.checkpoint import TensorSlice, tensors
+from runtime.models.checkpoint import TensorSlice, gguf_tensors, tensors
+from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
-from runtime.models.config.quantization_schemes import WeightFormat
+from runtime.models.config.quantization_schemes import Ggml, WeightFormat
 from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.kept_weights import leave_empty, quantized_weights
@@ -126,14 +128,20 @@ def target_name(tensor_name: str, packed_modules: PackedModules, renames: Rename
 
 
 def _num_bytes(layer: LayerTree) -> int:
-    return sum(weight.tensor.nbytes for _, weight in named_weights(layer)) + sum(
-        weight.num_bytes for _, weight in quantized_weights(layer)
+    return (
+        sum(weight.tensor.nbytes for _, weight in named_weights(layer))
+        + sum(weight.num_bytes for _, weight in quantized_weights(layer))
+        + sum(ggml.num_bytes for one in layers_below(layer) if (ggml := vars(one).get("ggml")) is not None)
     )
 
 
 def _formats(model: Model, config: ModelConfig, folder: Path, load_format: str) -> FormatLookup:
     quantized = None
-    if config.quantization is not None and load_format != "dummy":
+    if is_gguf(folder):
+        # random weights are plain ones; a head that computes in float32 has no use for packed rows
+        if load_format == "dummy" or config.has_wide_head:
+            return lambda name: None
+    elif config.quantization is not None and load_format != "dummy":
         quantized = _quantized_modules(folder, model.packed_modules, model.renames)
     return format_lookup(config.quantization, model.packed_modules, quantized)
 
@@ -167,6 +175,8 @@ def format_lookup(
                 formats[part] = formats.get(part) or quantization.format_of(parent + dot + old)
             else:
                 formats.setdefault(part, None)
+        if any(format is not None and isinstance(format.scheme, Ggml) for format in formats.values()):
+            return _joined(formats)
         kinds = set(formats.values())
         if len(kinds) > 1:
             raise ModelError(
@@ -179,6 +189,17 @@ def format_lookup(
         return kinds.pop()
 
     return lookup
+
+
+def _joined(formats: dict[str, WeightFormat | None]) -> WeightFormat | None:
+    """The format of a fused weight of ggml's types, one for each part; None: one of them has plain numbers, so
+    all are dequantized."""
+    types: list[tuple[str, str]] = []
+    for part, format in formats.items():
+        if format is None or not isinstance(format.scheme, Ggml):
+            return None
+        types.append((part, format.scheme.types[0][1]))
+    return WeightFormat(Ggml(tuple(types)), "gguf")
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
@@ -203,7 +224,8 @@ def _fill_from_files(
     packed_modules = model.packed_modules
     missing, extra = dict(targets), []
     paths = weight_files(folder)
-    files = _gauged(tensors(paths), Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
+    found = gguf_tensors(folder) if is_gguf(folder) else tensors(paths)
+    files = _gauged(found, Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
     for tensor in files if config.moe is not None and config.moe.is_stacked else unstacked(files):
         key = target_name(tensor.name, packed_modules, model.renames)
         if key in missing:
@@ -274,4 +296,7 @@ def _take(kept: frozenset[str], name: str, tensor: TensorSlice, weight: Weight, 
         source.load(reader)
         return
     index = shard.range if source.dim == 0 else (slice(None),) * source.dim + (shard.range,)
-    weight.target(source).copy_(reader[index])
+    if isinstance(reader, GgmlRows):
+        reader.copy_to(weight.target(source), index)
+    else:
+        weight.target(source).copy_(reader[index])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
+from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import read_header
@@ -82,20 +83,25 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def stored_weights(folder: Path) -> Stored:
-    """Reads the headers of a folder's safetensors files. Raises ModelError for a broken one."""
+    """Reads the headers of a folder's safetensors files, or of a GGUF file. Raises ModelError for a broken
+    one."""
     by_dtype: dict[str, int] = {}
+    if is_gguf(folder):
+        gguf = read_gguf(folder)
+        for stored in gguf.tensors.values():
+            by_dtype[stored.type] = by_dtype.get(stored.type, 0) + stored.num_bytes
+        return Stored(len(gguf.paths), len(gguf.tensors), sum(by_dtype.values()), _most(by_dtype))
     files = sorted(folder.glob("*.safetensors"))
     tensors = 0
     for file in files:
         for tensor in read_header(file).values():
             by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.num_bytes
             tensors += 1
-    return Stored(
-        len(files),
-        tensors,
-        sum(by_dtype.values()),
-        max(by_dtype, key=lambda name: by_dtype[name], default=""),
-    )
+    return Stored(len(files), tensors, sum(by_dtype.values()), _most(by_dtype))
+
+
+def _most(by_dtype: dict[str, int]) -> str:
+    return max(by_dtype, key=lambda name: by_dtype[name], default="")
 
 
 def footprint(

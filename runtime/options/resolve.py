@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from msgspec import Struct, structs
 
 from runtime.devices.facts import DeviceFacts
-from runtime.errors import OptionsError
+from runtime.errors import ModelError, OptionsError
 from runtime.hub.source import HubModel, hub_model
+from runtime.models.config.gguf.container import find_gguf, is_gguf
 from runtime.models.config.model_config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Derived, Group, Value
@@ -212,6 +214,21 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
     return resolve(parsed, config, device, machine or this_machine(), folders)
 
 
+def _local_model(path: str, load_format: str) -> Derived:
+    """The model of a path of this machine: its folder, or its GGUF file. Raises ModelError."""
+    folder = Path(path)
+    if is_gguf(folder):
+        if load_format not in ("auto", "gguf", "dummy"):
+            raise ModelError(f"{path} is a GGUF file; leave --load-format {load_format} out")
+        return Derived(path, "")
+    needed = {"auto": "*.safetensors", "dummy": "config.json"}.get(load_format)
+    wants = load_format == "gguf" or (needed is not None and not any(folder.glob(needed)))
+    found = find_gguf(folder) if wants else None
+    if found is None and load_format == "gguf":
+        raise ModelError(f"{path} has no GGUF file; leave --load-format gguf out, or give the file")
+    return Derived(path, "") if found is None else Derived(str(found), "the GGUF file of the folder")
+
+
 def find_folders(options: model_options.Model) -> Folders:
     """The folders of model and tokenizer; small files of those on a hub are downloaded. Raises ModelError."""
     from runtime.hub.download import fetch_config  # here, so that --help and a wrong option answer at once
@@ -226,7 +243,7 @@ def find_folders(options: model_options.Model) -> Folders:
         return Folders(model_options.EMBEDDED_MODEL[path], tokenizer)
     model = hub_model(path, options.revision, options.download_dir)
     if model is None:
-        return Folders(Derived(path, ""), tokenizer)
+        return Folders(_local_model(path, options.load_format), tokenizer)
     folder = fetch_config(model)
     if model.hub == "huggingface":  # a snapshot is named by its commit: the weights are of the same one
         model = structs.replace(model, revision=folder.name)

@@ -15,6 +15,7 @@ from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_generative
+from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
 from runtime.models.kept_weights import check_complete, replaced, storages
@@ -129,7 +130,8 @@ class WeightsLoader:
     def _key(self) -> str:
         """See checkpoint_key; empty: weights cannot be kept. Raises ModelError."""
         start, device = self.start, self.device
-        if device.kept_weights is None or start.load_format == "dummy":
+        # the blocks of a GGUF file are packed from where they are mapped, about as fast as they are read
+        if device.kept_weights is None or start.load_format == "dummy" or is_gguf(start.model_path):
             return ""
         try:
             return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)

@@ -8,8 +8,10 @@ of a model whose files have other dates does not share pages with the original, 
 the same "model" in the settings, by an operator who knows that they are the same.
 """
 
+import glob
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from runtime.regular_file import open_regular
 
 HEADER_LIMIT = 100_000_000  # the format's own
 IDENTITY_BYTES = 16
+GGUF_HEAD = 1 << 23
 
 
 def identity(**facts: object) -> bytes:
@@ -34,12 +37,17 @@ def weights(folder: Path, name: str | None) -> list[tuple[str, int, str, str]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    if folder.is_file():  # a GGUF file, or the first part of a split one
+        parts = re.sub(r"-\d{5}-of-(\d{5})\.gguf", r"-*-of-\1.gguf", glob.escape(folder.name))
+        return iter(sorted(folder.parent.glob(parts)))
     return (path for path in sorted(folder.glob("*.safetensors")) if path.is_file())
 
 
 def _header(path: Path) -> str:
     with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
+        first = file.read(8)
+        # of a GGUF file the beginning, which has sizes and vocabulary, and mostly the tensors' places as well
+        length = GGUF_HEAD if first[:4] == b"GGUF" else int.from_bytes(first, "little")
         return hashlib.blake2b(file.read(min(length, HEADER_LIMIT)), digest_size=16).hexdigest()
 
 

@@ -15,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.json_value import JsonDict
+from runtime.models.config.gguf.container import is_gguf
 from runtime.regular_file import check_regular
 from runtime.text.detokenize import TableStream, TextStream, WindowStream
+from runtime.text.gguf_tokenizer import load_gguf_tokenizer
 from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
 
@@ -49,7 +51,10 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
-        """Raises ModelError where the folder has no tokenizer.json or it cannot be read."""
+        """The tokenizer of a folder or of a GGUF file. Raises ModelError where the folder has no tokenizer.json
+        or it cannot be read."""
+        if is_gguf(folder):
+            return cls(*load_gguf_tokenizer(folder), size)
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelError(

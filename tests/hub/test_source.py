@@ -12,8 +12,8 @@ from runtime.hub.source import HubModel, hub_model
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        ("model.gguf", "GGUF files are not read yet"),
-        ("org/some.GGUF", "GGUF files are not read yet"),
+        ("model.gguf", "does not exist here; give a GGUF file"),
+        ("org/some.GGUF", "does not exist here; give a GGUF file"),
         ("here/config.json", "is a file; give the folder"),
         ("missing", "does not exist; give a folder"),
         ("/missing/folder", "does not exist; give a folder"),

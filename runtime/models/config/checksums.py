@@ -10,6 +10,7 @@ import msgspec
 
 from runtime.errors import StartError
 from runtime.json_value import Fields
+from runtime.models.config.gguf.container import is_gguf, split_paths
 from runtime.regular_file import open_regular, read_text
 
 MAX_BYTES = 64 * 2**20  # of the list
@@ -17,10 +18,15 @@ THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
 
 def check_files(folder: Path, list_file: Path) -> int:
-    """Compares the files of `folder` with `list_file`. -> how many were compared. Raises StartError for a
+    """Compares the files of `folder`, or a GGUF file, with `list_file`. -> how many were compared. Raises StartError for a
     file that differs or is missing, and for weight files that are not in the list."""
     listed = read_list(list_file)
-    if unlisted := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed):
+    weights = [path.name for path in folder.glob("*.safetensors")]
+    if is_gguf(folder):  # its own files alone: the folder may have other models
+        weights = [path.name for path in split_paths(folder)]
+        listed = {name: listed[name] for name in weights if name in listed}
+        folder = folder.parent
+    if unlisted := sorted(name for name in weights if name not in listed):
         raise StartError(
             f"{list_file} does not name {unlisted[0]} ({len(unlisted)} weight files are not in it); remove "
             "what does not "

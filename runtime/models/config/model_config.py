@@ -16,6 +16,8 @@ from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config import sizes
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
+from runtime.models.config.gguf.config import config_fields, read_gguf_quantization
+from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -169,20 +171,7 @@ def _read(
     quantization: str | None,
     overrides: Mapping[str, JsonValue] | None,
 ) -> ModelConfig:
-    if not folder.is_dir():
-        raise ModelError(
-            f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors"
-        )
-    try:
-        raw = read_regular(folder / "config.json", MAX_BYTES)
-    except FileNotFoundError:
-        raise ModelError(
-            f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
-        ) from None
-    except OSError as error:
-        raise ModelError(
-            f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
-        ) from None
+    raw, raw_generation = _raw_files(folder)
     if overrides:
         raw = msgspec.json.encode(_decode(raw, JsonDict, "config.json") | dict(overrides))
     architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
@@ -200,8 +189,7 @@ def _read(
             )
         return _resolve_encoder(architecture, raw, folder, pooling_options)
     hf = _decode(raw, HfConfig, "config.json")
-    path = folder / "generation_config.json"
-    generation = _decode(read_regular(path), HfGeneration, path.name) if path.is_file() else HfGeneration()
+    generation = _decode(raw_generation, HfGeneration, "generation_config.json")
     family = decoder_family(architecture)
     moe = None if family.moe is None else family.moe(_decode(raw, HfMoeConfig, "config.json"))
     mla = read_mla(_decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
@@ -209,7 +197,7 @@ def _read(
         hf = structs.replace(hf, head_dim=mla.rope_dim, num_key_value_heads=1)
     config = structs.replace(
         _resolve(architecture, hf, generation, read_rope(_decode(raw, HfRope, "config.json")), moe, mla),
-        quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
+        quantization=_quantization(folder, hf, quantization),
     )
     if (
         pooled := read_pooling(folder, architecture, config.hidden_size, pooling_options, is_causal=True)
@@ -217,6 +205,39 @@ def _read(
         return config
     check_pools(architecture)
     return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
+
+
+def _raw_files(folder: Path) -> tuple[bytes, bytes]:
+    """config.json and generation_config.json, of a GGUF file what they would say. Raises ModelError."""
+    if is_gguf(folder):
+        config, generation = config_fields(folder)
+        return msgspec.json.encode(config), msgspec.json.encode(generation)
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors, or a "
+            "GGUF file"
+        )
+    try:
+        raw = read_regular(folder / "config.json", MAX_BYTES)
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
+        ) from None
+    except OSError as error:
+        raise ModelError(
+            f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
+        ) from None
+    path = folder / "generation_config.json"
+    return raw, read_regular(path) if path.is_file() else b"{}"
+
+
+def _quantization(path: Path, hf: HfConfig, requested: str | None) -> Quantization | None:
+    """Raises ModelError; see read_quantization."""
+    if not is_gguf(path):
+        return read_quantization(path, hf.quantization_config or hf.compression_config, requested)
+    found = read_gguf_quantization(path, requested)
+    online = requested is not None and requested != "gguf"
+    return read_quantization(path, None, requested) if found is None and online else found
 
 
 def _decode(raw: bytes, kind: type[T], name: str) -> T:

@@ -15,7 +15,15 @@ from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
-from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
+from runtime.models.config.quantization_schemes import (
+    Fp8,
+    Ggml,
+    Int8,
+    Layout,
+    PackedInt,
+    Scheme,
+    WeightFormat,
+)
 from runtime.regular_file import read_regular
 
 DESCRIPTION = "quant_model_description*.json"
@@ -33,6 +41,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that fit a che
     "awq": ("awq", "awq_marlin", "moe_wna16"),
     "gptq": ("gptq", "gptq_marlin", "moe_wna16"),
     "modelslim": ("modelslim",),
+    "gguf": ("gguf",),
 }
 # values that also fit compressed-tensors checkpoints whose weights all have this scheme
 LAYERWISE = {"w8a8_int8": Int8, "w8a8_fp8": Fp8}
@@ -67,9 +76,14 @@ class Quantization(Struct, frozen=True, kw_only=True):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Names of all schemes that occur."""
+        """Names of all schemes that a device must compute. GGUF's types are none: where no kernel has them they
+        are dequantized."""
         format = [*self.modules.values(), *(rule.format for rule in self.rules)]
-        return tuple(sorted({one.scheme.name for one in format if one is not None}))
+        return tuple(
+            sorted(
+                {one.scheme.name for one in format if one is not None and not isinstance(one.scheme, Ggml)}
+            )
+        )
 
 
 def _matches(pattern: str, module: str) -> bool:

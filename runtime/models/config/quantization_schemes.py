@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.gguf.types import BY_NAME
 
 
 class Fp8(Struct, frozen=True, tag="fp8"):
@@ -75,7 +76,26 @@ class PackedInt(Struct, frozen=True, tag="codes"):
         return self.bits / 8 + ((4 + self.has_zero_points) / self.group_size if self.group_size else 0)
 
 
-Scheme = Fp8 | Int8 | PackedInt
+class Ggml(Struct, frozen=True, tag="ggml"):
+    """Blocks of codes as a GGUF file has them, each part of a fused weight in a type of its own. Kernels may
+    compute with them; elsewhere they are dequantized while they are loaded. layers/quantization/ggml.py
+    defines what they mean."""
+
+    types: tuple[tuple[str, str], ...]  # (part, name of its type)
+    activations: Literal["none"] = "none"
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return ", ".join(sorted({name for _, name in self.types}))
+
+    @property
+    def number_bytes(self) -> float:
+        """Bytes of memory for each weight in its type; of a fused weight the largest of its parts."""
+        return max(BY_NAME[name].num_bytes / BY_NAME[name].block for _, name in self.types)
+
+
+Scheme = Fp8 | Int8 | PackedInt | Ggml
 SCHEMES = (
     "fp8",
     "fp8_static",
@@ -87,7 +107,9 @@ SCHEMES = (
     "int8_weight",
     "int4_int8",
 )
-Layout = Literal["fp8", "compressed-tensors", "packed", "awq", "gptq", "gptq_v2", "modelslim", "online"]
+Layout = Literal[
+    "fp8", "compressed-tensors", "packed", "awq", "gptq", "gptq_v2", "modelslim", "online", "gguf"
+]
 
 
 class WeightFormat(Struct, frozen=True):

@@ -31,6 +31,8 @@ class Rope(Struct, frozen=True, kw_only=True):
     high_freq_factor: A[float, Meta(gt=0)] = 4.0
     original_max_position_embeddings: Count | None = None
     max_position_embeddings: Count = 2048
+    # of each pair of dimensions, as GGUF files have them in place of parameters; none: all are 1
+    frequency_divisors: tuple[A[float, Meta(gt=0)], ...] = ()
 
     @property
     def context_len(self) -> int:

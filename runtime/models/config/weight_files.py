@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.gguf.container import is_gguf, read_gguf, split_paths
+from runtime.models.config.gguf.tensors import sources
 from runtime.regular_file import open_regular, read_regular
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -39,8 +41,10 @@ class StoredTensor(Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that together hold the weights. Raises ModelError where there are none or one of them is
-    missing."""
+    """The files that together hold the weights; of a GGUF file itself and its other parts. Raises ModelError
+    where there are none or one of them is missing."""
+    if is_gguf(folder):
+        return split_paths(folder)
     if (folder / INDEX_FILE).is_file():
         try:
             index = msgspec.json.decode(read_regular(folder / INDEX_FILE), type=IndexFile)
@@ -60,7 +64,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / "model.safetensors"]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        others = [pattern for pattern in ("*.bin", "*.pth", "*.gguf") if any(folder.glob(pattern))]
+        others = [pattern for pattern in ("*.bin", "*.pth") if any(folder.glob(pattern))]
         found = f"only {others[0]} files, which are not read" if others else "no weights"
         raise ModelError(
             f"{folder} has {found}; get the model's *.safetensors, or use --load-format dummy for random "
@@ -90,6 +94,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def check_weight_files(folder: Path) -> None:
     """Raises ModelError where files are missing or damaged, or a tensor is in two of them."""
+    if is_gguf(folder):
+        list(sources(read_gguf(folder)))
+        return
     seen: dict[str, str] = {}
     for path in weight_files(folder):
         for name in read_header(path):

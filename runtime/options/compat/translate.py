@@ -190,7 +190,7 @@ def _divide_context(collector: _Collector) -> None:
 
 
 def _model(name: str, system: System, notes: list[str]) -> str:
-    """The model in Hugging Face layout that `name` stands for; a placeholder where only its user knows it."""
+    """The model that `name` stands for, as a path or on the hub; a placeholder where only its user knows it."""
     if system == "ollama" and not name.startswith(("hf.co/", "huggingface.co/", "/", ".")):
         family, _, tag = name.partition(":")
         size = tag.partition("-")[0]
@@ -200,18 +200,19 @@ def _model(name: str, system: System, notes: list[str]) -> str:
             return known
         notes.append(f"put the folder or the hub's name of {name} in place of {PLACEHOLDER}")
         return PLACEHOLDER
-    if "gguf" not in name.lower():
+    if "gguf" not in name.lower() or name.lower().endswith(".gguf"):
         return name
     repository = re.sub(r"^(hf\.co|huggingface\.co)/", "", name).partition(":")[0]
     owner, slash, model = repository.partition("/")
     original = re.sub(r"-gguf$", "", model, flags=re.IGNORECASE)
     if slash and owner in llama_cpp.PUBLISHERS and original != model:
-        notes.append(f"GGUF files are not read yet: {owner}/{original} is the same model as it was published")
+        notes.append(
+            f"GGUF files of a hub are not downloaded yet: {owner}/{original} is the same model as it was published"
+        )
         return f"{owner}/{original}"
     notes.append(
-        f"GGUF files are not read yet: put the folder or the hub's name of the same model as {name}, in "
-        "Hugging "
-        f"Face layout, in place of {PLACEHOLDER}"
+        f"GGUF files of a hub are not downloaded yet: put the file or folder of {name}, or the hub's name of the "
+        f"same model in Hugging Face layout, in place of {PLACEHOLDER}"
     )
     return PLACEHOLDER
 

@@ -29,7 +29,6 @@ LATER_FORMATS = (
     "pt",
     "npcache",
     "sharded_state",
-    "gguf",
     "bitsandbytes",
     "layered",
     "flash_rl",
@@ -46,7 +45,7 @@ class Model(Group, frozen=True, kw_only=True):
     model_path: A[
         str,
         option(
-            "Folder with weights in Hugging Face layout, or org/name on the hub; pocket is the small model "
+            "Folder with weights in Hugging Face layout, GGUF file, or org/name on the hub; pocket is "
             "inside this package.",
             aliases=("--model", "-m"),
             note="the reference requires it; here a server without one answers with the embedded model",
@@ -73,7 +72,8 @@ class Model(Group, frozen=True, kw_only=True):
     load_format: A[
         LoadFormat,
         option(
-            "Where the weights come from: safetensors files, or dummy for random ones by seed.",
+            "Where weights come from: safetensors, gguf, or dummy for random ones; auto takes what the "
+            "folder has.",
             later=LATER_FORMATS,
         ),
     ] = "auto"

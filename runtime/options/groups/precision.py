@@ -53,7 +53,6 @@ class Precision(Group, frozen=True, kw_only=True):
                 "mxfp8",
                 "marlin",
                 "bitsandbytes",
-                "gguf",
                 "modelopt",
                 "modelopt_fp8",
                 "modelopt_fp4",

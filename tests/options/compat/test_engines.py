@@ -40,7 +40,7 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
     (SGLANG + "--nnodes 1 --node-rank 0 --pp-size 1", "--model-path /m", "it is what happens anyway"),
     (SGLANG + "--nnodes 2", "--model-path /m --nnodes 2", "this version refuses --nnodes: --only-working"),
-    (SGLANG + "--quantization gguf", "--model-path /m --quantization gguf", "gguf is not here yet"),
+    (SGLANG + "--quantization mxfp8", "--model-path /m --quantization mxfp8", "mxfp8 is not here yet"),
     (SGLANG + "--json-model-override-args {", "--model-path /m", "is left out: serve takes json"),
     # variables
     (
@@ -92,8 +92,8 @@ LINES: list[tuple[str, str, str]] = [
     (VLLM + "--tokenizer-mode mistral", "--model-path /m --port 1", "--tokenizer-mode is left out"),
     # llama.cpp
     (LLAMA, QWEN, "Qwen/Qwen2.5-0.5B-Instruct is the same model as it was published"),
-    ("./build/bin/llama-server -m a.gguf", "--model-path MODEL --port 8080", "GGUF files are not read yet"),
-    ("llama-server -m a.gguf -ngl 0", "--model-path MODEL --device cpu --port 8080", ""),
+    ("./build/bin/llama-server -m a.gguf", "--model-path a.gguf --port 8080", ""),
+    ("llama-server -m a.gguf -ngl 0", "--model-path a.gguf --device cpu --port 8080", ""),
     (LLAMA + "-ngl 99 -fa -t 8", QWEN + " --num-threads 8", "-ngl 99 is left out: all layers"),
     (LLAMA + "-c 16384", QWEN + " --context-length 16384", ""),
     (LLAMA + "-c 0 -np -1", QWEN, "-c 0 is left out"),
@@ -118,7 +118,7 @@ LINES: list[tuple[str, str, str]] = [
     (LLAMA + "--pooling rank", QWEN, "--pooling rank is left out"),
     (LLAMA + "-md d.gguf --mlock --metrics --quux", QWEN, "--quux is left out: it is unknown here"),
     (LLAMA + "-hft hf_secret", QWEN, "-hft is left out: set HF_TOKEN in the environment"),
-    ("llama-cli -m a.gguf -p 'I believe'", "--model-path MODEL --port 8080", "`runtime chat` talks"),
+    ("llama-cli -m a.gguf -p 'I believe'", "--model-path a.gguf --port 8080", "`runtime chat` talks"),
     ("LLAMA_ARG_CTX_SIZE=4096 " + LLAMA, "--context-length 4096 " + QWEN, ""),
     # Ollama
     ("ollama serve", "--port 11434", "no model is named"),
@@ -228,8 +228,8 @@ LINES: list[tuple[str, str, str]] = [
     (
         "docker run -p 8080:8080 -v /path/to/models:/models ghcr.io/ggml-org/llama.cpp:server-cuda -m "
         "/models/a.gguf -c 512 --host 0.0.0.0 --port 8080 -ngl all",
-        "--model-path MODEL --context-length 512 --host 0.0.0.0 --port 8080",
-        "the same model as /path/to/models/a.gguf",
+        "--model-path /path/to/models/a.gguf --context-length 512 --host 0.0.0.0 --port 8080",
+        "",
     ),
     (
         "docker run -d -v ollama:/home/app/.ollama -p 11434:11434 -e OLLAMA_NUM_PARALLEL=2 --name ollama "

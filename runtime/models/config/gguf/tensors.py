@@ -1,0 +1,109 @@
+"""Names of GGUF's tensors, and how their numbers differ from those of the Hugging Face layout."""
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from runtime.errors import ModelError
+from runtime.models.config.gguf.container import Gguf, GgufTensor
+from runtime.models.config.gguf.types import CODED, PLAIN
+
+OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# all experts of a layer in one tensor
+EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+READ_APART = ("rope_freqs.weight",)  # by config.py
+RESHAPED = {"mlp.shared_expert_gate": 2}  # dimensions, where GGUF has one less
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A tensor of the Hugging Face layout, and where a GGUF checkpoint has it."""
+
+    name: str
+    tensor: GgufTensor
+    shape: tuple[int, ...]
+    first_row: int = 0  # of the tensor's rows: those of one expert
+    heads: int = 0  # of heads so many, rows are in the order of llama.cpp's rotary positions; 0: they are not
+    less: int = 0  # taken from each number
+
+
+def sources(gguf: Gguf) -> Iterator[Source]:
+    """All tensors of the checkpoint, with stacks of experts taken apart. Raises ModelError for a tensor or a
+    type that is not known here."""
+    arch = str(gguf.metadata.get("general.architecture"))
+    heads = gguf.metadata.get(f"{arch}.attention.head_count", 0)
+    kv_heads = gguf.metadata.get(f"{arch}.attention.head_count_kv", heads)
+    turned = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads} if arch == "llama" else {}
+    names = LAYER | GEMMA if arch == "gemma2" else LAYER
+    for tensor in gguf.tensors.values():
+        if tensor.name in READ_APART:
+            continue
+        check_type(tensor)
+        stem, _, leaf = tensor.name.rpartition(".")
+        block = BLOCK.fullmatch(stem)
+        module = OUTER.get(stem) if block is None else names.get(block[2])
+        prefix = "" if block is None else f"layers.{block[1]}."
+        if block is not None and block[2] in EXPERTS:
+            yield from _experts(tensor, f"{prefix}mlp.experts", EXPERTS[block[2]])
+            continue
+        if module is None or leaf not in ("weight", "bias"):
+            raise ModelError(
+                f"{tensor.name} in {gguf.paths[0].name} belongs to nothing that {arch} has here; take the model "
+                "in Hugging Face layout"
+            )
+        shape = tensor.shape
+        if len(shape) < RESHAPED.get(module, 0):
+            shape = (1, *shape)
+        yield Source(
+            name=f"{prefix}{module}.{leaf}",
+            tensor=tensor,
+            shape=shape,
+            heads=int(turned.get(module) or 0),  # type: ignore[arg-type]
+            less=int(arch == "gemma2" and len(shape) == 1 and "norm" in module),
+        )
+
+
+def check_type(tensor: GgufTensor) -> None:
+    """Raises ModelError for a type whose numbers are not read here."""
+    if tensor.type not in PLAIN and tensor.type not in CODED:
+        raise ModelError(
+            f"{tensor.name} is of type {tensor.type}, which is not read; take a GGUF file of the same model in "
+            f"one of {', '.join(CODED)}"
+        )
+
+
+def _experts(tensor: GgufTensor, parent: str, module: str) -> Iterator[Source]:
+    if len(tensor.shape) != 3:
+        raise ModelError(f"{tensor.name} has the shape {list(tensor.shape)}; experts have three dimensions")
+    count, rows, columns = tensor.shape
+    for expert in range(count):
+        yield Source(
+            name=f"{parent}.{expert}.{module}.weight",
+            tensor=tensor,
+            shape=(rows, columns),
+            first_row=expert * rows,
+        )

@@ -1,0 +1,101 @@
+"""GGUF files against transformers on the numbers that they hold: config, tensors, types, tokenizer."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from runtime.layers.quantization.ggml import READERS, dequantize_rows
+from runtime.models.config.gguf.types import TYPES
+from runtime.models.config.model_config import read_config
+from tests.devices.drive import Planner, sampling, start
+from tests.models.make import VOCAB_SIZE, make_checkpoint
+from tests.models.make_gguf import write_gguf
+from tests.models.reference import Reference
+
+PROMPTS = [
+    np.random.default_rng(i).integers(0, VOCAB_SIZE, size).tolist() for i, size in enumerate((5, 40, 17))
+]
+
+
+def greedy(path: Path, num_tokens: int, dtype: str = "float32", **options: object) -> list[list[int]]:
+    """Continuations of the prompts in company, the longest one in chunks."""
+    executor, ready = start(path, dtype=dtype, **options)
+    planner = Planner(executor, ready, 4)
+    rows = [planner.row(i, prompt, sampling(top_logprobs=0)) for i, prompt in enumerate(PROMPTS)]
+    for row in rows:
+        while row.computed < row.prompt_len:
+            planner.run([], [(row, min(24, row.prompt_len - row.computed))])
+    for _ in range(num_tokens - 1):
+        planner.run(rows, [])
+    return [row.tokens[row.prompt_len :] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TYPES.values() if kind.name in READERS], ids=lambda kind: kind.name
+)
+def test_types_mean_what_ggml_says(kind: object) -> None:
+    """Random bytes, whose scales are infinite and worse, by an independent implementation."""
+    number = Type[kind.name]  # type: ignore[attr-defined]
+    octets = np.random.default_rng(0).integers(
+        0, 256, (300, gguf.GGML_QUANT_SIZES[number][1]), dtype=np.uint8
+    )
+    with np.errstate(all="ignore"):
+        wanted = gguf.quants.dequantize(octets, number)
+    found = dequantize_rows(number.name, torch.from_numpy(octets)).numpy()
+    assert np.array_equal(wanted, found, equal_nan=True)
+
+
+def test_sizes_are_those_of_ggml() -> None:
+    sizes = {int(kind): (kind.name, *size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    assert all(sizes[number] == (kind.name, kind.block, kind.num_bytes) for number, kind in TYPES.items())
+
+
+CASES = {
+    "llama": {},
+    "llama biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    "llama tied, head_dim": {"tie_word_embeddings": True, "head_dim": 24},
+    "mistral": {},
+    "qwen2": {},
+    "qwen2 tied": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=["F32", "Q8_0"])
+def test_a_family_is_what_its_file_holds(case: str, kind: Type, tmp_path: Path) -> None:
+    """In float32 token for token, with quantized matrices as well: they are dequantized exactly."""
+    family, sizes = case.split()[0].rstrip(","), {} if kind == Type.F32 else WIDE
+    if "moe" in family:
+        sizes = sizes | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    folder = make_checkpoint(family, tmp_path / "hf", **(sizes | CASES[case]))
+    path = tmp_path / "model.gguf"
+    model = write_gguf(folder, path, family, lambda name: kind)
+    model.save_pretrained(tmp_path / "read")
+    reference = Reference(tmp_path / "read")
+    assert greedy(path, 6) == [reference.greedy(prompt, 6) for prompt in PROMPTS]
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
+
+
+def test_the_config_is_that_of_the_folder(tmp_path: Path) -> None:
+    for family in ("llama", "qwen2", "qwen3", "gemma2", "qwen2_moe", "qwen3_moe"):
+        own = {"query_pre_attn_scalar": 24} if family == "gemma2" else {}
+        folder = make_checkpoint(family, tmp_path / family, **own)
+        path = tmp_path / f"{family}.gguf"
+        write_gguf(folder, path, family)
+        wanted, found = read_config(folder), read_config(path)
+        differing = {
+            name for name in wanted.__struct_fields__ if getattr(wanted, name) != getattr(found, name)
+        }
+        assert differing <= {"eos_ids", "rope", "sampling_defaults", "rms_norm_eps"}, (family, differing)
+        assert found.rms_norm_eps == pytest.approx(wanted.rms_norm_eps)  # stored as float32
+        assert set(wanted.eos_ids) <= set(found.eos_ids) and wanted.rope.rope_theta == found.rope.rope_theta
