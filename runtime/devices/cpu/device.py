@@ -10,6 +10,7 @@ from runtime.devices.cores import usable_cores
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cpu.ggml import CpuGgml
 from runtime.devices.cpu.kept_matrices import KeptPackedWeights
 from runtime.devices.cpu.kernels.library import load_library, remedy
 from runtime.devices.cpu.matrices import Threads
@@ -49,6 +50,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
+        ggml=None if threads is None else CpuGgml(threads),
         kept_weights=None if threads is None else _kept_weights(start, threads),
     )
 

@@ -28,9 +28,15 @@ class Kind(IntEnum):
     FLOAT16 = 2
     INT8 = 3
     INT4 = 4
+    Q4_0 = 5
+    Q8_0 = 6
+    Q4_K = 7
+    Q5_K = 8
+    Q6_K = 9
     FLOAT8 = 10
     MXFP4 = 11
     INT4_ZEROS = 12
+    Q5_0 = 13
 
 
 NUMBERS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16, torch.float16: Kind.FLOAT16}
@@ -85,10 +91,13 @@ class Matrix:
     data: Tensor  # uint8
     scales: Tensor | None = None  # float32 [outputs, padded to whole blocks]
     sums: Tensor | None = None  # int32, the same
+    parts: "tuple[Matrix, ...]" = ()  # of a matrix that is several, which have the memory
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory."""
+        if self.parts:
+            return sum(part.num_bytes for part in self.parts)
         return sum(part.nbytes for part in (self.data, self.scales, self.sums) if part is not None)
 
     def moved(self) -> None:

@@ -168,7 +168,25 @@ Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data,
     return new Matrix{(weights::Kind)kind, outputs, inputs, width, group, data, scales, sums};
 }
 
-void kernels_free_matrix(Matrix* matrix) { delete matrix; }
+// One matrix of several, whose outputs follow each other. They stay the caller's, and must outlive it.
+Matrix* kernels_join(Matrix** parts, int num_parts) {
+    auto** own = new const Matrix*[num_parts];
+    auto* whole = new Matrix(*parts[0]);
+    whole->outputs = 0;
+    for (int i = 0; i < num_parts; i++) {
+        parts[i]->first_block = weights::num_blocks(*whole);
+        whole->outputs += parts[i]->outputs;
+        own[i] = parts[i];
+    }
+    whole->parts = own;
+    whole->num_parts = num_parts;
+    return whole;
+}
+
+void kernels_free_matrix(Matrix* matrix) {
+    delete[] matrix->parts;
+    delete matrix;
+}
 
 // The numbers of a matrix lie elsewhere from now on.
 void kernels_move_matrix(Matrix* matrix, const char* data, const float* scales, const int32_t* sums) {
@@ -193,6 +211,13 @@ void kernels_pack_int4(team::Team* team, const Matrix* w, const uint8_t* codes, 
 void kernels_pack_float8(team::Team* team, const Matrix* w, const uint8_t* codes, const void* scales) {
     for_blocks(team, weights::num_blocks(*w), [=](int block) {
         float8::pack_block(*w, codes, scales, block, const_cast<char*>(w->data) + block * weights::block_bytes(*w));
+    });
+}
+
+// Row i of the matrix lies at rows + order[i] * stride, in ggml's type of the matrix.
+void kernels_pack_ggml(team::Team* team, const Matrix* w, const uint8_t* rows, int64_t stride, const int64_t* order) {
+    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+        weights::pack_ggml_block(*w, rows, stride, order, block, const_cast<char*>(w->data));
     });
 }
 

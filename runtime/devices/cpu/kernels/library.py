@@ -23,6 +23,8 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_free_matrix": (None, (_POINTER,)),
     "kernels_move_matrix": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_pack": (None, (_POINTER, _POINTER, _POINTER)),
+    "kernels_join": (_POINTER, (_POINTER, _INT)),
+    "kernels_pack_ggml": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_pack_int4": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_pack_float8": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_unpack": (None, (_POINTER, _POINTER, _LONG, _POINTER)),

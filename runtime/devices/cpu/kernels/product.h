@@ -5,6 +5,8 @@
 #pragma once
 
 #include "float8.h"
+#include "operands.h"
+#include "product_ggml.h"
 #include "weights.h"
 
 namespace product {
@@ -12,16 +14,6 @@ namespace product {
 using namespace simd;
 using weights::Matrix;
 using weights::OUTPUTS;
-
-constexpr int PREFETCH = 4096;  // bytes ahead of the weights in use
-
-inline Words word_at(const char* row, int index) {
-    return broadcast(load<uint32_t>(row + (size_t)index * 4));
-}
-
-inline void prefetch(const char* at, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + PREFETCH + i, 0, 3);
-}
 
 // Floating-point weights, inputs in float32. `Read` makes a vector of weights from memory.
 template <int COUNT, int BYTES, class Read>
@@ -209,6 +201,10 @@ inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Float
         case weights::INT4_ZEROS:
             if constexpr (COUNT <= GROUPED_ROWS) int4_zeros_tile<COUNT>(w, x, row, data, out);
             return;
+        default:
+            if constexpr (COUNT <= GGML_ROWS)
+                weights::with_type(w.kind, [&](auto type) { ggml_tile<decltype(type), COUNT>(w.width, x, row, data, out); });
+            return;
     }
 }
 
@@ -218,15 +214,19 @@ inline void tile_of(int count, const Matrix& w, const rows::Rows& x, int row, in
     if constexpr (COUNT > 1) tile_of<COUNT - 1>(count, w, x, row, block, out);
 }
 
-inline int rows_of_tile(const Matrix& w) { return weights::is_int4(w.kind) ? GROUPED_ROWS : ROWS; }
+inline int rows_of_tile(const Matrix& w) {
+    return weights::is_ggml(w.kind) ? GGML_ROWS : weights::is_int4(w.kind) ? GROUPED_ROWS : ROWS;
+}
 
 // Calls use(row, block, vectors) for rows begin..end and one block: `vectors` are its OUTPUTS outputs of that row.
-template <class Use> inline void multiply(const Matrix& w, const rows::Rows& x, int begin, int end, int block, Use use) {
+template <class Use> inline void multiply(const Matrix& whole, const rows::Rows& x, int begin, int end, int block, Use use) {
+    int in_part = block;
+    const Matrix& w = weights::part_of(whole, &in_part);
     int step = rows_of_tile(w);
     for (int row = begin; row < end; row += step) {
         int count = end - row < step ? end - row : step;
         Floats out[ROWS][VECTORS];
-        tile_of(count, w, x, row, block, out);
+        tile_of(count, w, x, row, in_part, out);
         for (int m = 0; m < count; m++) use(row + m, out[m]);
     }
 }

@@ -4,6 +4,7 @@
 //   BFLOAT16  rounded to nearest even                             for bfloat16 weights, where the CPU multiplies its pairs
 //   INT8      round(x / scale), scale = max|x| / 127 of the row   for int8 weights
 //   GROUPED   the same for each GROUP inputs, with their sums     for 4-bit weights
+//   HALVED    the same, with the sums of each half of a GROUP     for ggml's types
 #pragma once
 
 #include "simd.h"
@@ -12,7 +13,7 @@ namespace rows {
 
 using namespace simd;
 
-enum Form { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
+enum Form { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3, HALVED = 4 };
 
 constexpr int GROUP = 32;  // inputs that share a scale in GROUPED
 constexpr float TINY = 1e-12f;  // the least scale: a row of zeros has one as well
@@ -22,9 +23,11 @@ struct Rows {
     Form form;
     int width;
     void* numbers;   // [rows, width] float, bfloat16 or int8
-    float* scales;   // INT8: [rows], GROUPED: [rows, width / GROUP]
-    int32_t* sums;   // GROUPED: [rows, width / GROUP]
+    float* scales;   // INT8: [rows], GROUPED, HALVED: [rows, width / GROUP]
+    int32_t* sums;   // GROUPED: [rows, width / GROUP], HALVED: twice as many
 };
+
+inline bool is_grouped(Form form) { return form == GROUPED || form == HALVED; }
 
 inline int bytes_of(Form form) { return form == FLOAT32 ? 4 : form == BFLOAT16 ? 2 : 1; }
 
@@ -51,23 +54,22 @@ inline void quantize_groups(const float* x, const Rows& out, int row) {
         for (int i = 0; i < GROUP; i += LANES) most = max(most, absolute(load<Floats>(x + i)));
         float scale = largest(most) / 127.0f;
         if (scale < TINY) scale = TINY;
-        Ints total{};
+        int32_t halves[2] = {};
         for (int i = 0; i < GROUP; i += LANES) {
             Ints codes = rounded(load<Floats>(x + i) / broadcast(scale));
-            total += codes;
+            for (int lane = 0; lane < LANES; lane++) halves[i / (GROUP / 2)] += codes[lane];
             store_bytes(numbers + i, codes);
         }
-        int32_t whole = 0;
-        for (int i = 0; i < LANES; i++) whole += total[i];
         out.scales[first + group] = scale;
-        out.sums[first + group] = whole;
+        if (out.form == GROUPED) out.sums[first + group] = halves[0] + halves[1];
+        else memcpy(out.sums + 2 * (first + group), halves, sizeof halves);
     }
 }
 
 // Row `row` of `out` from x [out.width], zeros behind its last input.
 inline void prepare_row(const float* x, const Rows& out, int row) {
     if (out.form == INT8) return quantize_row(x, out, row);
-    if (out.form == GROUPED) return quantize_groups(x, out, row);
+    if (is_grouped(out.form)) return quantize_groups(x, out, row);
     char* to = (char*)row_of(out, row);
     if (out.form == FLOAT32) {
         memcpy(to, x, (size_t)out.width * 4);

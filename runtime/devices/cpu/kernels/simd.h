@@ -265,6 +265,23 @@ inline Ints dot_int8(Ints total, Words inputs, Words weights) {
 #endif
 }
 
+// Added to int8 weights, by turning their upper bit, before they meet int8 inputs; the sum of the inputs takes it out.
+#if defined(__AVX512VNNI__)
+constexpr int WEIGHT_OFFSET = 128;
+#else
+constexpr int WEIGHT_OFFSET = 0;
+#endif
+
+// total + the dot product of four int8 weights (WEIGHT_OFFSET added) with inputs from -127 to 127, for each lane
+inline Ints dot_signed(Ints total, Words weights, Words inputs) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    __m256i w = (__m256i)weights;  // |w| <= 128, so that the pairs' sums fit int16
+    return dot_unsigned(total, (Words)_mm256_abs_epi8(w), (Words)_mm256_sign_epi8((__m256i)inputs, w));
+#else
+    return dot_unsigned(total, weights, inputs);
+#endif
+}
+
 // Rounds to nearest, ties to even. |x| < 2^22
 inline Ints rounded(Floats x) {
 #if defined(__AVX512F__)

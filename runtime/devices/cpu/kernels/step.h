@@ -73,8 +73,8 @@ class Buffer {
         if (count <= capacity_) return true;
         size_t total = padded(width) * count;
         auto kind = form < 0 ? rows::FLOAT32 : (rows::Form)form;
-        size_t scales = form < 0 ? 0 : aligned((kind == rows::GROUPED ? total / rows::GROUP : count) * 4);
-        size_t data = aligned(total * rows::bytes_of(kind)), bytes = data + 2 * scales;
+        size_t scales = form < 0 ? 0 : aligned((rows::is_grouped(kind) ? total / rows::GROUP : count) * 4);
+        size_t data = aligned(total * rows::bytes_of(kind)), bytes = data + (kind == rows::HALVED ? 3 : 2) * scales;
         if (bytes > bytes_) {
             free(memory_);
             memory_ = (char*)allocate(bytes);

@@ -11,15 +11,19 @@
 //                      the first four inputs of eight, high halves the others; all zero points are 8
 //   FLOAT8, MXFP4      see float8.h
 //   INT4_ZEROS         the same with float32 scales [output] and zero points uint8 [output] before the bytes
+//   ggml's types       see ggml.h
 #pragma once
 
-#include "rows.h"
+#include "ggml.h"
 
 namespace weights {
 
 using namespace simd;
 
-enum Kind { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4, FLOAT8 = 10, MXFP4 = 11, INT4_ZEROS = 12 };
+enum Kind {
+    FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, INT4 = 4, FLOAT8 = 10, MXFP4 = 11, INT4_ZEROS = 12,
+    Q4_0 = 5, Q8_0 = 6, Q4_K = 7, Q5_K = 8, Q6_K = 9, Q5_0 = 13
+};
 
 constexpr int OUTPUTS = VECTORS * LANES;  // of a block
 constexpr int INPUT_MULTIPLE = 64;
@@ -32,7 +36,35 @@ struct Matrix {
     const char* data;
     const float* scales;  // INT8: [blocks * OUTPUTS]
     const int32_t* sums;  // INT8: [blocks * OUTPUTS], of each output's weights
+    // a matrix of several, one above the other, each but the last of whole blocks: the others' fields say what
+    // the first one is
+    const Matrix* const* parts = nullptr;
+    int num_parts = 0;
+    int first_block = 0;  // of a part
 };
+
+inline bool is_ggml(Kind kind) { return (kind >= Q4_0 && kind <= Q6_K) || kind == Q5_0; }
+
+// Calls use(T) with T the ggml type of a kind.
+template <class Use> inline auto with_type(Kind kind, Use use) {
+    switch (kind) {
+        case Q4_0: return use(ggml::Q4_0{});
+        case Q5_0: return use(ggml::Q5_0{});
+        case Q8_0: return use(ggml::Q8_0{});
+        case Q4_K: return use(ggml::Q4_K{});
+        case Q5_K: return use(ggml::Q5_K{});
+        default: return use(ggml::Q6_K{});
+    }
+}
+
+// The part that has a block, which becomes the block's number in it.
+inline const Matrix& part_of(const Matrix& w, int* block) {
+    if (!w.parts) return w;
+    int i = w.num_parts - 1;
+    while (i > 0 && w.parts[i]->first_block > *block) i--;
+    *block -= w.parts[i]->first_block;
+    return *w.parts[i];
+}
 
 inline int num_blocks(const Matrix& w) { return (w.outputs + OUTPUTS - 1) / OUTPUTS; }
 
@@ -58,13 +90,19 @@ inline size_t block_bytes(const Matrix& w) {
         case FLOAT8:
         case MXFP4:
         case INT4_ZEROS: return group_bytes(w) * (w.width / w.group);
-        default: return (size_t)OUTPUTS * w.width * 2;
+        case FLOAT16:
+        case BFLOAT16: return (size_t)OUTPUTS * w.width * 2;
+        default:
+            return with_type(w.kind, [&](auto type) {
+                return (size_t)(w.width / (ggml::GROUP * type.GROUPS)) * type.BLOCK_BYTES;
+            });
     }
 }
 
 inline rows::Form input_form(Kind kind) {
     if (kind == INT8) return rows::INT8;
     if (is_int4(kind)) return rows::GROUPED;
+    if (is_ggml(kind)) return rows::HALVED;
     return (kind == BFLOAT16 || is_float8(kind)) && HAS_BF16_DOT ? rows::BFLOAT16 : rows::FLOAT32;
 }
 
@@ -133,9 +171,24 @@ inline void pack_int4_block(const Matrix& w, const uint8_t* codes, const float* 
     }
 }
 
+// The same for ggml's types: row i of the matrix lies at rows + order[i] * stride, as a file has it.
+inline void pack_ggml_block(const Matrix& w, const uint8_t* rows, int64_t stride, const int64_t* order, int block, char* data) {
+    char* to = data + (size_t)block * block_bytes(w);
+    memset(to, 0, block_bytes(w));
+    with_type(w.kind, [&](auto type) {
+        int blocks = w.inputs / (ggml::GROUP * type.GROUPS);
+        for (int i = 0; i < OUTPUTS && block * OUTPUTS + i < w.outputs; i++)
+            ggml::pack_output<decltype(type)>(rows + order[block * OUTPUTS + i] * stride, blocks, i, to);
+    });
+}
+
 // Row `output` of the matrix as float32 [inputs]. Those of 4 bits and of 8-bit floats have no use for it.
 inline void unpack_row(const Matrix& w, int output, float* out) {
     const char* from = w.data + (size_t)(output / OUTPUTS) * block_bytes(w);
+    if (is_ggml(w.kind))
+        return with_type(w.kind, [&](auto type) {
+            ggml::unpack_output<decltype(type)>(from, w.inputs / (ggml::GROUP * type.GROUPS), output % OUTPUTS, out);
+        });
     for (int k = 0, beside = together(w.kind); k < w.inputs; k++) {
         size_t at = place(beside, output % OUTPUTS, k);
         switch (w.kind) {

@@ -1,0 +1,53 @@
+"""Weights of ggml's types for the kernels (kernels/ggml.h): packed from the rows of a mapped GGUF file."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.devices.cpu.matrices import Form, Kind, Matrix, Threads, packed
+from runtime.devices.packed import GgmlPart
+
+KINDS = {kind.name: kind for kind in (Kind.Q4_0, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)}
+
+
+class CpuGgml:
+    """See GgmlWeights. In float32 results shall be exact, and the kernels round inputs to 8 bits."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+
+    def computes(self, parts: Sequence[tuple[str, int]], dtype: torch.dtype) -> bool:
+        """See GgmlWeights.computes. A part begins where a block of the kernels' outputs does."""
+        are_whole = all(outputs % self.threads.library.outputs == 0 for _, outputs in parts[:-1])
+        return dtype != torch.float32 and are_whole and all(name in KINDS for name, _ in parts)
+
+    def pack(self, parts: Sequence[GgmlPart]) -> Matrix:
+        """See GgmlWeights.pack."""
+        matrices = tuple(_pack(self.threads, part) for part in parts)
+        return matrices[0] if len(matrices) == 1 else _joined(matrices)
+
+
+def _pack(threads: Threads, part: GgmlPart) -> Matrix:
+    def fill(matrix: Matrix) -> None:
+        order = part.order.contiguous()
+        threads.functions.kernels_pack_ggml(
+            threads.handle, matrix.handle, part.rows.data_ptr(), part.rows.stride(0), order.data_ptr()
+        )
+
+    form = Form(KINDS[part.type], len(part.order), part.inputs)
+    return packed(threads, form, (part.rows,), fill)
+
+
+def _joined(matrices: tuple[Matrix, ...]) -> Matrix:
+    """One matrix of several, whose outputs follow each other."""
+    first, functions = matrices[0], matrices[0].library.functions
+    handles = (ctypes.c_void_p * len(matrices))(*(matrix.handle for matrix in matrices))
+    handle = functions.kernels_join(ctypes.addressof(handles), len(matrices))
+    outputs = sum(matrix.outputs for matrix in matrices)
+    nothing: Tensor = torch.empty(0, dtype=torch.uint8)
+    whole = Matrix(first.kind, outputs, first.inputs, first.library, handle, nothing, parts=matrices)
+    weakref.finalize(whole, functions.kernels_free_matrix, handle).atexit = False
+    return whole
