@@ -48,8 +48,8 @@ def hub_model(
         return None
     if folder.name.lower().endswith(".gguf"):
         raise ModelError(
-            f"{path} does not exist here; give a GGUF file of this machine, or a hub's name of a model in Hugging "
-            "Face layout"
+            f"{path} does not exist here; give a GGUF file of this machine, or a hub's name of a model in "
+            "Hugging Face layout"
         )
     if folder.exists():
         raise ModelError(f"{path} is a file; give the folder that it is in, with config.json and the weights")

@@ -60,7 +60,8 @@ def _divisors(rope: Rope, exponents: Tensor) -> Tensor:
     """Divisors of the frequencies, float32 [D / 2]. Raises ModelError where there are more or fewer."""
     if len(rope.frequency_divisors) != len(exponents):
         raise ModelError(
-            f"rotary positions have {len(rope.frequency_divisors)} divisors for {len(exponents)} frequencies; "
+            f"rotary positions have {len(rope.frequency_divisors)} divisors for {len(exponents)} "
+            "frequencies; "
             "the checkpoint is damaged: download it again"
         )
     return torch.tensor(rope.frequency_divisors, dtype=torch.float32, device=exponents.device)

@@ -192,8 +192,8 @@ def format_lookup(
 
 
 def _joined(formats: dict[str, WeightFormat | None]) -> WeightFormat | None:
-    """The format of a fused weight of ggml's types, one for each part; None: one of them has plain numbers, so
-    all are dequantized."""
+    """The format of a fused weight of ggml's types, one for each part; None: one of them has plain numbers,
+    so all are dequantized."""
     types: list[tuple[str, str]] = []
     for part, format in formats.items():
         if format is None or not isinstance(format.scheme, Ggml):

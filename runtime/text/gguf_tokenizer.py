@@ -184,8 +184,8 @@ def _sentencepiece(source: _Source) -> Tokenizer:
 
 
 def _merges(source: _Source, vocabulary: dict[str, int], scores: tuple[float, ...]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a third one, the best score first; of pairs with the same score first those
-    with the longest left part, as transformers has them."""
+    """All pairs of tokens that make a third one, the best score first; of pairs with the same score first
+    those with the longest left part, as transformers has them."""
     whole = {text for text in source.of_types(UNKNOWN, CONTROL, BYTE)}
     found: list[tuple[float, int, int, str, str]] = []
     for text, i in vocabulary.items():

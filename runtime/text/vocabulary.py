@@ -51,8 +51,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
-        """The tokenizer of a folder or of a GGUF file. Raises ModelError where the folder has no tokenizer.json
-        or it cannot be read."""
+        """The tokenizer of a folder or of a GGUF file. Raises ModelError where the folder has no
+        tokenizer.json or it cannot be read."""
         if is_gguf(folder):
             return cls(*load_gguf_tokenizer(folder), size)
         path = folder / "tokenizer.json"

@@ -1,4 +1,5 @@
-"""GGUF files of the tiny checkpoints of make.py, written by the package `gguf` as llama.cpp's converter does."""
+"""GGUF files of the tiny checkpoints of make.py, written by the package `gguf` as llama.cpp's converter
+does."""
 
 import json
 from collections.abc import Callable

@@ -63,7 +63,10 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--port 99999999999999999999999", "is not possible"),
         ("stray", "stray stands alone"),
         ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
-        ("--load-format pt", "--load-format pt is not here yet; choose one of auto, dummy, gguf, safetensors"),
+        (
+            "--load-format pt",
+            "--load-format pt is not here yet; choose one of auto, dummy, gguf, safetensors",
+        ),
         ("--disable-radix-cache=7", "expected bool"),
         ("--json-model-override-args {", "is not JSON: "),
         ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),

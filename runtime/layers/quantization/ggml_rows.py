@@ -1,4 +1,4 @@
-"""Tensors of GGUF files as the loader reads them: numbers where they are indexed, or rows of blocks as they are."""
+"""Tensors of GGUF files as the loader reads them: numbers where they are indexed, or rows of blocks."""
 
 import math
 import mmap
@@ -45,7 +45,7 @@ class GgmlRows:
         if source.heads:
             if source.shape[0] % (2 * source.heads):
                 raise ModelError(
-                    f"{tensor.name} has {source.shape[0]} rows, and not as many for each of {source.heads} heads"
+                    f"{tensor.name} has {source.shape[0]} rows, not as many for each of {source.heads} heads"
                 )
             places = torch.arange(source.shape[0]).view(source.heads, -1, 2)
             self.order = places.transpose(1, 2).reshape(-1)

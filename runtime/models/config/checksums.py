@@ -18,8 +18,8 @@ THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
 
 def check_files(folder: Path, list_file: Path) -> int:
-    """Compares the files of `folder`, or a GGUF file, with `list_file`. -> how many were compared. Raises StartError for a
-    file that differs or is missing, and for weight files that are not in the list."""
+    """Compares the files of `folder`, or a GGUF file, with `list_file`. -> how many were compared. Raises
+    StartError for a file that differs or is missing, and for weight files that are not in the list."""
     listed = read_list(list_file)
     weights = [path.name for path in folder.glob("*.safetensors")]
     if is_gguf(folder):  # its own files alone: the folder may have other models

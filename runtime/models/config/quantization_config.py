@@ -76,8 +76,8 @@ class Quantization(Struct, frozen=True, kw_only=True):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Names of all schemes that a device must compute. GGUF's types are none: where no kernel has them they
-        are dequantized."""
+        """Names of all schemes that a device must compute. GGUF's types are none: where no kernel has them
+        they are dequantized."""
         format = [*self.modules.values(), *(rule.format for rule in self.rules)]
         return tuple(
             sorted(

@@ -190,7 +190,8 @@ def _divide_context(collector: _Collector) -> None:
 
 
 def _model(name: str, system: System, notes: list[str]) -> str:
-    """The model that `name` stands for, as a path or on the hub; a placeholder where only its user knows it."""
+    """The model that `name` stands for, as a path or on the hub; a placeholder where only its user
+    knows it."""
     if system == "ollama" and not name.startswith(("hf.co/", "huggingface.co/", "/", ".")):
         family, _, tag = name.partition(":")
         size = tag.partition("-")[0]
@@ -207,12 +208,13 @@ def _model(name: str, system: System, notes: list[str]) -> str:
     original = re.sub(r"-gguf$", "", model, flags=re.IGNORECASE)
     if slash and owner in llama_cpp.PUBLISHERS and original != model:
         notes.append(
-            f"GGUF files of a hub are not downloaded yet: {owner}/{original} is the same model as it was published"
+            f"GGUF files of a hub are not downloaded yet: {owner}/{original} is the same model as it "
+            "was published"
         )
         return f"{owner}/{original}"
     notes.append(
-        f"GGUF files of a hub are not downloaded yet: put the file or folder of {name}, or the hub's name of the "
-        f"same model in Hugging Face layout, in place of {PLACEHOLDER}"
+        f"GGUF files of a hub are not downloaded yet: put the file or folder of {name}, or the hub's name of "
+        f"the same model in Hugging Face layout, in place of {PLACEHOLDER}"
     )
     return PLACEHOLDER
 

@@ -1,5 +1,5 @@
-"""Weights of ggml's types on the kernels of every instruction set that this machine runs, against what the types
-mean (layers/quantization/ggml.py)."""
+"""Weights of ggml's types on the kernels of every instruction set that this machine runs, against what the
+types mean (layers/quantization/ggml.py)."""
 
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ def rounded_inputs(x: Tensor) -> Tensor:
 
 
 def check(threads: Threads, parts: list[tuple[GgmlPart, Tensor]]) -> None:
-    """Products are exact but for float32's rounding for inputs of 8 bits, within 1.5 % for others, and a row's bits
-    are the same alone."""
+    """Products are exact but for float32's rounding for inputs of 8 bits, within 1.5 % for others, and a
+    row's bits are the same alone."""
     matrix, products = CpuGgml(threads).pack([part for part, _ in parts]), Products(threads)
     full = torch.cat([numbers for _, numbers in parts])
     for count in ROWS:
@@ -109,9 +109,9 @@ def mixed(name: str) -> Type:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 def test_a_mixed_file_by_kernels(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log probabilities of the tokens that the program chose are those of transformers with the numbers of the
-    file, but for bfloat16 and inputs of 8 bits (0.05 to 0.09 for these random weights); so are those of the layers
-    in torch, which dequantize."""
+    """Log probabilities of the tokens that the program chose are those of transformers with the numbers of
+    the file, but for bfloat16 and inputs of 8 bits (0.05 to 0.09 for these random weights); so are those of
+    the layers in torch, which dequantize."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
     sizes |= {"head_dim": 64} if family == "gemma2" else {}
     folder = make_checkpoint(family, tmp_path / "hf", **sizes)

@@ -70,8 +70,8 @@ services:
         (SHELL, "runtime serve --model-path a/b --port 9"),
         (
             COMPOSE,
-            "runtime serve --model-path ./models/m.gguf --context-length 2048 --max-running-requests 2 --port 9090 "
-            "--host 0.0.0.0",
+            "runtime serve --model-path ./models/m.gguf --context-length 2048 --max-running-requests 2 "
+            "--port 9090 --host 0.0.0.0",
         ),
         (LINES, "SGLANG_USE_MODELSCOPE=true runtime serve --model-path a/b --port 30001"),
     ],

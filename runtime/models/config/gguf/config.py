@@ -65,7 +65,8 @@ def config_fields(path: str | Path) -> tuple[Fields, Fields]:
     arch = gguf.metadata.get("general.architecture")
     if arch not in ARCHITECTURES:
         raise ModelError(
-            f"{gguf.paths[0].name} has the architecture {arch}, which is not served from GGUF files; served are "
+            f"{gguf.paths[0].name} has the architecture {arch}, which is not served from GGUF files; "
+            "served are "
             f"{', '.join(ARCHITECTURES)}: take the model in Hugging Face layout"
         )
     read = _Reader(gguf, str(arch))

@@ -1,12 +1,12 @@
-"""GGUF files: metadata, and where the tensors lie (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""GGUF files: metadata, and where the tensors lie (docs/gguf.md of https://github.com/ggml-org/ggml).
 
     magic, version, number of tensors, number of keys
     keys: name, type, value (an array has the type of its items, and their number)
     tensors: name, number of dimensions, dimensions (the shortest stride first), type, offset
     padding to the alignment, then the tensors' bytes
 
-Numbers are little-endian. Each count and length is compared with the bytes that are left before anything is made
-of it, so a damaged file costs no more memory than it has bytes.
+Numbers are little-endian. Each count and length is compared with the bytes that are left before anything is
+made of it, so a damaged file costs no more memory than it has bytes.
 """
 
 import mmap
@@ -277,6 +277,7 @@ class _Header:
                 raise ValueError(f"its tensor {name} lies at {offset}, no multiple of {alignment}")
             if begin + offset + num_bytes > self.size:
                 raise ValueError(
-                    f"its tensor {name} ends at byte {begin + offset + num_bytes}, and the file has {self.size}"
+                    f"its tensor {name} ends at byte {begin + offset + num_bytes}, and the file has "
+                    f"{self.size}"
                 )
             yield GgufTensor(name, str(self.path), shape, kind.name, begin + offset, num_bytes)

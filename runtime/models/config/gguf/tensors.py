@@ -72,8 +72,8 @@ def sources(gguf: Gguf) -> Iterator[Source]:
             continue
         if module is None or leaf not in ("weight", "bias"):
             raise ModelError(
-                f"{tensor.name} in {gguf.paths[0].name} belongs to nothing that {arch} has here; take the model "
-                "in Hugging Face layout"
+                f"{tensor.name} in {gguf.paths[0].name} belongs to nothing that {arch} has here; take the "
+                "model in Hugging Face layout"
             )
         shape = tensor.shape
         if len(shape) < RESHAPED.get(module, 0):
@@ -91,8 +91,8 @@ def check_type(tensor: GgufTensor) -> None:
     """Raises ModelError for a type whose numbers are not read here."""
     if tensor.type not in PLAIN and tensor.type not in CODED:
         raise ModelError(
-            f"{tensor.name} is of type {tensor.type}, which is not read; take a GGUF file of the same model in "
-            f"one of {', '.join(CODED)}"
+            f"{tensor.name} is of type {tensor.type}, which is not read; take a GGUF file of the same model "
+            f"in one of {', '.join(CODED)}"
         )
 
 

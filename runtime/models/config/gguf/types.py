@@ -1,4 +1,4 @@
-"""The types of ggml's tensors. A row of a tensor is a line of blocks, each of a few numbers in a few bytes."""
+"""The types of ggml's tensors. A row of a tensor is a line of blocks, each of a few numbers."""
 
 from msgspec import Struct
 

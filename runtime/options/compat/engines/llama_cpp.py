@@ -27,8 +27,8 @@ OPTIONS = named(
         "-m --model": Option("--model-path", read="model"),
         "-hf -hfr --hf-repo": Option("--model-path", read="model"),
         "-mu --model-url -dr --docker-repo -hff --hf-file": left_out(
-            "GGUF files are not downloaded yet; --model-path takes one of this machine, a folder, or the name of a "
-            "model on the hub"
+            "GGUF files are not downloaded yet; --model-path takes one of this machine, a folder, or the "
+            "name of a model on the hub"
         ),
         "-hft --hf-token": left_out("set HF_TOKEN in the environment"),
         "--offline": left_out("set HF_HUB_OFFLINE=1 in the environment"),
