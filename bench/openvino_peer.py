@@ -1,5 +1,5 @@
-"""OpenVINO GenAI's figures for one GGUF file, as JSON: run by an interpreter that has `openvino-genai`, which need
-not have this project.
+"""OpenVINO GenAI's figures for one GGUF file, as JSON: run by an interpreter that has `openvino-genai`,
+which need not have this project.
 
     python bench/openvino_peer.py FILE.gguf BATCHES CONTEXT STEPS PROMPT
 """

@@ -5,8 +5,8 @@
 Streams with shared prefixes, clients that leave or read slowly, adapters loaded and unloaded, grammars, stop
 expressions, sessions, batches, background responses, three keys under fair share, one of which floods, the
 hostile corpus and fuzzed requests, with pools that are too small for all of it, host memory and file tiers.
-Ranks are killed in the first half, so that the last ones show whether they grow. The server's wall clock jumps
-by hours, both ways.
+Ranks are killed in the first half, so that the last ones show whether they grow. The server's wall clock
+jumps by hours, both ways.
 
 The report (bench/results/soak.json): requests and errors by kind; answers compared with the first one to the
 same request; latency of /health; resident memory, descriptors and threads of each process, with a line by

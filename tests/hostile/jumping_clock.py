@@ -3,9 +3,9 @@
     python -m tests.hostile.jumping_clock FILE serve ...
 
 Every call of `time.time` and `time.time_ns` in the server's process is ahead of the machine's clock by the
-seconds in FILE, a double that is mapped into memory. `datetime.now`, which the server uses for what people read
-(names of files, lines of logs, templates), and the ranks follow the machine. The machine's own clock cannot be
-set without being its administrator, and would jump for all its processes.
+seconds in FILE, a double that is mapped into memory. `datetime.now`, which the server uses for what people
+read (names of files, lines of logs, templates), and the ranks follow the machine. The machine's own clock
+cannot be set without being its administrator, and would jump for all its processes.
 """
 
 import mmap

@@ -232,8 +232,8 @@ def test_a_decoder_with_pages_of_8_bits(
 def test_a_decoder_that_is_quantized_while_it_is_loaded(
     quantization: str, dtype: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By kernels and by the definition of its scheme. Sums of norms differ in their last bits, and with them the
-    code of an activation that lies between two; 4-bit weights meet inputs that are rounded
+    """By kernels and by the definition of its scheme. Sums of norms differ in their last bits, and with
+    them the code of an activation that lies between two; 4-bit weights meet inputs that are rounded
     otherwise."""
     folder = make_checkpoint("llama", tmp_path, hidden_size=128, intermediate_size=192)
     by_layers = continued(folder, "none", monkeypatch, dtype=dtype, quantization=quantization)

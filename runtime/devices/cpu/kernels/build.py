@@ -61,8 +61,8 @@ def target_options(compiler: tuple[str, ...], machine: str) -> tuple[str, ...]:
 
 
 def link_command(compiler: tuple[str, ...]) -> tuple[str, ...]:
-    """The linker that makes a library which needs nothing but the C library at run time. Zig's C++ library would
-    be compiled first, for a minute: memory.cpp has the little of it that is not in headers."""
+    """The linker that makes a library which needs nothing but the C library at run time. Zig's C++ library
+    would be compiled first, for a minute: memory.cpp has the little of it that is not in headers."""
     if is_zig(compiler):
         return *compiler[:-1], "cc", "-shared", "-Wl,-z,defs"
     return *compiler, "-shared", "-static-libgcc", *(() if "clang" in compiler[0] else ("-static-libstdc++",))
@@ -114,8 +114,9 @@ def run(command: list[str]) -> None:
 
 
 def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
-    """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled now.
-    Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the machine."""
+    """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled
+    now. Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the
+    machine."""
     if machine is None and platform.system() != "Linux":
         raise RuntimeError(f"they need Linux (its futexes), and this is {platform.system()}")
     machine = machine or platform.machine()

@@ -86,8 +86,8 @@ class EmulatedFunctions:
         return self._functions.setdefault(name, Function(self, name))
 
     def call(self, packed: bytes) -> int:
-        """The result of a call. Raises RuntimeError where the emulator has ended. A finalizer that the garbage
-        collector runs during another call waits for its end; it has no use for a result."""
+        """The result of a call. Raises RuntimeError where the emulator has ended. A finalizer that the
+        garbage collector runs during another call waits for its end; it has no use for a result."""
         if self._is_closed:
             return 0  # a finalizer at exit: what it frees went with the emulator
         if self._is_busy:

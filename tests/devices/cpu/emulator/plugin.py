@@ -1,5 +1,5 @@
-"""A plugin of pytest: the level of EMULATED_LEVEL, from EMULATED_FOLDER, is the only one of this machine. With
-EMULATED_COMMAND its functions are called in an emulator."""
+"""A plugin of pytest: the level of EMULATED_LEVEL, from EMULATED_FOLDER, is the only one of this machine.
+With EMULATED_COMMAND its functions are called in an emulator."""
 
 import os
 import shlex
