@@ -173,7 +173,7 @@ class Linear final : public Phase {
 
     static constexpr size_t CHUNK_BYTES = 48 << 10;
     static constexpr size_t ALONE_BYTES = 512 << 10;  // 20 to 50 us of one thread
-    static constexpr int ROW_PANEL = 120;  // a multiple of all tiles' rows
+    static constexpr int ROW_PANEL = product::ROW_PANEL;
 
   private:
     bool is_gated() const { return then_ >= SILU_AND_MUL; }
@@ -193,10 +193,10 @@ class Linear final : public Phase {
     }
 
     void gated(int row, int end, int block) {
-        int step = product::rows_of_tile(w_);
+        int step = product::rows_of_pair(w_);
         for (; row < end; row += step) {
             int stop = row + step < end ? row + step : end;
-            Floats gates[simd::ROWS][VECTORS];
+            Floats gates[product::MOST_ROWS_OF_PAIR][VECTORS];
             product::multiply(w_, in_->prepared, row, stop, block, [&](int m, const Floats* sums) {
                 for (int v = 0; v < VECTORS; v++)
                     gates[m - row][v] = sums[v] + bias_at(block * weights::OUTPUTS + v * LANES);

@@ -1,6 +1,8 @@
 """The instruction sets that the kernels are compiled for, the best first. Torch-free."""
 
+import ctypes
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ class Level:
     flags: frozenset[str]  # that /proc/cpuinfo must name
     options: tuple[str, ...]  # of the compiler: GCC and Clang have the same
     zig_options: tuple[str, ...] | None = None  # where Zig's differ from them
+    asks: Callable[[], bool] | None = None  # for what the kernel gives to processes that ask for it
 
     @property
     def path(self) -> Path:
@@ -24,14 +27,40 @@ class Level:
         return LIBRARIES / f"kernels-{self.machine}-{self.name}.so"
 
 
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+def may_use_tiles() -> bool:
+    """Asks Linux for the tiles of AMX, for this process and its threads. False: it has none to give (before Linux
+    5.16, or in a sandbox)."""
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0
+
+
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _VNNI = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _VNNI_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"})
 
+_BF16 = (*_VNNI, "-mavx512bf16")
+_BF16_FLAGS = _VNNI_FLAGS | {"avx512_bf16"}
+
 LEVELS = (
-    Level("avx512_bf16", "x86_64", _VNNI_FLAGS | {"avx512_bf16"}, (*_VNNI, "-mavx512bf16")),
+    Level(
+        "amx",
+        "x86_64",
+        _BF16_FLAGS | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        asks=may_use_tiles,
+    ),
+    Level("avx512_bf16", "x86_64", _BF16_FLAGS, _BF16),
     Level("avx512_vnni", "x86_64", _VNNI_FLAGS, _VNNI),
     Level("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), _AVX2),
+    Level(
+        "i8mm",
+        "aarch64",
+        frozenset({"asimddp", "asimdhp", "i8mm", "bf16"}),
+        ("-march=armv8.2-a+dotprod+fp16+i8mm+bf16",),
+        ("-mcpu=generic+dotprod+fullfp16+i8mm+bf16",),
+    ),
     Level(
         "dotprod",
         "aarch64",
@@ -57,4 +86,5 @@ def supported_levels(machine: str | None = None, flags: frozenset[str] | None = 
     """The levels that this machine runs, the best first."""
     machine = platform.machine() if machine is None else machine
     flags = cpu_flags() if flags is None else flags
-    return tuple(level for level in LEVELS if level.machine == machine and level.flags <= flags)
+    able = (level for level in LEVELS if level.machine == machine and level.flags <= flags)
+    return tuple(level for level in able if level.asks is None or level.asks())

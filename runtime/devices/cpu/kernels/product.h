@@ -6,7 +6,9 @@
 
 #include "float8.h"
 #include "operands.h"
+#include "pairs.h"
 #include "product_ggml.h"
+#include "tiles.h"
 #include "weights.h"
 
 namespace product {
@@ -14,6 +16,8 @@ namespace product {
 using namespace simd;
 using weights::Matrix;
 using weights::OUTPUTS;
+
+constexpr int ROW_PANEL = HAS_TILES ? 128 : 120;  // rows of a chunk at most: a multiple of all tiles' rows
 
 // Floating-point weights, inputs in float32. `Read` makes a vector of weights from memory.
 template <int COUNT, int BYTES, class Read>
@@ -79,27 +83,14 @@ inline void int8_tile(const Matrix& w, const rows::Rows& x, int row, int block, 
             for (int v = 0; v < VECTORS; v++) total[m][v] = dot_int8(total[m][v], four, bytes[v]);
         }
     }
-    for (int v = 0; v < VECTORS; v++) {
-        size_t at = (size_t)block * OUTPUTS + v * LANES;
-        Ints sums = load<Ints>(w.sums + at) * INPUT_OFFSET;
-        Floats scales = load<Floats>(w.scales + at);
-        for (int m = 0; m < COUNT; m++) out[m][v] = floats(total[m][v] - sums) * broadcast(x.scales[row + m]) * scales;
-    }
-}
-
-inline Ints load_zeros(const uint8_t* at) {
-#if defined(__AVX512F__)
-    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
-#else
-    Ints out;
-    for (int i = 0; i < LANES; i++) out[i] = at[i];
-    return out;
-#endif
+    for (int v = 0; v < VECTORS; v++)
+        for (int m = 0; m < COUNT; m++) out[m][v] = weights::scaled(w, block, v, total[m][v], x.scales[row + m]);
 }
 
 // Adds the products of 32 inputs with their codes, [32 / 8][output][4] bytes. `at`: which 32.
 template <int COUNT>
 inline void add_codes(const char* const* inputs, int at, const char* data, Ints (*sums)[VECTORS]) {
+    if constexpr (HAS_PAIRS) return pairs::add_codes<COUNT>(inputs, at, data, sums);
 #pragma GCC unroll 4
     for (int eight = 0; eight < rows::GROUP / 8; eight++, data += OUTPUTS * 4) {
         Words low[VECTORS], high[VECTORS];
@@ -177,7 +168,7 @@ inline void int4_zeros_tile(const Matrix& w, const rows::Rows& x, int row, const
         GroupWithZeros group;
         for (int v = 0; v < VECTORS; v++) {
             group.scales[v] = load<Floats>(at + v * LANES * 4);
-            group.zeros[v] = load_zeros((const uint8_t*)at + OUTPUTS * 4 + v * LANES);
+            group.zeros[v] = load_bytes((const uint8_t*)at + OUTPUTS * 4 + v * LANES);
         }
         return group;
     });
@@ -191,8 +182,12 @@ inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Float
             return float_tile<COUNT, 4>(w, x, row, data, out, [](const char* at) { return load<Floats>(at); });
         case weights::FLOAT16:
             return float_tile<COUNT, 2>(w, x, row, data, out, [](const char* at) { return load_f16((const uint16_t*)at); });
-        case weights::BFLOAT16: return bf16_tile<COUNT>(w, x, row, data, out);
-        case weights::INT8: return int8_tile<COUNT>(w, x, row, block, data, out);
+        case weights::BFLOAT16:
+            if constexpr (HAS_PAIRS) return pairs::bf16_tile<COUNT>(x, row, data, out);
+            else return bf16_tile<COUNT>(w, x, row, data, out);
+        case weights::INT8:
+            if constexpr (HAS_PAIRS) return pairs::int8_tile<COUNT>(w, x, row, block, data, out);
+            else return int8_tile<COUNT>(w, x, row, block, data, out);
         case weights::INT4:
             if constexpr (COUNT <= GROUPED_ROWS) int4_tile<COUNT>(w, x, row, data, out);
             return;
@@ -218,10 +213,19 @@ inline int rows_of_tile(const Matrix& w) {
     return weights::is_ggml(w.kind) ? GGML_ROWS : weights::is_int4(w.kind) ? GROUPED_ROWS : ROWS;
 }
 
+// Rows for which the results of two blocks are kept, until they are multiplied.
+inline int rows_of_pair(const Matrix& w) {
+    return HAS_TILES && (w.kind == weights::BFLOAT16 || w.kind == weights::INT8) ? ROW_PANEL : rows_of_tile(w);
+}
+
+constexpr int MOST_ROWS_OF_PAIR = HAS_TILES ? ROW_PANEL : ROWS;
+
 // Calls use(row, block, vectors) for rows begin..end and one block: `vectors` are its OUTPUTS outputs of that row.
 template <class Use> inline void multiply(const Matrix& whole, const rows::Rows& x, int begin, int end, int block, Use use) {
     int in_part = block;
     const Matrix& w = weights::part_of(whole, &in_part);
+    if constexpr (HAS_TILES)
+        if (tiles::computes(w, end - begin)) return tiles::multiply(w, x, begin, end, in_part, use);
     int step = rows_of_tile(w);
     for (int row = begin; row < end; row += step) {
         int count = end - row < step ? end - row : step;

@@ -2,7 +2,7 @@
 //
 // Arithmetic is written on the vector types of GCC and Clang (a * b + c becomes a fused multiply-add). What differs
 // between instruction sets is below: a dot product of bytes, one of bfloat16 pairs, float16, and shuffles. The file is
-// compiled once for each level of Makefile-like LEVELS in build_library.py; which one runs is chosen by the CPU.
+// compiled once for each level of levels.py; which one runs is chosen by the CPU.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,12 @@ constexpr int GROUPED_ROWS = 4;  // the same, where each group of inputs has a s
 #elif defined(__aarch64__)
 constexpr int LANES = 4;
 constexpr int VECTORS = 4;
-constexpr int ROWS = 4;
+constexpr int ROWS = 6;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int GROUPED_ROWS = 4;
+#else
 constexpr int GROUPED_ROWS = 2;
+#endif
 #else
 constexpr int LANES = 8;
 constexpr int VECTORS = 2;
@@ -55,6 +59,9 @@ inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 
 inline float largest(Floats x) {
+#if defined(__aarch64__)
+    return vmaxnmvq_f32((float32x4_t)x);
+#endif
     float best = x[0];
     for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
     return best;
@@ -123,13 +130,32 @@ inline void store_bf16(uint16_t* at, Floats x) {
     rounded = (nan & (bits >> 16 | 0x40u)) | (~nan & rounded);
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16((__m512i)rounded));
+#elif defined(__aarch64__)
+    vst1_u16(at, vmovn_u32((uint32x4_t)rounded));
 #else
     for (int i = 0; i < LANES; i++) at[i] = (uint16_t)rounded[i];
 #endif
 }
 
+// Whether there are products of two rows with two outputs (pairs.h), and how many inputs of an output lie together in
+// packed weights: eight bytes for them, else what a dot product takes.
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool HAS_PAIRS = true;
+constexpr int BF16_TOGETHER = 4, INT8_TOGETHER = 8;
+#else
+constexpr bool HAS_PAIRS = false;
+constexpr int BF16_TOGETHER = 2, INT8_TOGETHER = 4;
+#endif
+
+// Whether there are products of tiles (amx.h).
+#if defined(__AMX_TILE__) || defined(AMX_DOUBLE)
+constexpr bool HAS_TILES = true;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+
 // Whether pairs of bfloat16 are multiplied as they are; else inputs stay float32.
-#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(AMX_DOUBLE)
 constexpr bool HAS_BF16_DOT = true;
 #else
 constexpr bool HAS_BF16_DOT = false;
@@ -248,10 +274,9 @@ inline Ints dot_unsigned(Ints total, Words bytes, Words signed_bytes) {
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (Ints)vdotq_s32((int32x4_t)total, (int8x16_t)bytes, (int8x16_t)signed_bytes);
 #else
-    typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));
-    Bytes a = (Bytes)bytes, b = (Bytes)signed_bytes;
-    for (int i = 0; i < LANES * 4; i++) total[i / 4] += a[i] * b[i];
-    return total;
+    auto a = (int8x16_t)bytes, b = (int8x16_t)signed_bytes;
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b))), high = vpaddlq_s16(vmull_high_s8(a, b));
+    return total + (Ints)vpaddq_s32(low, high);
 #endif
 }
 
@@ -296,8 +321,23 @@ inline Ints rounded(Floats x) {
 inline void store_bytes(int8_t* at, Ints x) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(__aarch64__)
+    int8x16_t all = (int8x16_t)x;
+    store(at, (uint32_t)vgetq_lane_u32((uint32x4_t)vuzp1q_s8(vuzp1q_s8(all, all), vuzp1q_s8(all, all)), 0));
 #else
     for (int i = 0; i < LANES; i++) at[i] = (int8_t)x[i];
+#endif
+}
+
+// LANES bytes without a sign
+inline Ints load_bytes(const uint8_t* at) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
+#else
+    auto words = vmovl_u8((uint8x8_t)vdup_n_u32(load<uint32_t>(at)));
+    return (Ints)vmovl_u16(vget_low_u16(words));
 #endif
 }
 

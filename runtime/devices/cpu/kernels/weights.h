@@ -5,8 +5,8 @@
 // reads memory in one line:
 //
 //   FLOAT32, FLOAT16   [block][input][output]
-//   BFLOAT16           [block][input / 2][output][2]
-//   INT8               [block][input / 4][output][4], a scale for each output
+//   BFLOAT16           [block][input / 2][output][2]                               (fours on arm64 with i8mm)
+//   INT8               [block][input / 4][output][4], a scale for each output     (eights there)
 //   INT4               [block][group of inputs]: float16 scales [output], then [group / 8][output][4] bytes, low halves
 //                      the first four inputs of eight, high halves the others; all zero points are 8
 //   FLOAT8, MXFP4      see float8.h
@@ -107,7 +107,13 @@ inline rows::Form input_form(Kind kind) {
 }
 
 // Inputs that lie together for each output.
-inline int together(Kind kind) { return kind == BFLOAT16 ? 2 : kind == INT8 ? 4 : 1; }
+inline int together(Kind kind) { return kind == BFLOAT16 ? BF16_TOGETHER : kind == INT8 ? INT8_TOGETHER : 1; }
+
+// Sums of int8 products as results, for vector `v` of a block and a row with this scale.
+inline Floats scaled(const Matrix& w, int block, int v, Ints sums, float row_scale) {
+    size_t at = (size_t)block * OUTPUTS + v * LANES;
+    return floats(sums - load<Ints>(w.sums + at) * INPUT_OFFSET) * broadcast(row_scale) * load<Floats>(w.scales + at);
+}
 
 // The place of a number within its block, in elements of the kind.
 inline size_t place(int together, int in_block, int input) {
@@ -136,8 +142,8 @@ inline void pack_block(const Matrix& w, const void* source, int block, char* dat
         switch (w.kind) {
             case FLOAT32: pack_row<1>((const float*)source + from, w.inputs, i, (float*)to); break;
             case FLOAT16: pack_row<1>((const uint16_t*)source + from, w.inputs, i, (uint16_t*)to); break;
-            case BFLOAT16: pack_row<2>((const uint16_t*)source + from, w.inputs, i, (uint16_t*)to); break;
-            default: sums[output] = pack_row<4>((const int8_t*)source + from, w.inputs, i, (int8_t*)to);
+            case BFLOAT16: pack_row<BF16_TOGETHER>((const uint16_t*)source + from, w.inputs, i, (uint16_t*)to); break;
+            default: sums[output] = pack_row<INT8_TOGETHER>((const int8_t*)source + from, w.inputs, i, (int8_t*)to);
         }
     }
 }

@@ -15,18 +15,22 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.devices.cpu.kernels import build
-from runtime.devices.cpu.kernels.levels import LEVELS, LIBRARIES
+from runtime.devices.cpu.kernels.levels import LEVELS, LIBRARIES, supported_levels
 
 HERE = Path(__file__).resolve().parent
 FOLDER = LIBRARIES / "emulated"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # arm64's C library: Debian's package libc6-arm64-cross
 TESTS = "tests/devices/cpu/test_kernels.py"
-# level -> the model of a CPU in qemu's words: one that has no more than the level asks for, if there is one
-CPUS = {"neon": "cortex-a72", "dotprod": "neoverse-n1"}
+# level -> the model of a CPU in qemu's words: one that has no more than the level asks for, where qemu has one
+CPUS = {"neon": "cortex-a72", "dotprod": "neoverse-n1", "i8mm": "max"}
+DOUBLE = "amx"  # whose tiles are those of amx_double.h, on a CPU with AVX512
+
+
+LEVELS_HELP = f"of {', '.join((*CPUS, DOUBLE))}; all, if none is named"
 
 
 class Missing(Exception):
@@ -79,6 +83,18 @@ def prepare_arm64(name: str) -> Prepared:
     return Prepared(name, variables)
 
 
+def prepare_double() -> Prepared:
+    """Compiles the level of AMX with tiles in C++, and what else this CPU has of it. Raises Missing."""
+    without_tiles = next((level for level in supported_levels() if level.name.startswith("avx512")), None)
+    compiler = build.find_compiler()
+    if without_tiles is None or compiler is None:
+        raise Missing("a CPU with AVX512 and VNNI, and a C++ compiler")
+    tiles = f'-DAMX_DOUBLE="{HERE / "amx_double.h"}"'
+    level = next(level for level in LEVELS if level.name == DOUBLE)
+    build.build_level(replace(level, options=without_tiles.options), compiler, (tiles,), FOLDER)
+    return Prepared(DOUBLE, {})
+
+
 def run_tests(prepared: Prepared, options: list[str]) -> bool:
     """Runs the tests of the kernels on a level. -> whether all have passed"""
     began = time.monotonic()
@@ -104,9 +120,9 @@ def main() -> None:
     arguments = parser.parse_args()
     options = ["--full"] if arguments.full else []
     prepared = []
-    for name in arguments.levels or CPUS:
+    for name in arguments.levels or (*CPUS, DOUBLE):
         try:
-            prepared.append(prepare_arm64(name))
+            prepared.append(prepare_double() if name == DOUBLE else prepare_arm64(name))
         except Missing as missing:
             print(f"---- {name}: skipped, it needs {missing}")
     with ThreadPoolExecutor(2) as pool:
