@@ -102,7 +102,7 @@ def build_level(
         for unit, compiled in zip(UNITS, objects, strict=True):
             run([*compiler, *OPTIONS, *options, "-c", str(FOLDER / unit), "-o", compiled])
         linked = Path(unfinished) / library.name
-        run([*link_command(compiler), *target, *objects, "-pthread", "-o", str(linked)])
+        run([*link_command(compiler), *target, *objects, "-lm", "-pthread", "-o", str(linked)])
         linked.rename(library)
     stamp.write_text(digest, "ascii")
     return True
@@ -113,10 +113,16 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
+def knows_level(compiler: tuple[str, ...], level: Level) -> bool:
+    """Whether the compiler has the instructions of a level: those of AMX are younger than GCC 10."""
+    options = (*target_options(compiler, level.machine), *level_options(level, compiler))
+    command = [*compiler, *options, "-x", "c++", "-fsyntax-only", "/dev/null"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
 def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
     """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled
-    now. Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the
-    machine."""
+    now. Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the machine."""
     if machine is None and platform.system() != "Linux":
         raise RuntimeError(f"they need Linux (its futexes), and this is {platform.system()}")
     machine = machine or platform.machine()
@@ -130,6 +136,7 @@ def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
             "g++ or clang++" if is_this_machine(machine) else f"g++-{machine}-linux-gnu".replace("_", "-")
         )
         raise RuntimeError(f"no C++ compiler: install {needed}, or `pip install ziglang`")
+    levels = [level for level in levels if knows_level(compiler, level)]
     try:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             is_new = list(pool.map(lambda level: build_level(level, compiler, (), folder), levels))

@@ -31,8 +31,8 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18  # of Linux on x
 
 
 def may_use_tiles() -> bool:
-    """Asks Linux for the tiles of AMX, for this process and its threads. False: it has none to give (before Linux
-    5.16, or in a sandbox)."""
+    """Asks Linux for the tiles of AMX, for this process and its threads. False: it has none to give (before
+    Linux 5.16, or in a sandbox)."""
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0
 
 

@@ -62,7 +62,7 @@ class Logprobs final : public team::Work {
             total += sums_[first + block];
             best.insert(best.end(), best_[first + block].begin(), best_[first + block].end());
         }
-        std::sort(best.begin(), best.end());
+        std::sort(best.begin(), best.end(), [](uint64_t a, uint64_t b) { return a < b; });
         float norm = largest_of_row(row) + (float)log(total);
         out_.chosen[row] = clean(broadcast(logits_.row(row)[targets_[row]]))[0] - norm;
         for (int i = 0; i < width_; i++) {
