@@ -1,6 +1,7 @@
 """The kernels of another architecture in an emulator's process, as the functions of a loaded library."""
 
 import ctypes
+import operator
 import os
 import struct
 import subprocess
@@ -59,8 +60,7 @@ def _integer(value: object) -> int:
         return 0
     if isinstance(value, ctypes.Array | ctypes.Structure):
         return ctypes.addressof(value)
-    assert isinstance(value, int)
-    return value
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 class EmulatedFunctions:
