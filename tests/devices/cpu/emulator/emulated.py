@@ -60,6 +60,8 @@ def _integer(value: object) -> int:
         return 0
     if isinstance(value, ctypes.Array | ctypes.Structure):
         return ctypes.addressof(value)
+    if hasattr(value, "_obj"):  # of ctypes.byref
+        return ctypes.addressof(value._obj)
     return operator.index(value)  # type: ignore[arg-type]
 
 
