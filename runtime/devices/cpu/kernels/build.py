@@ -122,7 +122,7 @@ def knows_level(compiler: tuple[str, ...], level: Level) -> bool:
 
 def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
     """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled
-    now. Raises RuntimeError where there is no compiler, or it fails, or there are no kernels for the machine."""
+    now. Raises RuntimeError where there is no compiler, where it fails, and for a machine without kernels."""
     if machine is None and platform.system() != "Linux":
         raise RuntimeError(f"they need Linux (its futexes), and this is {platform.system()}")
     machine = machine or platform.machine()

@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 FOLDER = LIBRARIES / "emulated"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # arm64's C library: Debian's package libc6-arm64-cross
 TESTS = "tests/devices/cpu/test_kernels.py"
-# level -> the model of a CPU in qemu's words: one that has no more than the level asks for, where there is one
+# level -> the model of a CPU in qemu's words: one that has no more than the level asks for, if there is one
 CPUS = {"neon": "cortex-a72", "dotprod": "neoverse-n1", "i8mm": "max"}
 DOUBLE = "amx"  # whose tiles are those of amx_double.h, on a CPU with AVX512
 
