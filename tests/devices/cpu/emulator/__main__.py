@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 FOLDER = LIBRARIES / "emulated"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # arm64's C library: Debian's package libc6-arm64-cross
 TESTS = "tests/devices/cpu/test_kernels.py"
+OF_THE_MACHINE = "not levels_are_chosen and not imports_no_compiler"  # tests of no level
 # level -> the model of a CPU in qemu's words: one that has no more than the level asks for, if there is one
 CPUS = {"neon": "cortex-a72", "dotprod": "neoverse-n1", "i8mm": "max"}
 DOUBLE = "amx"  # whose tiles are those of amx_double.h, on a CPU with AVX512
@@ -118,7 +119,7 @@ def main() -> None:
         "levels", nargs="*", metavar="LEVEL", help=f"of {', '.join(CPUS)}; all, if none is named"
     )
     arguments = parser.parse_args()
-    options = ["--full"] if arguments.full else []
+    options = ["-k", OF_THE_MACHINE, *(["--full"] if arguments.full else [])]
     prepared = []
     for name in arguments.levels or (*CPUS, DOUBLE):
         try:
