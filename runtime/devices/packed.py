@@ -83,6 +83,10 @@ class GgmlWeights(Protocol):
         outputs of each part."""
         ...
 
+    def quantized(self, weight: "Tensor") -> PackedWeight:
+        """A float weight [outputs, inputs], rounded to Q8_0: to 8 bits and a scale for each 32 inputs."""
+        ...
+
     def pack(self, parts: "Sequence[GgmlPart]") -> PackedWeight:
         """One weight of all parts, whose outputs follow each other."""
         ...

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from runtime.devices.base import Device, PackedWeight
-from runtime.devices.packed import PackedRows
+from runtime.devices.packed import GgmlWeights, PackedRows
 from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight
 from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, replicated_shard
 
@@ -101,10 +101,19 @@ class Head(Layer):
     that."""
 
     def __init__(
-        self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        vocab_size: int,
+        hidden_size: int,
+        tied: Embedding | None,
+        *,
+        is_quantized: bool = False,
     ) -> None:
         """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head
-        has a copy of the weight."""
+        has a copy of the weight. `is_quantized`: devices that have a product for it shall round the weight to
+        8 bits."""
+        self.is_quantized = is_quantized
         self.device = device
         self.dtype = dtype
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
@@ -138,10 +147,19 @@ class Head(Layer):
         assert weight is not None
         plain, ops = weight.tensor, self.device.ops
         is_large = self.tied is not None and plain.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
-        self.packed = plain if is_large and not ops.packs_rows else ops.pack_linear(plain.to(self.dtype))
+        if self.is_quantized and (ggml := self._ggml_of(plain)) is not None:
+            self.packed = ggml.quantized(plain)
+        else:
+            self.packed = plain if is_large and not ops.packs_rows else ops.pack_linear(plain.to(self.dtype))
         if self.tied is not None and isinstance(self.packed, PackedRows):
             self.tied.share(self.packed)
         self.weight = self.tied = None
+
+    def _ggml_of(self, plain: Tensor) -> GgmlWeights | None:
+        """What rounds the weight to 8 bits; None: it cannot, for this dtype or this many inputs."""
+        ggml, (outputs, inputs) = self.device.ggml, plain.shape
+        fits = ggml is not None and inputs % 32 == 0 and ggml.computes((("Q8_0", outputs),), self.dtype)
+        return ggml if fits else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank."""

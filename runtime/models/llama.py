@@ -189,6 +189,7 @@ class Llama(Layer):
                 config.vocab_size,
                 config.hidden_size,
                 tied,
+                is_quantized=config.quantization is not None and config.quantization.rounds_head,
             )
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)

@@ -10,6 +10,8 @@ from torch import Tensor
 from runtime.devices.cpu.matrices import Form, Kind, Matrix, Threads, packed
 from runtime.devices.packed import GgmlPart
 
+GROUP = 32  # inputs that share a scale
+ROWS_AT_ONCE = 4096  # that are quantized, in float32
 KINDS = {kind.name: kind for kind in (Kind.Q4_0, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)}
 
 
@@ -24,10 +26,36 @@ class CpuGgml:
         are_whole = all(outputs % self.threads.library.outputs == 0 for _, outputs in parts[:-1])
         return dtype != torch.float32 and are_whole and all(name in KINDS for name, _ in parts)
 
+    def quantized(self, weight: Tensor) -> Matrix:
+        """See GgmlWeights.quantized."""
+        outputs, inputs = weight.shape
+
+        def fill(matrix: Matrix) -> None:
+            rows, order = _to_q8_0(weight), torch.arange(outputs)
+            self.threads.functions.kernels_pack_ggml(
+                self.threads.handle, matrix.handle, rows.data_ptr(), rows.stride(0), order.data_ptr()
+            )
+
+        return packed(self.threads, Form(Kind.Q8_0, outputs, inputs), (weight,), fill)
+
     def pack(self, parts: Sequence[GgmlPart]) -> Matrix:
         """See GgmlWeights.pack."""
         matrices = tuple(_pack(self.threads, part) for part in parts)
         return matrices[0] if len(matrices) == 1 else _joined(matrices)
+
+
+def _to_q8_0(weight: Tensor) -> Tensor:
+    """Rows of blocks: a float16 scale and 32 codes, uint8 [outputs, inputs / 32 * 34]."""
+    outputs, inputs = weight.shape
+    out = torch.empty(outputs, inputs // GROUP, 2 + GROUP, dtype=torch.uint8)
+    for first in range(0, outputs, ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        groups = weight[part].float().unflatten(1, (-1, GROUP))
+        scale = (groups.abs().amax(2, keepdim=True) / 127).half()
+        codes = groups / torch.where(scale == 0, 1, scale.float())
+        out[part, :, :2] = scale.view(torch.uint8)
+        out[part, :, 2:] = codes.round_().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+    return out.flatten(1)
 
 
 def _pack(threads: Threads, part: GgmlPart) -> Matrix:

@@ -75,6 +75,13 @@ class Quantization(Struct, frozen=True, kw_only=True):
         return next((rule.format for rule in self.rules if _matches(rule.pattern, module)), None)
 
     @property
+    def rounds_head(self) -> bool:
+        """Whether the head may be rounded to 8 bits, with a scale for each 32 inputs: the checkpoint leaves it
+        to the server how weights are held, and these are integers of as many bits or fewer."""
+        schemes = [rule.format.scheme for rule in self.rules if rule.format is not None]
+        return self.is_online and all(isinstance(scheme, Int8 | PackedInt) for scheme in schemes)
+
+    @property
     def schemes(self) -> tuple[str, ...]:
         """Names of all schemes that a device must compute. GGUF's types are none: where no kernel has them
         they are dequantized."""

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from runtime.devices.cpu.ggml import KINDS, CpuGgml
 from runtime.devices.cpu.kernels import library
-from runtime.devices.cpu.matrices import Threads
+from runtime.devices.cpu.matrices import Kind, Threads
 from runtime.devices.cpu.products import Products
 from runtime.devices.packed import GgmlPart
 from runtime.layers.quantization.ggml import dequantize_rows
 from tests.devices.cpu.test_kernels import BUILT, PROMPTS, continued, random, same_alone
+from tests.devices.drive import start
 from tests.models.make import make_checkpoint
 from tests.models.make_gguf import random_blocks, write_gguf
 from tests.models.reference import Reference
@@ -126,3 +127,34 @@ def test_a_mixed_file_by_kernels(family: str, tmp_path: Path, monkeypatch: pytes
             rows = reference.logprobs(prompt + tokens)[len(prompt) - 1 : -1]
             errors += [float(row[token]) - one for row, token, one in zip(rows, tokens, found, strict=False)]
         assert torch.tensor(errors).square().mean().sqrt() < 0.15
+
+
+def test_a_float_weight_is_rounded_to_8_bits(threads: Threads) -> None:
+    """To the nearest code of 32 inputs, whose scale float16 rounds; groups of zeros stay zeros."""
+    weight = random(70, 96, seed=7)
+    weight[3, 32:64] = 0
+    matrix = CpuGgml(threads).quantized(weight.bfloat16())
+    found = matrix.rows(torch.arange(70))
+    steps = weight.unflatten(1, (-1, 32)).abs().amax(2, keepdim=True) / 127
+    error = (found - weight.bfloat16().float()).unflatten(1, (-1, 32)).abs()
+    assert (error <= steps * 0.57).all() and error.max() > 0  # half a step, and bfloat16's of the largest
+    x = random(9, 96, seed=8)
+    wanted = rounded_inputs(x).double() @ found.double().T
+    assert (same_alone(Products(threads), x, matrix) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_heads_have_8_bits_where_all_else_is_quantized_while_loading(
+    quantization: str, tmp_path: Path
+) -> None:
+    """And in float32 they are computed in full."""
+    folder = make_checkpoint(
+        "llama", tmp_path, hidden_size=128, intermediate_size=192, tie_word_embeddings=True
+    )
+    kinds = []
+    for dtype in ("bfloat16", "float32"):
+        executor, _ = start(folder, dtype=dtype, quantization=quantization)
+        model = executor.runner.model  # type: ignore[attr-defined]
+        assert model.embed_tokens.packed is model.lm_head.packed
+        kinds.append(model.lm_head.packed.kind)
+    assert kinds == [Kind.Q8_0, Kind.FLOAT32]

@@ -52,13 +52,16 @@ inline void ggml_tile(int width, const rows::Rows& x, int row, const char* data,
         for (int group = 0; group < Type::GROUPS; group++, at++, data += Type::GROUP_BYTES) {
             prefetch(data, Type::GROUP_BYTES);
             float scales[COUNT], sums[COUNT];  // of the inputs
-            int32_t starts[COUNT][2];          // what takes the offset of the codes out again
+            int32_t starts[COUNT][2];          // what takes the offset of the codes out again, of halves or of all
             for (int m = 0; m < COUNT; m++) {
                 const int32_t* halves = input_sums + ((size_t)m * per_row + at) * 2;
                 scales[m] = input_scales[m * per_row + at];
                 sums[m] = scales[m] * (float)(halves[0] + halves[1]);
-                for (int half = 0; half < 2; half++) starts[m][half] = -OFFSET * halves[half];
+                if constexpr (Type::SCALES == ggml::OF_HALVES)
+                    for (int half = 0; half < 2; half++) starts[m][half] = -OFFSET * halves[half];
+                else starts[m][0] = -OFFSET * (halves[0] + halves[1]);
             }
+#pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
                 Words words[8];
                 load_codes<Type>(data + Type::SCALE_BYTES + v * LANES * 4, words);
@@ -74,10 +77,13 @@ inline void ggml_tile(int width, const rows::Rows& x, int row, const char* data,
 #pragma GCC unroll 8
                 for (int m = 0; m < COUNT; m++) {
                     Ints low = dot_half<Type>(broadcast(starts[m][0]), inputs[m], at * 8, words);
-                    Ints high = dot_half<Type>(broadcast(starts[m][1]), inputs[m], at * 8 + 4, words + 4);
-                    Floats sum = Type::SCALES == ggml::OF_HALVES ? first * floats(low) + second * floats(high)
-                                                                : first * floats(low + high);
-                    total[m][v] += broadcast(scales[m]) * sum;
+                    if constexpr (Type::SCALES == ggml::OF_HALVES) {
+                        Ints high = dot_half<Type>(broadcast(starts[m][1]), inputs[m], at * 8 + 4, words + 4);
+                        total[m][v] += broadcast(scales[m]) * (first * floats(low) + second * floats(high));
+                    } else {
+                        Ints all = dot_half<Type>(low, inputs[m], at * 8 + 4, words + 4);
+                        total[m][v] += broadcast(scales[m]) * first * floats(all);
+                    }
                     if constexpr (Type::SCALES == ggml::WITH_LEAST) total[m][v] -= broadcast(sums[m]) * least;
                 }
             }
