@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache.h"
+#include "functions.h"
 #include "product.h"
 #include "step.h"
 

@@ -1,9 +1,6 @@
 // What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
 #include <sys/mman.h>
 
-#include <memory>
-#include <vector>
-
 #include "attention_call.h"
 #include "digest.h"
 #include "experts.h"
@@ -13,94 +10,17 @@
 #include "logprobs.h"
 #include "lora.h"
 #include "product_call.h"
+#include "program.h"
 #include "sampling.h"
 #include "team.h"
 
 using layers::Heads;
 using layers::RotaryTables;
+using program::Program;
 using step::Buffer;
 using step::Phase;
 using step::Step;
 using weights::Matrix;
-
-namespace {
-
-// Phases in order, over buffers that they share.
-class Program final : public team::Work {
-  public:
-    explicit Program(team::Team* team) : team_(team), scratches_(team::num_threads(team)) {}
-
-    Buffer* add_buffer(int width, int form, int rows_per_token = 1) {
-        buffers_.emplace_back(new Buffer(width, form, rows_per_token));
-        return buffers_.back().get();
-    }
-
-    RotaryTables* add_rotary() {
-        rotaries_.emplace_back(new RotaryTables{});
-        return rotaries_.back().get();
-    }
-
-    experts::Assignment* add_assignment(int num_experts, int top_k) {
-        assignments_.emplace_back(new experts::Assignment(num_experts, top_k));
-        return assignments_.back().get();
-    }
-
-    experts::Counter* add_counter() {
-        counters_.emplace_back(new experts::Counter{});
-        return counters_.back().get();
-    }
-
-    void add(Phase* phase) { phases_.emplace_back(phase); }
-
-    attention::Scratches& scratches() { return scratches_; }
-
-    bool run(const Step& step) {
-        for (auto& buffer : buffers_)
-            if (!buffer->reserve(step.num_tokens)) return false;
-        for (auto& assignment : assignments_)
-            if (!assignment->reserve(step.num_tokens)) return false;
-        step_ = &step;
-        chunks_.resize(phases_.size());
-        for (size_t i = 0; i < phases_.size(); i++) chunks_[i] = phases_[i]->begin(step);
-        team::run(team_, this);
-        return true;
-    }
-
-    int num_phases() const override { return (int)phases_.size(); }
-    int num_chunks(int phase) const override { return chunks_[phase]; }
-    void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
-
-  private:
-    team::Team* team_;
-    attention::Scratches scratches_;
-    const Step* step_ = nullptr;
-    std::vector<std::unique_ptr<Buffer>> buffers_;
-    std::vector<std::unique_ptr<RotaryTables>> rotaries_;
-    std::vector<std::unique_ptr<experts::Assignment>> assignments_;
-    std::vector<std::unique_ptr<experts::Counter>> counters_;
-    std::vector<std::unique_ptr<Phase>> phases_;
-    std::vector<int> chunks_;
-};
-
-// A loop over blocks as work of the team.
-template <class Body> class Blocks final : public team::Work {
-  public:
-    Blocks(int count, Body body) : count_(count), body_(body) {}
-    int num_phases() const override { return 1; }
-    int num_chunks(int) const override { return count_; }
-    void compute(int, int chunk, int) override { body_(chunk); }
-
-  private:
-    int count_;
-    Body body_;
-};
-
-template <class Body> void for_blocks(team::Team* team, int count, Body body) {
-    Blocks<Body> blocks(count, body);
-    team::run(team, &blocks);
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -119,7 +39,7 @@ void kernels_stop(team::Team* team) { team::stop(team); }
 int64_t kernels_read(team::Team* team, const uint32_t* data, int64_t bytes) {
     constexpr int64_t PIECE = 1 << 20;
     std::atomic<int64_t> total{0};
-    for_blocks(team, (int)(bytes / PIECE), [&](int piece) {
+    team::for_blocks(team, (int)(bytes / PIECE), [&](int piece) {
         const uint32_t* at = data + piece * (PIECE / 4);
         simd::Words sums[8] = {};
         for (int64_t i = 0; i < PIECE / 4; i += 8 * simd::LANES)
@@ -138,7 +58,7 @@ int64_t kernels_digest(team::Team* team, const uint32_t* data, int64_t pieces, i
     auto add = [&](int64_t piece) {
         total.fetch_add(digest::of_piece(data + piece * (digest::PIECE / 4), first + piece));
     };
-    if (team) for_blocks(team, (int)pieces, add);
+    if (team) team::for_blocks(team, (int)pieces, add);
     else for (int64_t piece = 0; piece < pieces; piece++) add(piece);
     return (int64_t)total.load();
 }
@@ -196,27 +116,27 @@ void kernels_move_matrix(Matrix* matrix, const char* data, const float* scales, 
 }
 
 void kernels_pack(team::Team* team, const Matrix* w, const void* source) {
-    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+    team::for_blocks(team, weights::num_blocks(*w), [=](int block) {
         weights::pack_block(*w, source, block, const_cast<char*>(w->data), const_cast<int32_t*>(w->sums));
     });
 }
 
 void kernels_pack_int4(team::Team* team, const Matrix* w, const uint8_t* codes, const float* scales, const uint8_t* zeros) {
-    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+    team::for_blocks(team, weights::num_blocks(*w), [=](int block) {
         weights::pack_int4_block(*w, codes, scales, zeros, block, const_cast<char*>(w->data));
     });
 }
 
 // FLOAT8 and MXFP4: see float8::pack_block.
 void kernels_pack_float8(team::Team* team, const Matrix* w, const uint8_t* codes, const void* scales) {
-    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+    team::for_blocks(team, weights::num_blocks(*w), [=](int block) {
         float8::pack_block(*w, codes, scales, block, const_cast<char*>(w->data) + block * weights::block_bytes(*w));
     });
 }
 
 // Row i of the matrix lies at rows + order[i] * stride, in ggml's type of the matrix.
 void kernels_pack_ggml(team::Team* team, const Matrix* w, const uint8_t* rows, int64_t stride, const int64_t* order) {
-    for_blocks(team, weights::num_blocks(*w), [=](int block) {
+    team::for_blocks(team, weights::num_blocks(*w), [=](int block) {
         weights::pack_ggml_block(*w, rows, stride, order, block, const_cast<char*>(w->data));
     });
 }
@@ -393,7 +313,7 @@ void kernels_sample(team::Team* team, sampling::Sampler* sampler, const sampling
 void kernels_mask(team::Team* team, const sampling::Logits* logits, const int64_t* rows, int64_t count, const uint32_t* bits) {
     int blocks = logits->num_blocks();
     int64_t words = (logits->vocabulary + 31) / 32;
-    for_blocks(team, (int)count * blocks, [=](int chunk) {
+    team::for_blocks(team, (int)count * blocks, [=](int chunk) {
         sampling::mask_block(*logits, rows[chunk / blocks], chunk % blocks, bits + chunk / blocks * words);
     });
 }
@@ -402,7 +322,7 @@ void kernels_mask(team::Team* team, const sampling::Logits* logits, const int64_
 void kernels_penalise(team::Team* team, const sampling::Logits* logits, const int64_t* rows, const int64_t* at,
                       int64_t count, const sampling::Seen* seen) {
     int blocks = logits->num_blocks();
-    for_blocks(team, (int)count * blocks, [=](int chunk) {
+    team::for_blocks(team, (int)count * blocks, [=](int chunk) {
         sampling::penalise_block(*logits, rows[chunk / blocks], chunk % blocks, *seen, at[chunk / blocks]);
     });
 }

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "simd.h"
+#include "functions.h"
 
 namespace sampling {
 

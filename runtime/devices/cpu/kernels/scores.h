@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cache.h"
+#include "functions.h"
 
 namespace scores {
 

@@ -34,4 +34,22 @@ int num_threads(const Team* team);
 // Computes all phases of `work`; returns when the last chunk is done. One caller at a time.
 void run(Team* team, Work* work);
 
+// A loop as work of a team: its chunks in any order.
+template <class Body> class Blocks final : public Work {
+  public:
+    Blocks(int count, Body body) : count_(count), body_(body) {}
+    int num_phases() const override { return 1; }
+    int num_chunks(int) const override { return count_; }
+    void compute(int, int chunk, int) override { body_(chunk); }
+
+  private:
+    int count_;
+    Body body_;
+};
+
+template <class Body> void for_blocks(Team* team, int count, Body body) {
+    Blocks<Body> blocks(count, body);
+    run(team, &blocks);
+}
+
 }  // namespace team
