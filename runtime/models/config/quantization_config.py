@@ -76,8 +76,8 @@ class Quantization(Struct, frozen=True, kw_only=True):
 
     @property
     def rounds_head(self) -> bool:
-        """Whether the head may be rounded to 8 bits, with a scale for each 32 inputs: the checkpoint leaves it
-        to the server how weights are held, and these are integers of as many bits or fewer."""
+        """Whether the head may be rounded to 8 bits (scales of 32 inputs): the checkpoint is plain,
+        and its other weights are rounded to integers of as many bits or fewer."""
         schemes = [rule.format.scheme for rule in self.rules if rule.format is not None]
         return self.is_online and all(isinstance(scheme, Int8 | PackedInt) for scheme in schemes)
 
