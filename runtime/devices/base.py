@@ -203,9 +203,9 @@ class Experts(Protocol):
         """The `top_k` experts of each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32
         [T, k].
 
-        Scores are the softmax or sigmoid of the logits. Experts are chosen by score plus `bias` [E], among
-        the `top_groups` groups of experts (equal parts of E, in order) with the largest such score, or sum of
-        two. Weights are the scores without bias.
+        Scores are the softmax or sigmoid of the logits; other kinds are never asked for. Experts are chosen
+        by score plus `bias` [E], among the `top_groups` groups of experts (equal parts of E, in order) with
+        the largest such score, or sum of two. Weights are the scores without bias.
         """
         ...
 

@@ -18,9 +18,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
 from runtime.models.config.model_config import ModelConfig
-
-# parts of a checkpoint's tensor names -> ours, replaced one after the other
-Renames = tuple[tuple[str, str], ...]
+from runtime.models.config.registry import Renames
 
 
 class AttentionLayer(Protocol):

@@ -17,9 +17,9 @@ from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.parallel.replicated import LayerNorm, ReplicatedEmbedding, ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules
-from runtime.models.base import Renames
 from runtime.models.config.encoder_config import Encoder
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.registry import Renames
 
 
 def activate(name: str, x: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
 
 
 def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
-    """None: the layer has a feed-forward of its own kind, or only some of the experts are on this rank."""
+    """None: the layer has a feed-forward of its own kind, experts with routing that programs do not know, or
+    only some of the experts are on this rank."""
     if isinstance(mlp, FeedForward):
         return _dense(mlp)
     if isinstance(mlp, GptOssFeedForward):
@@ -75,13 +76,13 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
     if not isinstance(mlp, SparseFeedForward) or mlp.sequence_parallel is not None or mlp.packed is None:
         return None
     router, shared = mlp.gate, mlp.shared_expert or mlp.shared_experts
-    bias = router.e_score_correction_bias
-    if mlp.local.size < mlp.local.full:
+    bias, routing = router.e_score_correction_bias, router.routing
+    if mlp.local.size < mlp.local.full or routing.score == "sparsemixer" or routing.scales_inputs:
         return None
     return ExpertsSpec(
         router=LinearSpec(router.packed, None, router.hidden, router.num_experts, None),
         correction_bias=None if bias is None else bias.tensor,
-        routing=router.routing,
+        routing=routing,
         packed=mlp.packed,
         shared=None if shared is None else _dense(shared),
         shared_gate=None if mlp.shared_expert_gate is None else _linear(mlp.shared_expert_gate),

@@ -23,8 +23,9 @@ from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, even_shard, kv_cache_scale
-from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces, Renames
+from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.registry import decoder_family
 
 
 def reduction_of(device: Device) -> Reduction:
@@ -167,12 +168,12 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    renames: Renames = ()
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
     norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        self.renames = decoder_family(config.architecture).renames
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = [
             self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class)

@@ -25,12 +25,13 @@ from runtime.layers.weight import (
     layers_below,
     named_weights,
 )
-from runtime.models.base import Model, Renames
+from runtime.models.base import Model
 from runtime.models.checkpoint import TensorSlice, gguf_tensors, tensors
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import Ggml, WeightFormat
+from runtime.models.config.registry import Renames
 from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.kept_weights import leave_empty, quantized_weights
@@ -226,7 +227,9 @@ def _fill_from_files(
     paths = weight_files(folder)
     found = gguf_tensors(folder) if is_gguf(folder) else tensors(paths)
     files = _gauged(found, Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
-    for tensor in files if config.moe is not None and config.moe.is_stacked else unstacked(files):
+    if config.moe is None or not config.moe.is_stacked:
+        files = unstacked(files, is_transposed=config.moe is not None and config.moe.is_transposed)
+    for tensor in files:
         key = target_name(tensor.name, packed_modules, model.renames)
         if key in missing:
             weight = missing.pop(key)

@@ -1,32 +1,53 @@
-"""Stacked experts, as transformers 5 may write them: one tensor of all experts of a layer. The loader gets
-them expert by expert.
+"""Stacked experts: one tensor of all experts of a layer. The loader gets them expert by expert.
 
   experts.gate_up_proj  [experts, 2 * inner, hidden] experts.N.gate_proj.weight above experts.N.up_proj.weight
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
+
+transformers 5 may write any model so; Granite MoE has other names for the two, and Llama 4 has inputs before
+outputs.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch import Tensor
 
 from runtime.layers.weight import TensorReader
 from runtime.models.checkpoint import TensorSlice
 
-STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+class Stack(NamedTuple):
+    """Where the parts of a stacked tensor belong."""
+
+    parent: str  # name of the experts' list
+    parts: tuple[str, ...]  # modules of an expert, one below the other
+
+
+# end of a stacked tensor's name -> its parts
+STACKS = {
+    "experts.gate_up_proj": Stack("experts", ("gate_proj", "up_proj")),
+    "experts.down_proj": Stack("experts", ("down_proj",)),
+    "block_sparse_moe.input_linear.weight": Stack("block_sparse_moe.experts", ("gate_proj", "up_proj")),
+    "block_sparse_moe.output_linear.weight": Stack("block_sparse_moe.experts", ("down_proj",)),
+}
 
 
 class ExpertRows:
     """A TensorReader of rows [begin, begin + size) of one expert in a three-dimensional tensor."""
 
-    def __init__(self, reader: TensorReader, expert: int, begin: int, size: int) -> None:
+    def __init__(
+        self, reader: TensorReader, expert: int, begin: int, size: int, *, is_transposed: bool = False
+    ) -> None:
+        """`is_transposed`: the tensor is [experts, columns, rows]."""
         self._reader = reader
         self._expert = expert
         self._begin = begin
         self._size = size
+        self._is_transposed = is_transposed
 
     def get_shape(self) -> list[int]:
         """[size, columns]."""
-        return [self._size, self._reader.get_shape()[2]]
+        return [self._size, self._reader.get_shape()[1 if self._is_transposed else 2]]
 
     def get_dtype(self) -> str:
         """The dtype of the stacked tensor."""
@@ -36,23 +57,28 @@ class ExpertRows:
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         first, last, _ = rows.indices(self._size)
-        return self._reader[self._expert, self._begin + first : self._begin + last, columns]
+        own = slice(self._begin + first, self._begin + last)
+        if self._is_transposed:
+            return self._reader[self._expert, columns, own].t()
+        return self._reader[self._expert, own, columns]
 
 
-def unstacked(sources: Iterator[TensorSlice]) -> Iterator[TensorSlice]:
-    """All tensors, with stacks of experts taken apart."""
+def unstacked(sources: Iterator[TensorSlice], *, is_transposed: bool = False) -> Iterator[TensorSlice]:
+    """All tensors, with stacks of experts taken apart. `is_transposed`: they are [experts, inputs,
+    outputs]."""
     for source in sources:
         reader = source.reader
-        parent, _, leaf = source.name.rpartition(".")
-        if not (parent.endswith(".experts") and leaf in STACKS and len(reader.get_shape()) == 3):
+        end = next((end for end in STACKS if source.name.endswith("." + end)), None)
+        if end is None or len(reader.get_shape()) != 3:
             yield source
             continue
-        names, (num_experts, num_rows, _) = STACKS[leaf], reader.get_shape()
-        size = num_rows // len(names)
+        stack, prefix = STACKS[end], source.name.removesuffix(end)
+        num_experts, rows, columns = reader.get_shape()
+        size = (columns if is_transposed else rows) // len(stack.parts)
         for expert in range(num_experts):
-            for i, name in enumerate(names):
+            for i, name in enumerate(stack.parts):
                 yield TensorSlice(
-                    f"{parent}.{expert}.{name}.weight",
+                    f"{prefix}{stack.parent}.{expert}.{name}.weight",
                     source.file,
-                    ExpertRows(reader, expert, i * size, size),
+                    ExpertRows(reader, expert, i * size, size, is_transposed=is_transposed),
                 )

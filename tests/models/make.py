@@ -15,6 +15,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -96,6 +97,10 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
+    "mixtral": (
+        MixtralConfig,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": None},
+    ),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
     "qwen2_moe": (Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 40}),

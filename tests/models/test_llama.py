@@ -45,6 +45,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama sharded": ("llama", {"shard_size": "60KB"}),
     "mistral": ("mistral", {}),
     "mistral window": ("mistral", {"sliding_window": 7}),
+    "mixtral": ("mixtral", {}),
+    "mixtral stacked, window": ("mixtral", {"stacked": True, "sliding_window": 7}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 window above layer 1": (
@@ -88,6 +90,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3 yarn, stacked, biases": (
         "deepseek_v3",
         {"rope_parameters": DEEPSEEK_YARN | {"mscale": 1.0}, "stacked": True, "attention_bias": True},
+    ),
+    "deepseek_v3 as Kimi K2": (
+        "deepseek_v3",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.827,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": DEEPSEEK_YARN
+            | {"factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1},
+        },
     ),
     "deepseek_v3 wide values, halves": (
         "deepseek_v3",

@@ -22,6 +22,7 @@ from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
+from runtime.layers.moe.routing import sparsemixer
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.weight import (
     FormatLookup,
@@ -88,6 +89,8 @@ class Router(Layer):
             if isinstance(self.packed, Tensor)
             else self.ops.linear(wide, self.packed, None)
         )
+        if self.routing.score == "sparsemixer":
+            return sparsemixer(logits, self.routing.jitter)
         return self.experts.route(logits, bias, self.routing)
 
 
@@ -148,6 +151,8 @@ class SparseFeedForward(Layer):
         """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]."""
         shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
+        if self.gate.routing.scales_inputs:
+            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self.sequence_parallel is not None and self.device.all_to_all is not None:
             ids = self.sequence_parallel.mask_padding(ids, len(batch.positions))
             self.count(

@@ -68,9 +68,7 @@ def allocate_quantized(
         shapes["input_scale"] = ((1,), torch.float32)
         if isinstance(scheme, Int8):
             shapes |= {"input_offset": ((1,), torch.float32), "sums": ((rows,), torch.int32)}
-    return {
-        name: zeros((*lead, *shape), dtype, torch_device) for name, (shape, dtype) in shapes.items()
-    }
+    return {name: zeros((*lead, *shape), dtype, torch_device) for name, (shape, dtype) in shapes.items()}
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, torch_device: torch.device) -> Tensor:

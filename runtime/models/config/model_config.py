@@ -273,7 +273,7 @@ def _resolve(
         architecture=architecture,
         vocab_size=hf.vocab_size,
         hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
+        intermediate_size=(moe.dense_size if moe is not None else None) or hf.intermediate_size,
         num_layers=hf.num_hidden_layers,
         num_heads=hf.num_attention_heads,
         num_kv_heads=num_kv_heads,

@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config import moe_families as experts
 from runtime.models.config.encoder_config import ENCODERS
-from runtime.models.config.moe_config import (
-    HfMoeConfig,
-    MoeConfig,
-    deepseek2,
-    deepseek3,
-    gpt_oss,
-    qwen2,
-    qwen3,
-)
+from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.tasks import GENERATES, family_of
 
 if TYPE_CHECKING:
@@ -42,7 +35,16 @@ POOLED_ARCHITECTURES = (
 #                   max_window_layers on
 #   layer_types     as by_layer_types, but layer_types must be there
 #   alternating     layers that layer_types names; without layer_types every second layer, from the first on
+Renames = tuple[tuple[str, str], ...]  # parts of a checkpoint's tensor names -> ours, in this order
 WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating"]
+
+# names of a model's experts as the first Mixtral checkpoints had them
+MIXTRAL_NAMES: Renames = (
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -62,11 +64,12 @@ class Family(Struct, frozen=True, kw_only=True):
     output_norms: bool = False  # the outputs of attention and feed-forward are normalized as well
     has_sinks: bool = False  # attention heads have sinks
     is_tied: bool = False  # the head shares the embedding, where config.json does not say
+    renames: Renames = ()
 
 
 FAMILIES = {
-    "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=deepseek2, is_mla=True),
-    "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=deepseek3, is_mla=True),
+    "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek2, is_mla=True),
+    "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3, is_mla=True),
     "Gemma2": Family(
         model_class="runtime.models.gemma:Gemma",
         activation="gelu_pytorch_tanh",
@@ -75,14 +78,15 @@ FAMILIES = {
         window="alternating",
     ),
     "GptOss": Family(
-        model_class="runtime.models.gpt_oss:GptOss", window="alternating", moe=gpt_oss, has_sinks=True
+        model_class="runtime.models.gpt_oss:GptOss", window="alternating", moe=experts.gpt_oss, has_sinks=True
     ),
     "Llama": Family(is_pooled=True, mlp_bias=None),
     "Mistral": Family(is_pooled=True, qkv_bias=False, o_bias=False, window="all"),
+    "Mixtral": Family(qkv_bias=False, o_bias=False, window="all", moe=experts.mixtral, renames=MIXTRAL_NAMES),
     "Qwen2": Family(is_pooled=True, qkv_bias=True, o_bias=False, window="by_layer_types"),
-    "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=qwen2),
+    "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=experts.qwen2),
     "Qwen3": Family(is_pooled=True, qk_norm=True, head_dim=128, window="by_layer_types"),
-    "Qwen3Moe": Family(qk_norm=True, window="all_if_enabled", moe=qwen3),
+    "Qwen3Moe": Family(qk_norm=True, window="all_if_enabled", moe=experts.qwen3),
 }
 
 # architecture -> module:class
