@@ -117,10 +117,7 @@ def test_a_server_that_loads_is_waited_for(
 
 @pytest.mark.parametrize(
     ("out", "shown"),
-    [
-        (Terminal(), "\r\x1b[Kloading\r\x1b[Kprofile run\r\x1b[K"),
-        (io.StringIO(), "loading\nprofile run\n"),
-    ],
+    [(Terminal(), "\r\x1b[Kloading\r\x1b[Kprofile run\r\x1b[K"), (io.StringIO(), "loading\nprofile run\n")],
     ids=["terminal", "file"],
 )
 def test_what_it_does_meanwhile_is_shown(out: io.StringIO, shown: str) -> None:
