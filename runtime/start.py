@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from runtime.actors.events import require_zmq
 from runtime.admin import warmup
+from runtime.devices.cpu.kernels.choice import usable_levels
 from runtime.devices.numa import cores_of
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
@@ -73,9 +74,12 @@ def check_offload(plan: Plan, model: ModelConfig) -> None:
 
 
 def check_machine(plan: Plan) -> None:
-    """The NUMA nodes exist, and have cores for this process. Raises StartError."""
+    """The NUMA nodes exist, and have cores for this process; a level of CPU kernels that the environment
+    names is there. Raises StartError."""
     for node in dict.fromkeys(plan.parallel.numa_node or ()):
         cores_of(node)
+    if plan.parallel.device == "cpu":
+        usable_levels()
 
 
 def check_folders(plan: Plan) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.self_check import load_library
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from runtime.devices.base import Gate
-from runtime.devices.cpu.kernels import library
+from runtime.devices.cpu.kernels import choice
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
 from runtime.layers import torch_ops as plain
@@ -29,12 +29,10 @@ from tests.models.reference import Reference
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Operators are torch's, which can be compiled; kernels of the cpu device are calls that cannot."""
     monkeypatch.setitem(open_executor.DEVICES, "taped", taped.__name__)
-    monkeypatch.setenv(library.VARIABLE, "none")
-    library.load_library.cache_clear()
+    monkeypatch.setenv(choice.VARIABLE, "none")
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    library.load_library.cache_clear()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.self_check import load_library
 from runtime.layers.moe.feed_forward import Router
 from runtime.messages.ranks import CountExperts, ExpertCounts
 from runtime.ranks import expert_counts, open_executor

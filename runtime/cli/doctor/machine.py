@@ -14,7 +14,9 @@ from pathlib import Path
 from runtime.cli.doctor import ascend
 from runtime.cli.doctor import probe as look
 from runtime.cli.doctor.probe import Finding, read
-from runtime.devices.cpu.kernels import library
+from runtime.devices.cpu.kernels import choice
+from runtime.devices.cpu.kernels.levels import TORCH_COSTS
+from runtime.errors import StartError
 from runtime.options.compat.environment import ENVIRONMENT
 
 LIMITS = (
@@ -98,13 +100,7 @@ def _processor(root: Path) -> Iterator[Finding]:
         "instructions",
         " ".join(word for word in CPU_FEATURES if word in words) or "none of those that matter",
     )
-    level = library.chosen_level()
-    yield Finding(
-        "cpu kernels",
-        "none: torch computes, several times slower" if level is None else level.name,
-        "note" if level is None else "ok",
-        library.remedy() if level is None else "",
-    )
+    yield _kernels()
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     yield Finding(
         "numa nodes",
@@ -113,6 +109,24 @@ def _processor(root: Path) -> Iterator[Finding]:
         "bind the server to one node: numactl --cpunodebind=0 --membind=0 runtime serve ..."
         if nodes > 1
         else "",
+    )
+
+
+def _kernels() -> Finding:
+    """Which build of the CPU kernels computes, what computes where none does, and what a better one that the
+    CPU could run would bring."""
+    try:
+        level = next(iter(choice.usable_levels()), None)
+    except StartError as error:
+        return Finding("cpu kernels", "no choice", "problem", str(error))
+    if level is None:
+        return Finding("cpu kernels", f"none: torch computes, {TORCH_COSTS}", "note", choice.remedy())
+    better = choice.better_levels(level)
+    if not better:
+        return Finding("cpu kernels", f"{level.name}, the best of this CPU")
+    lacks = "; ".join(f"{one.name} ({one.brings})" for one in better)
+    return Finding(
+        "cpu kernels", f"{level.name}; this CPU has more: {lacks}", "note", choice.upgrade(better[0])
     )
 
 

@@ -12,13 +12,14 @@ from runtime.devices.cpu.decoder import DecoderPrograms
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ggml import CpuGgml
 from runtime.devices.cpu.kept_matrices import KeptPackedWeights
-from runtime.devices.cpu.kernels.library import load_library, remedy
+from runtime.devices.cpu.kernels.choice import remedy
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.packed_folder import PackedFolder
 from runtime.devices.cpu.sampling import CpuFusedOps
+from runtime.devices.cpu.self_check import load_library
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all

@@ -40,7 +40,7 @@ class CpuGgml:
 
     def pack(self, parts: Sequence[GgmlPart]) -> Matrix:
         """See GgmlWeights.pack."""
-        matrices = tuple(_pack(self.threads, part) for part in parts)
+        matrices = tuple(pack_part(self.threads, part) for part in parts)
         return matrices[0] if len(matrices) == 1 else _joined(matrices)
 
 
@@ -58,7 +58,9 @@ def _to_q8_0(weight: Tensor) -> Tensor:
     return out.flatten(1)
 
 
-def _pack(threads: Threads, part: GgmlPart) -> Matrix:
+def pack_part(threads: Threads, part: GgmlPart) -> Matrix:
+    """Rows of one type as a matrix."""
+
     def fill(matrix: Matrix) -> None:
         order = part.order.contiguous()
         threads.functions.kernels_pack_ggml(

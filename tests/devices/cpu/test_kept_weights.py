@@ -14,9 +14,9 @@ from torch import Tensor
 from runtime.devices.cpu import kept_matrices, packed_folder, packed_memory
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.kept_matrices import KeptPackedWeights
-from runtime.devices.cpu.kernels.library import load_library
 from runtime.devices.cpu.matrices import Matrix
 from runtime.devices.cpu.packed_folder import PackedFolder
+from runtime.devices.cpu.self_check import load_library
 from runtime.messages.memory import ChangeMemory, UpdateWeights, WeightOffload
 from runtime.messages.ranks import KeepWeights
 from runtime.ranks import checkpoint_key

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.devices.cpu import quantized
-from runtime.devices.cpu.kernels import library
+from runtime.devices.cpu.kernels import choice, library
 from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
 from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
 from runtime.devices.cpu.products import Products
@@ -177,8 +177,7 @@ def continued(
 ) -> tuple[list[list[int]], list[list[float]], bool]:
     """Greedy continuations of the prompts in company and their log probabilities, and whether a program
     computed them. Prompts are cut in chunks of 24 tokens, which go with the decodes of the prompts before."""
-    patch.setenv(library.VARIABLE, level)
-    library.load_library.cache_clear()
+    patch.setenv(choice.VARIABLE, level)
     executor, ready = start(folder, **options)
     planner = Planner(executor, ready, 4)
     rows = [planner.row(i, prompt, sampling(top_logprobs=0)) for i, prompt in enumerate(PROMPTS)]
@@ -189,7 +188,6 @@ def continued(
         decodes.append(row)
     for _ in range(8):
         planner.run(rows, [])
-    library.load_library.cache_clear()
     used = executor.runner.forward.program is not None  # type: ignore[attr-defined]
     chances = [[chance for _, chance, *_ in row.results] for row in rows]
     return [row.tokens[row.prompt_len :] for row in rows], chances, used

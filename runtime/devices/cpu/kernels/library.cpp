@@ -11,6 +11,7 @@
 #include "lora.h"
 #include "product_call.h"
 #include "program.h"
+#include "refused.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -156,6 +157,14 @@ int kernels_multiply(team::Team* team, product_call::Product* product, const Mat
     bool has_memory = true;
     product->run(team, matrix, step, &has_memory);
     return has_memory ? 0 : 1;
+}
+
+// The same by a team of one thread. 2: the processor refused an instruction; the team and the product must not be used
+// again.
+int kernels_try_multiply(team::Team* team, product_call::Product* product, const Matrix* matrix, const Step* step) {
+    int result = 2;
+    refused::runs([&] { result = kernels_multiply(team, product, matrix, step); });
+    return result;
 }
 
 // ---- attention

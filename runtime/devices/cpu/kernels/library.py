@@ -1,13 +1,9 @@
 """The compiled kernels, as functions. The names and types here are those of library.cpp."""
 
 import ctypes
-import os
 from collections.abc import Sequence
-from functools import cache
 
-from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
-
-VARIABLE = "RUNTIME_CPU_KERNELS"  # a level's name, or "none"; unset: the best that the machine runs
+from runtime.devices.cpu.kernels.levels import Level
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
@@ -31,6 +27,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_product": (_POINTER, ()),
     "kernels_free_product": (None, (_POINTER,)),
     "kernels_multiply": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_try_multiply": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_attention": (_POINTER, (_POINTER,)),
     "kernels_free_attention": (None, (_POINTER,)),
     "kernels_attend": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
@@ -214,7 +211,7 @@ class Library:
     being changed: `library.program_run(...)`."""
 
     def __init__(self, level: Level) -> None:
-        """Raises OSError."""
+        """Raises OSError; AttributeError for a build of other sources."""
         self.level = level
         self.functions = load_functions(level)
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -222,29 +219,3 @@ class Library:
             function.restype, function.argtypes = result, list(arguments)
         self.lanes = self.functions.kernels_lanes()
         self.outputs = self.functions.kernels_outputs()
-
-
-def chosen_level() -> Level | None:
-    """The best level that this machine runs and that is built, or the one that the environment names. None:
-    there is none, and torch computes everything."""
-    wanted = os.environ.get(VARIABLE)
-    if wanted == "none":
-        return None
-    levels = supported_levels() if wanted is None else tuple(lv for lv in LEVELS if lv.name == wanted)
-    return next((level for level in levels if level.path.is_file()), None)
-
-
-def remedy() -> str:
-    """What to do where there are no kernels."""
-    if os.environ.get(VARIABLE) is not None:
-        return f"unset {VARIABLE}"
-    if not supported_levels():
-        return "use a CPU with AVX2, or an arm64 one"
-    return "install g++ or clang++, then install the package again"
-
-
-@cache
-def load_library() -> Library | None:
-    """The kernels for this machine; None: they are not built, or it runs none of them."""
-    level = chosen_level()
-    return None if level is None else Library(level)
