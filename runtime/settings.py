@@ -80,6 +80,7 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         offload_setup=WeightOffload(plan.memory.offload, plan.weights.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps,
         config_overrides=plan.model.json_model_override_args,
+        model_impl=plan.model.model_impl,
         has_wide_head=plan.precision.enable_fp32_lm_head,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
@@ -200,6 +201,7 @@ def model_config(plan: Plan) -> ModelConfig:
         pooling=plan.model.pooling,
         quantization=plan.precision.quantization,
         overrides=plan.model.json_model_override_args,
+        model_impl=plan.model.model_impl,
     )
 
 

@@ -76,6 +76,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
     quantization: str | None = None  # --quantization
+    model_impl: str = "auto"  # whose code computes the model (models/config/transformers_config.py)
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph may serve fewer sequences than it has rows
     # numbers of tokens for which steps with prompts may be captured as piecewise graphs

@@ -1,7 +1,8 @@
 """What a rank needs of any model. models/config/registry.py names the classes that implement it.
 
     Model             hidden states, and vectors that are pooled of them          (every model)
-    GenerativeModel   logits, and the step in pieces between its attentions       (decoders)
+    GenerativeModel   logits                                                      (decoders)
+    PiecewiseModel    the step in pieces between its attentions                   (decoders of this runtime)
 
 A model is made from (device, dtype, config), and its weights are loaded by models/loader.py.
 """
@@ -79,6 +80,7 @@ class Model(Protocol):
 
     packed_modules: PackedModules
     renames: Renames
+    ignored_weights: tuple[str, ...]  # patterns of tensors in a checkpoint that are not read
     layers: Sequence[Layer]
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None: ...
@@ -111,18 +113,12 @@ class Model(Protocol):
 
 
 class GenerativeModel(Model, Protocol):
-    """A model that predicts the next token. Its hidden states are those before the last norm."""
-
-    layers: Sequence[DecoderLayer]  # type: ignore[assignment]
+    """A model that predicts the next token. Its hidden states are those before the last norm, where the
+    norm is not part of its forward."""
 
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """The tokens' hidden states, [T, hidden]. `compiled`: computes what follows each attention, in place
         of the layers' `after_attention`."""
-        ...
-
-    def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
-        """`forward` with the attentions left to the caller: what lies between them can be captured in graphs
-        of its own."""
         ...
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
@@ -135,8 +131,24 @@ class GenerativeModel(Model, Protocol):
         ...
 
 
+class PiecewiseModel(GenerativeModel, Protocol):
+    """A decoder that can be run in pieces."""
+
+    layers: Sequence[DecoderLayer]  # type: ignore[assignment]
+
+    def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
+        """`forward` with the attentions left to the caller: what lies between them can be captured in graphs
+        of its own."""
+        ...
+
+
 def is_generative(model: Model) -> TypeGuard[GenerativeModel]:
-    """Whether a model predicts tokens, and can be run in pieces."""
+    """Whether a model predicts tokens."""
+    return hasattr(model, "logits")
+
+
+def is_piecewise(model: Model) -> TypeGuard[PiecewiseModel]:
+    """Whether a model can be run in pieces."""
     return hasattr(model, "piecewise")
 
 

@@ -85,6 +85,7 @@ class EncoderLayer(Layer):
 class Bert(Layer):
     """An encoder. See Model."""
 
+    ignored_weights: tuple[str, ...] = ()
     renames: Renames = (
         ("embeddings.LayerNorm.", "embeddings.norm."),
         ("encoder.layer.", "layers."),

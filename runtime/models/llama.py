@@ -168,6 +168,7 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
+    ignored_weights: tuple[str, ...] = ()
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
     norm_class: type[RMSNorm] = RMSNorm

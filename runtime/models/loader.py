@@ -5,6 +5,7 @@ Each rank reads only its shard of the bytes (files are mapped, not read), straig
 place. So the memory in use is at most the weights and one tensor's shard.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -234,7 +235,9 @@ def _fill_from_files(
         if key in missing:
             weight = missing.pop(key)
             take(key[0], tensor, weight, weight.sources[key[1]])
-        elif not _is_redundant(key[0], config):
+        elif not _is_redundant(key[0], config) and not any(
+            re.search(pattern, tensor.name) for pattern in model.ignored_weights
+        ):
             extra.append(tensor)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
         name, part = next(iter(missing))

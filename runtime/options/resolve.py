@@ -210,6 +210,7 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
         pooling=parsed.options.model.pooling,
         quantization=parsed.options.precision.quantization,
         overrides=parsed.options.model.json_model_override_args,
+        model_impl=parsed.options.model.model_impl,
     )
     return resolve(parsed, config, device, machine or this_machine(), folders)
 

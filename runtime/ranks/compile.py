@@ -13,7 +13,7 @@ import torch
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import StartError
-from runtime.models.base import CompiledLayer, GenerativeModel
+from runtime.models.base import CompiledLayer, PiecewiseModel
 
 
 class CompileOptions(TypedDict, total=False):
@@ -28,7 +28,7 @@ HOW: CompileOptions = {"backend": "inductor", "mode": "max-autotune-no-cudagraph
 
 
 def compile_layers(
-    model: GenerativeModel, device: Device, dtype: torch.dtype, *, explains: bool
+    model: PiecewiseModel, device: Device, dtype: torch.dtype, *, explains: bool
 ) -> CompiledLayer:
     """DecoderLayer.after_attention of the model's layers, compiled. `explains`: what is compiled anew, and
     where a compiled function is cut, goes to stderr. Raises StartError."""

@@ -20,7 +20,7 @@ from runtime.layers.sampling.sampler import Logprobs
 from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
-from runtime.models.base import CompiledLayer, Model, generative, is_generative
+from runtime.models.base import CompiledLayer, Model, generative, is_generative, is_piecewise
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
@@ -314,7 +314,7 @@ class ModelRunner:
                 compiled=self.compiled,
                 compiled_rows=setup.compiled_rows,
             )
-        if setup.piecewise_sizes:
+        if setup.piecewise_sizes and is_piecewise(self.model):
             piecewise_graphs = PiecewiseGraphs(
                 device,
                 device.graphs,

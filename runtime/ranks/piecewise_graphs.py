@@ -27,7 +27,7 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
 from runtime.messages.ranks import Capture, Captured
-from runtime.models.base import AttentionLayer, CompiledLayer, GenerativeModel, Pieces
+from runtime.models.base import AttentionLayer, CompiledLayer, Pieces, PiecewiseModel
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.slots import Slots
 
@@ -118,7 +118,7 @@ class PiecewiseGraphs:
         self,
         device: Device,
         graphs: Graphs,
-        model: GenerativeModel,
+        model: PiecewiseModel,
         slots: Slots,
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,

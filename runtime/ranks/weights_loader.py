@@ -14,7 +14,7 @@ from runtime.devices.progress import Progress, without_progress
 from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
-from runtime.models.base import CompiledLayer, Model, is_generative
+from runtime.models.base import CompiledLayer, Model, is_piecewise
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
@@ -36,6 +36,7 @@ def read_model(start: StartRank) -> ModelConfig:
         pooling=start.pooling,
         quantization=start.quantization,
         overrides=start.config_overrides,
+        model_impl=start.model_impl,
     )
     return structs.replace(config, has_wide_head=start.has_wide_head)
 
@@ -87,7 +88,7 @@ class WeightsLoader:
         compiled = None
         if self.start.compiled.is_enabled:
             progress("compile", 0, 0)
-            assert is_generative(model), "options allow no compilation of an encoder"
+            assert is_piecewise(model), "options allow no compilation of other models"
             explains = self.start.compiled.explains
             compiled = compile_layers(model, self.device, self.dtype, explains=explains)
         return LoadedModel(model, num_bytes, compiled)
@@ -158,4 +159,4 @@ class WeightsLoader:
         return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype)
 
     def _empty(self, device: Device) -> Model:
-        return model_class(self.config.architecture)(device, self.dtype, self.config)
+        return model_class(self.config)(device, self.dtype, self.config)

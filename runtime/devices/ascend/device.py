@@ -131,6 +131,7 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
         pooling=start.pooling,
         quantization=start.quantization,
         overrides=start.config_overrides,
+        model_impl=start.model_impl,
     )
     if config.score_cap or config.has_sinks:
         raise StartError(

@@ -41,6 +41,10 @@ class Attention:
         self.ops.store_kv(k / self.cache_scales[0], v / self.cache_scales[1], k_cache, v_cache, locations)
         return q
 
+    def store(self, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Writes the step's keys and values [T, K, D] to the cache."""
+        self.ops.store_kv(k, v, *batch.kv[self.index], batch.locations[self.pool])
+
     def forward(self, q: Tensor, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H *
         D]."""

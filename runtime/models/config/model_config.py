@@ -7,7 +7,6 @@ Llama.
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated as A
-from typing import TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -15,21 +14,32 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config import sizes
+from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.config.gguf.config import config_fields, read_gguf_quantization
+from runtime.models.config.gguf.config import read_gguf_quantization
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.quantization_config import Quantization, read_quantization
-from runtime.models.config.registry import Family, check_architecture, check_pools, decoder_family
+from runtime.models.config.registry import (
+    MODELS,
+    TRANSFORMERS,
+    Family,
+    check_architecture,
+    check_pools,
+    decoder_family,
+)
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
 from runtime.models.config.tasks import PoolingOptions, family_of, longest_text, read_pooling
-from runtime.regular_file import read_regular
+from runtime.models.config.transformers_config import (
+    check_generates,
+    identity,
+    read_generic,
+    uses_transformers,
+)
 
-MAX_BYTES = 1 << 24  # of config.json
 Ids = int | list[int] | None
-T = TypeVar("T")
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -73,6 +83,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     encoder: Encoder | None = None  # None: the model is a decoder
     has_wide_head: bool = False  # the head computes in float32 whatever the dtype (--enable-fp32-lm-head)
     quantization: Quantization | None = None  # None: weights are not quantized
+    # config.json, of a model that transformers' code computes; None: this runtime's own code does
+    transformers_json: JsonDict | None = None
 
     @property
     def score_scale(self) -> float:
@@ -147,20 +159,22 @@ def read_config(
     pooling: str = "auto",
     quantization: str | None = None,
     overrides: Mapping[str, JsonValue] | None = None,
+    model_impl: str = "auto",
 ) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy. Reads no weights and
     imports no torch.
 
     `is_embedding`: use a generating model for embeddings instead; `pooling`: how (see tasks.py);
     `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
-    config.json.
+    config.json; `model_impl`: see transformers_config.py.
     """
     try:
-        return _read(Path(folder), is_embedding, pooling, quantization, overrides)
+        return _read(Path(folder), is_embedding, pooling, quantization, overrides, model_impl)
     except ModelError as error:
         if not overrides:
             raise
-        _read(Path(folder), is_embedding, pooling, quantization, None)  # raises what is wrong without them
+        # raises what is wrong without them
+        _read(Path(folder), is_embedding, pooling, quantization, None, model_impl)
         raise ModelError(f"--json-model-override-args ({', '.join(overrides)}): {error}") from None
 
 
@@ -170,16 +184,21 @@ def _read(
     pooling: str,
     quantization: str | None,
     overrides: Mapping[str, JsonValue] | None,
+    model_impl: str,
 ) -> ModelConfig:
-    raw, raw_generation = _raw_files(folder)
+    raw, raw_generation = raw_files(folder)
     if overrides:
-        raw = msgspec.json.encode(_decode(raw, JsonDict, "config.json") | dict(overrides))
-    architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
+        raw = msgspec.json.encode(decode(raw, JsonDict, "config.json") | dict(overrides))
+    architecture = (decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
     if not architecture:
         raise ModelError(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
-    check_architecture(architecture)
+    fields = transformers_fields(architecture, raw, model_impl)
+    if fields is None:
+        check_architecture(architecture)
+    else:
+        raw = msgspec.json.encode(read_generic(fields))
     pooling_options = PoolingOptions(is_embedding=is_embedding, mode=pooling)
     if family_of(architecture) in ENCODERS:
         if quantization is not None or b'"quantization_config"' in raw:
@@ -188,17 +207,23 @@ def _read(
                 "version of the model"
             )
         return _resolve_encoder(architecture, raw, folder, pooling_options)
-    hf = _decode(raw, HfConfig, "config.json")
-    generation = _decode(raw_generation, HfGeneration, "generation_config.json")
-    family = decoder_family(architecture)
-    moe = None if family.moe is None else family.moe(_decode(raw, HfMoeConfig, "config.json"))
-    mla = read_mla(_decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
+    hf = decode(raw, HfConfig, "config.json")
+    generation = decode(raw_generation, HfGeneration, "generation_config.json")
+    family = decoder_family(architecture) if fields is None else TRANSFORMERS
+    moe = None if family.moe is None else family.moe(decode(raw, HfMoeConfig, "config.json"))
+    mla = read_mla(decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
     if mla is not None:
         hf = structs.replace(hf, head_dim=mla.rope_dim, num_key_value_heads=1)
     config = structs.replace(
-        _resolve(architecture, hf, generation, read_rope(_decode(raw, HfRope, "config.json")), moe, mla),
+        _resolve(
+            architecture, family, hf, generation, read_rope(decode(raw, HfRope, "config.json")), moe, mla
+        ),
         quantization=_quantization(folder, hf, quantization),
+        transformers_json=None if fields is None else identity(fields),
     )
+    if fields is not None:
+        check_generates(architecture, is_embedding=is_embedding)
+        return config
     if (
         pooled := read_pooling(folder, architecture, config.hidden_size, pooling_options, is_causal=True)
     ) is None:
@@ -207,28 +232,12 @@ def _read(
     return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
 
 
-def _raw_files(folder: Path) -> tuple[bytes, bytes]:
-    """config.json and generation_config.json, of a GGUF file what they would say. Raises ModelError."""
-    if is_gguf(folder):
-        config, generation = config_fields(folder)
-        return msgspec.json.encode(config), msgspec.json.encode(generation)
-    if not folder.is_dir():
-        raise ModelError(
-            f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors, or a "
-            "GGUF file"
-        )
-    try:
-        raw = read_regular(folder / "config.json", MAX_BYTES)
-    except FileNotFoundError:
-        raise ModelError(
-            f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
-        ) from None
-    except OSError as error:
-        raise ModelError(
-            f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
-        ) from None
-    path = folder / "generation_config.json"
-    return raw, read_regular(path) if path.is_file() else b"{}"
+def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonDict | None:
+    """config.json of a model that transformers' code computes; None: this runtime's own code does. Raises
+    ModelError."""
+    if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
+        return None
+    return decode(raw, JsonDict, "config.json")
 
 
 def _quantization(path: Path, hf: HfConfig, requested: str | None) -> Quantization | None:
@@ -240,24 +249,15 @@ def _quantization(path: Path, hf: HfConfig, requested: str | None) -> Quantizati
     return read_quantization(path, None, requested) if found is None and online else found
 
 
-def _decode(raw: bytes, kind: type[T], name: str) -> T:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(
-            f"{name} cannot be read: {error}; restore the file from the model's source"
-        ) from None
-
-
 def _resolve(
     architecture: str,
+    family: Family,
     hf: HfConfig,
     generation: HfGeneration,
     rope: Rope,
     moe: MoeConfig | None,
     mla: MlaConfig | None,
 ) -> ModelConfig:
-    family = decoder_family(architecture)
     _check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:

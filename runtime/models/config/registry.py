@@ -18,6 +18,7 @@ from runtime.models.config.tasks import GENERATES, family_of
 
 if TYPE_CHECKING:
     from runtime.models.base import Model
+    from runtime.models.config.model_config import ModelConfig
 
 LLAMA, BERT = "runtime.models.llama:Llama", "runtime.models.bert:Bert"
 POOLING_CLASSES = (LLAMA, BERT)  # classes whose `pool` is served
@@ -89,6 +90,8 @@ FAMILIES = {
     "Qwen3Moe": Family(qk_norm=True, window="all_if_enabled", moe=experts.qwen3),
 }
 
+TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
+
 # architecture -> module:class
 MODELS = {
     **{name + GENERATES: family.model_class for name, family in FAMILIES.items()},
@@ -118,7 +121,7 @@ def check_architecture(name: str) -> None:
 
 def check_pools(name: str) -> None:
     """Raises ModelError for an architecture that cannot embed."""
-    if MODELS[name] not in POOLING_CLASSES:
+    if MODELS.get(name) not in POOLING_CLASSES:
         able = sorted(
             model
             for model, model_class in MODELS.items()
@@ -130,9 +133,8 @@ def check_pools(name: str) -> None:
         )
 
 
-def model_class(name: str) -> "type[Model]":
-    """The class of an architecture. Imports torch, so only ranks call it. Raises ModelError like
-    `check_architecture`."""
-    check_architecture(name)
-    module, _, attribute = MODELS[name].partition(":")
+def model_class(config: "ModelConfig") -> "type[Model]":
+    """The class of a model. Imports torch, so only ranks call it."""
+    name = MODELS[config.architecture] if config.transformers_json is None else TRANSFORMERS.model_class
+    module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import runtime
 from runtime.hub.source import HubModel
+from runtime.models.config.transformers_config import ModelImpl
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, planned, superseded
 from runtime.options.facts import ModelFacts
 
@@ -103,9 +104,13 @@ class Model(Group, frozen=True, kw_only=True):
         "auto"
     )
     revision: A[str | None, option("Branch, tag or commit of a model that is fetched from the hub.")] = None
-    model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = (
-        "auto"
-    )
+    model_impl: A[
+        ModelImpl,
+        option(
+            "Whose code computes the model: this runtime's own, or that of transformers over paged "
+            "attention; auto: that of transformers for models that this runtime does not have."
+        ),
+    ] = "auto"
     download_dir: A[
         str | None,
         option(
