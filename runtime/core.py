@@ -165,6 +165,11 @@ class Core:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._progress.run)
             tasks.start_soon(self._text.run)
+            if self.model.transformers_json is not None:
+                log.get("start").info(
+                    "transformers' own code computes this model, over paged attention",
+                    architecture=self.model.architecture,
+                )
             await check_model(self.plan, self._progress)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:

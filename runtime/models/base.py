@@ -142,6 +142,19 @@ class PiecewiseModel(GenerativeModel, Protocol):
         ...
 
 
+class NamesTensors(Protocol):
+    """A model whose weights are not named by packed modules and renames alone."""
+
+    def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
+        """Weight name and part that a checkpoint's tensor fills."""
+        ...
+
+
+def names_tensors(model: Model) -> TypeGuard[NamesTensors]:
+    """Whether a model says itself which weights a checkpoint's tensors fill."""
+    return hasattr(model, "checkpoint_key")
+
+
 def is_generative(model: Model) -> TypeGuard[GenerativeModel]:
     """Whether a model predicts tokens."""
     return hasattr(model, "logits")

@@ -26,7 +26,7 @@ from runtime.layers.weight import (
     layers_below,
     named_weights,
 )
-from runtime.models.base import Model
+from runtime.models.base import Model, names_tensors
 from runtime.models.checkpoint import TensorSlice, gguf_tensors, tensors
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
@@ -224,14 +224,20 @@ def _fill_from_files(
     take: Callable[[str, TensorSlice, Weight, SourceTensor], None],
 ) -> None:
     packed_modules = model.packed_modules
+    key_of = (
+        model.checkpoint_key
+        if names_tensors(model)
+        else partial(target_name, packed_modules=packed_modules, renames=model.renames)
+    )
     missing, extra = dict(targets), []
     paths = weight_files(folder)
     found = gguf_tensors(folder) if is_gguf(folder) else tensors(paths)
     files = _gauged(found, Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
-    if config.moe is None or not config.moe.is_stacked:
+    is_split = config.moe is None or not config.moe.is_stacked
+    if is_split and config.transformers_json is None:
         files = unstacked(files, is_transposed=config.moe is not None and config.moe.is_transposed)
     for tensor in files:
-        key = target_name(tensor.name, packed_modules, model.renames)
+        key = key_of(tensor.name)
         if key in missing:
             weight = missing.pop(key)
             take(key[0], tensor, weight, weight.sources[key[1]])

@@ -14,6 +14,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
@@ -22,7 +24,6 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
 from runtime.models.base import CompiledLayer, Renames
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.loader import PREFIXES, target_name
 from runtime.models.transformers_attention import (
     PAGED,
     TRIAL,
@@ -63,6 +64,7 @@ class TransformersModel(Layer):
     """A decoder. See GenerativeModel."""
 
     packed_modules: PackedModules = {}
+    renames: Renames = ()
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         """Raises ModelError for a model that cannot be served so."""
@@ -76,13 +78,10 @@ class TransformersModel(Layer):
         self.causal_lm = build(config, dtype)
         attended, body_name = try_run(self.causal_lm)
         check_attended(attended, config)
-        prefix = self.causal_lm.base_model_prefix
-        self.renames: Renames = ((f"{prefix}.", ""),) if prefix and f"{prefix}." not in PREFIXES else ()
+        self.renamings = renamings(self.causal_lm)
         allocate_tensors(self.causal_lm, device.torch_device)
-        self.weights = {
-            target_name(name, {}, self.renames)[0]: weight_of(tensor)
-            for name, tensor in stored_tensors(self.causal_lm).items()
-        }
+        self.tensors = stored_tensors(self.causal_lm)
+        self.weights = {name: weight_of(tensor) for name, tensor in self.tensors.items()}
         self.ignored_weights = ignored_weights(self.causal_lm)
         self.step, self.given = Step(), GivenHidden()
         self.attentions: list[Attention | MlaAttention] = [
@@ -104,6 +103,12 @@ class TransformersModel(Layer):
             if name and isinstance(attention, Attention):
                 sinks = module.get_parameter(name).float().contiguous()
                 attention.scores = replace(attention.scores, sinks=sinks)
+
+    def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
+        """Weight name and part that a checkpoint's tensor fills: by transformers' renames, with the prefix of
+        the body or without."""
+        prefix = self.causal_lm.base_model_prefix
+        return rename_source_key(tensor_name, self.renamings, [], prefix, self.tensors)[0], ""
 
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states behind the last norm, [T, hidden]."""
@@ -140,7 +145,7 @@ def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     model_class: type[PreTrainedModel] = getattr(transformers, config.architecture)
     if model_class._is_stateful:
         raise ModelError(
-            f"{config.architecture} keeps a state for each text, which --model-impl transformers does not serve"
+            f"{config.architecture} keeps states of texts, which --model-impl transformers does not serve"
         )
     if not model_class._can_set_attn_implementation():
         raise ModelError(
@@ -155,6 +160,21 @@ def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"transformers makes no {config.architecture} of config.json: {error}") from error
     return model.eval().requires_grad_(False)
+
+
+def renamings(model: PreTrainedModel) -> list[WeightRenaming]:
+    """Other names of the model's tensors in checkpoints. Raises ModelError where tensors are not only named
+    otherwise there."""
+    transforms = get_model_conversion_mapping(model)
+    names = list(model.state_dict())
+    for one in transforms:
+        patterns = [] if isinstance(one, WeightRenaming) else [*one.target_patterns]
+        if any(re.search(pattern, name) for pattern in patterns for name in names):
+            raise ModelError(
+                f"checkpoints of {type(model).__name__} keep {patterns[0]} in other shapes than transformers "
+                "computes with; --model-impl transformers does not serve it"
+            )
+    return [one for one in transforms if isinstance(one, WeightRenaming)]
 
 
 def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:

@@ -17,6 +17,7 @@ from runtime.devices.cuda import facts as cuda
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
+from runtime.json_value import JsonDict
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -73,6 +74,11 @@ class ModelFacts(Protocol):
     @property
     def moe(self) -> MoeConfig | None:
         """Experts of the model; None: it is dense."""
+        ...
+
+    @property
+    def transformers_json(self) -> JsonDict | None:
+        """config.json of a model that transformers' code computes; None: this runtime's own code does."""
         ...
 
     @property

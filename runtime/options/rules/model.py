@@ -105,6 +105,29 @@ def embeddings_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def transformers_models_are_plain(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Models that transformers' code computes have plain weights on one rank, and are not taken to pieces."""
+    if model.transformers_json is None:
+        return None
+    given = {
+        "--tp-size": plan.parallel.num_ranks > 1,
+        "--quantization": plan.precision.quantization is not None,
+        "--enable-lora": plan.lora.enable_lora,
+        "--enable-fp32-lm-head": plan.precision.enable_fp32_lm_head,
+        "--enable-piecewise-cuda-graph": plan.graphs.enable_piecewise_cuda_graph,
+        "--enable-torch-compile": plan.graphs.enable_torch_compile,
+        "--cpu-offload-gb": plan.memory.cpu_offload_gb > 0,
+        "--offload-group-size": plan.memory.offload_group_size > 0,
+    }
+    wrong = [name for name, has in given.items() if has]
+    if wrong:
+        return (
+            f"{' and '.join(wrong)}: transformers' own code computes this model as a whole on one rank "
+            "(--model-impl); leave it out"
+        )
+    return None
+
+
 def checksums_are_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--model-checksum without a value has a hub to ask."""
     if plan.model.model_checksum == "" and plan.model.hub_model is None:
@@ -124,5 +147,6 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     hidden_states_are_computed,
     pooled_texts_stay_whole,
     embeddings_are_computed,
+    transformers_models_are_plain,
     checksums_are_known,
 )

@@ -1,0 +1,190 @@
+"""Models that transformers' own code computes over our pages, against transformers with its own cache:
+greedy, token for token, in company, chunked, on a shared prefix, and after a preemption."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from runtime.errors import ModelError
+from runtime.models.config.model_config import read_config
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import SIZES, VOCAB_SIZE, make_checkpoint, make_model, write_tokenizer
+from tests.models.reference import Reference
+
+MULTI_HEAD = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+ENDS = {"bos_token_id": 256, "eos_token_id": 258}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusConfig", SIZES),
+    "arcee": ("ArceeConfig", SIZES),
+    "biogpt": ("BioGptConfig", MULTI_HEAD),
+    "gemma2": ("Gemma2Config", SIZES | {"head_dim": 24, "sliding_window": 7, "num_hidden_layers": 3}),
+    "gpt2": ("GPT2Config", OLD | ENDS),
+    "gpt2 layer scales": ("GPT2Config", OLD | ENDS | {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt_bigcode": ("GPTBigCodeConfig", OLD | ENDS),
+    "gpt_neox": ("GPTNeoXConfig", MULTI_HEAD),
+    "gpt_oss": (
+        "GptOssConfig",
+        SIZES | {"head_dim": 16, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "helium": ("HeliumConfig", SIZES | {"head_dim": 16}),
+    "nemotron": ("NemotronConfig", SIZES),
+    "olmo": ("OlmoConfig", SIZES),
+    "opt": (
+        "OPTConfig",
+        MULTI_HEAD | {"ffn_dim": 96, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
+    ),
+    "opt narrow": ("OPTConfig", MULTI_HEAD | {"ffn_dim": 96, "word_embed_proj_dim": 32}),
+    "persimmon": ("PersimmonConfig", MULTI_HEAD),
+    "phi": ("PhiConfig", SIZES),
+    "stablelm": ("StableLmConfig", SIZES | {"use_qkv_bias": True}),
+}
+NUM_TOKENS = 16
+
+
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(7)
+    return [random.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 9, 41)]
+
+
+def make(case: str, folder: Path) -> Path:
+    kind, fields = CASES[case]
+    make_model(getattr(transformers, kind)(**fields), 0).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
+        folder = make(case, tmp_path_factory.mktemp("model"))
+        reference = Reference(folder)
+        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
+
+    return checkpoint
+
+
+def finish(planner: Planner, waiting: list[Row], running: list[Row], chunk: int) -> None:
+    """Extends the waiting rows chunk by chunk, while the others decode, until all have their tokens."""
+    while waiting or any(len(row.tokens) < row.prompt_len + NUM_TOKENS for row in running):
+        head = waiting[0] if waiting else None
+        count = min(chunk, head.prompt_len - head.computed) if head else 0
+        decodes = [row for row in running if len(row.tokens) < row.prompt_len + NUM_TOKENS]
+        planner.run(decodes, [(head, count)] if head else [])
+        if head and head.computed == head.prompt_len:
+            running.append(waiting.pop(0))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_equals_transformers_in_company(case: str, checkpoints: Any) -> None:
+    folder, _, expected = checkpoints(case)
+    executor, ready = start(folder, model_impl="transformers")
+    planner = Planner(executor, ready, 4)
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts())]
+    finish(planner, list(rows), [], chunk=7)
+    assert [row.tokens[row.prompt_len :] for row in rows] == expected
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt_oss"])
+def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
+    """A second sequence reads the pages that the first one wrote, while the first goes on; then the second is
+    preempted, and computed again from what it has."""
+    folder, reference, expected = checkpoints(case)
+    executor, ready = start(folder, model_impl="transformers")
+    planner = Planner(executor, ready, 4)
+    first = planner.row(0, prompts()[2], sampling())
+    planner.prefill(first)
+    other = prompts()[2][:20] + [5, 6, 7]
+    second = planner.row(1, other, sampling(), prefix=first, shared=20)
+    planner.run([first], [(second, len(other) - 20)])
+    for _ in range(4):
+        planner.run([first, second], [])
+    again = planner.row(2, second.tokens, sampling(), prefix=first, shared=20)
+    finish(planner, [again], [first], chunk=3)
+    assert first.tokens[first.prompt_len :] == expected[2]
+    assert again.tokens[len(other) :] == reference.greedy(other, len(again.tokens) - len(other))
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gpt_neox"])
+def test_logprobs_agree(case: str, checkpoints: Any) -> None:
+    """Caps of logits and other ends of a model are transformers' own."""
+    folder, reference, _ = checkpoints(case)
+    executor, ready = start(folder, model_impl="transformers")
+    planner = Planner(executor, ready, 4)
+    row = planner.row(0, prompts()[2], sampling(prompt_logprobs=0))
+    planner.prefill(row, chunk=11)
+    found = np.concatenate([part.logprobs for part in row.prompt])[:-1]
+    wanted = reference.logprobs(row.tokens[:-1])
+    expected = [float(wanted[i, token]) for i, token in enumerate(prompts()[2][1:])]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_pages_of_eight_bits(checkpoints: Any) -> None:
+    folder, reference, expected = checkpoints("gpt2")
+    executor, ready = start(folder, model_impl="transformers", kv_dtype="fp8_e4m3")
+    wide = start(folder, model_impl="transformers")[1]
+    assert ready.pages_bytes / ready.num_pages * 4 == wide.pages_bytes / wide.num_pages
+    planner = Planner(executor, ready, 4)
+    row = planner.row(0, prompts()[2], sampling(prompt_logprobs=0))
+    planner.prefill(row)
+    found = np.concatenate([part.logprobs for part in row.prompt])[:-1]
+    wanted = reference.logprobs(prompts()[2])
+    exact = np.array([float(wanted[i, token]) for i, token in enumerate(prompts()[2][1:])])
+    assert 0 < np.abs(found - exact).mean() < 0.05 * np.abs(exact).mean()
+
+
+def test_auto_takes_the_models_own_code_first(tmp_path: Path, checkpoints: Any) -> None:
+    assert read_config(make_checkpoint("llama", tmp_path)).transformers_json is None
+    folder, _, expected = checkpoints("gpt2")
+    assert read_config(folder).transformers_json is not None
+    with pytest.raises(ModelError, match="GPT2LMHeadModel, which is not supported"):
+        read_config(folder, model_impl="runtime")
+    with pytest.raises(ModelError, match="--is-embedding"):
+        read_config(folder, is_embedding=True)
+
+
+def test_random_weights(checkpoints: Any) -> None:
+    executor, ready = start(checkpoints("gpt_neox")[0], model_impl="transformers", load_format="dummy")
+    planner = Planner(executor, ready, 4)
+    row = planner.row(0, prompts()[1], sampling())
+    planner.prefill(row)
+    assert 0 <= row.tokens[-1] < VOCAB_SIZE
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chunks of attention": ("ArceeConfig", SIZES | {"attention_chunk_size": 8}, "attention_chunk_size"),
+    "no interface": ("GPTJConfig", OLD | ENDS | {"rotary_dim": 8}, "interface"),
+    "masks of its own": ("DogeConfig", SIZES, "masks of its own"),
+    "states": ("RecurrentGemmaConfig", SIZES | {"lru_width": 64}, "layer_types|states|max_position"),
+    "rotary by the longest": (
+        "ArceeConfig",
+        SIZES | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+        "rope type dynamic",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, tmp_path: Path) -> None:
+    kind, fields, message = REFUSED[case]
+    config = getattr(transformers, kind)(**fields)
+    architecture = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    written = config.to_dict() | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ModelError, match=message):
+        start(tmp_path, model_impl="transformers", load_format="dummy")
+
+
+@pytest.mark.parametrize("missing", ["n_layer", "n_positions"])
+def test_a_missing_field_is_named(missing: str, tmp_path: Path) -> None:
+    fields = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"} | OLD
+    del fields[missing]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=f"has none of .*{missing}"):
+        read_config(tmp_path)
