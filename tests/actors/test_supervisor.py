@@ -78,7 +78,8 @@ async def test_kills_at_random_moments_change_no_token(options: dict[str, Any]) 
         await settled(engine)
         assert answers == {i: answer([i] * (10 + i), i, 50) for i in answers}
         metrics = engine.metrics()
-        assert sample(metrics, "runtime_rank_restarts_total") == 5 - len(kills) >= 3
+        # two kills of which the second came before the first was noticed are one restart
+        assert 3 <= sample(metrics, "runtime_rank_restarts_total") <= 5 - len(kills)
         assert (
             sample(metrics, "runtime_recovered_requests_total") >= 3
             and sample(metrics, "runtime_failed_requests_total") == 0
