@@ -120,8 +120,17 @@ class DecoderLayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Logits: packed(norm(x)), from inputs that are not rounded."""
+
+    norm: NormSpec
+    packed: "PackedRows"  # [vocabulary, width]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A whole decoder on one rank, without its last norm and head."""
+    """A whole decoder on one rank."""
 
     width: int  # of the hidden states
     embedding: "Tensor | PackedRows"  # [vocabulary, width]
@@ -129,14 +138,28 @@ class DecoderSpec:
     layers: tuple[DecoderLayerSpec, ...]
     # positions int64 [T] -> cosines and sines, float32 [T, dim / 2] each
     angles: "Callable[[Tensor], tuple[Tensor, Tensor]]"
+    head: HeadSpec | None  # None: the model makes its logits otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a forward pass gives."""
+
+    hidden: "Tensor"  # of the tokens before the last norm, [T, hidden]
+    logits: "Tensor | None" = (
+        None  # of the samples, float32 [N, vocabulary]; None: they are the caller's to make
+    )
 
 
 class ForwardProgram(Protocol):
     """The forward pass of one decoder in one call."""
 
-    def forward(self, batch: "ForwardBatch", lora_slots: "np.ndarray | None") -> "Tensor | None":
-        """The tokens' hidden states before the last norm, [T, hidden]; None: the layers have to compute this
-        step. `lora_slots`: int32 [T], -1 for tokens without an adapter; None: no token has one."""
+    def forward(
+        self, batch: "ForwardBatch", samples: "np.ndarray", lora_slots: "np.ndarray | None"
+    ) -> Forwarded | None:
+        """None: the layers have to compute this step. `samples`: int64 [N], places of the tokens behind which
+        something is sampled; `lora_slots`: int32 [T], -1 for tokens without an adapter; None: no token has
+        one."""
         ...
 
 

@@ -6,10 +6,12 @@ from runtime.devices.decoder_spec import (
     DecoderSpec,
     DenseSpec,
     ExpertsSpec,
+    HeadSpec,
     LatentSpec,
     LinearSpec,
     NormSpec,
 )
+from runtime.devices.packed import PackedRows
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.moe.feed_forward import SparseFeedForward
@@ -34,7 +36,16 @@ def decoder_spec(model: Model) -> DecoderSpec | None:
     if embed.ranks.size > 1 or rows is None or len(known) < len(layers):
         return None
     scale = model.embed_scale if isinstance(model, Gemma) else 1.0
-    return DecoderSpec(embed.hidden_size, rows, scale, known, model.rotary.angles)
+    return DecoderSpec(embed.hidden_size, rows, scale, known, model.rotary.angles, _head(model))
+
+
+def _head(model: Llama) -> HeadSpec | None:
+    """None: the model pools, does something with its logits, or has a head that the device did not pack."""
+    head = model.lm_head
+    is_plain = type(model).logits is Llama.logits and model.norm.shift is None
+    if not is_plain or head is None or not isinstance(head.packed, PackedRows):
+        return None
+    return HeadSpec(_norm(model.norm), head.packed, head.vocab_size)
 
 
 def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:

@@ -1,10 +1,9 @@
 """The forward pass of a step, by the largest unit that the device has for it."""
 
 import numpy as np
-from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
-from runtime.devices.decoder_spec import ForwardProgram
+from runtime.devices.decoder_spec import Forwarded, ForwardProgram
 from runtime.models.base import Model
 from runtime.models.decoder_specs import decoder_spec
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
@@ -23,20 +22,21 @@ class Forward:
         self,
         model: Model,
         batch: ForwardBatch,
+        samples: np.ndarray,
         piecewise: PiecewiseGraphs | None,
         lora_slots: np.ndarray | None,
-    ) -> Tensor:
-        """The tokens' hidden states [T, hidden]. `lora_slots`: int32 [T], -1 for tokens without an adapter;
-        None: no token has one."""
+    ) -> Forwarded:
+        """`samples`: int64 [N], places of the tokens behind which something is sampled; `lora_slots`: int32
+        [T], -1 for tokens without an adapter; None: no token has one."""
         program = self._program(model, batch)
-        hidden = None if program is None else program.forward(batch, lora_slots)
-        if hidden is not None:
-            return hidden
+        forwarded = None if program is None else program.forward(batch, samples, lora_slots)
+        if forwarded is not None:
+            return forwarded
         is_plain = lora_slots is None
         size = None if piecewise is None or not is_plain else piecewise.size_for(batch)
         if piecewise is None or size is None:
-            return model.forward(batch)
-        return piecewise.forward(size, batch)
+            return Forwarded(model.forward(batch))
+        return Forwarded(piecewise.forward(size, batch))
 
     def _program(self, model: Model, batch: ForwardBatch) -> ForwardProgram | None:
         """The program of this model and cache, made when either is another than before."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, PageCopier, PageLoads
+from runtime.devices.decoder_spec import Forwarded
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
@@ -128,7 +129,9 @@ class ModelRunner:
         starts = self.slots.lengths.starts(plan.slots)
         batch = self.inputs.batch(plan, starts, page_loads)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
-        hidden = self.forward.compute(self.model, batch, self.piecewise, lora_slots)
+        rows = sample_rows(plan, starts)
+        forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
+        hidden = forwarded.hidden
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -136,7 +139,8 @@ class ModelRunner:
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots, self.logits_ops))
         shown = self.shown(plan, hidden)
-        return self.report(plan, self.sample(plan, starts, hidden), prompt, shown, begin)
+        sampled = self.sample(plan, starts, rows, forwarded)
+        return self.report(plan, sampled, prompt, shown, begin)
 
     def launch_captured(
         self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool
@@ -148,24 +152,27 @@ class ModelRunner:
         shown = self.shown(plan, hidden)
         tokens = graphs.sample(size, plan)
         if tokens is None:
-            sampled = self.sample(plan, self.slots.lengths.starts(plan.slots), hidden)
+            starts = self.slots.lengths.starts(plan.slots)
+            sampled = self.sample(plan, starts, sample_rows(plan, starts), Forwarded(hidden))
         else:
             self.slots.lengths.advanced_on_device(plan.slots)
             self.sampled_step = plan.step
             sampled = Sampled(tokens, None, None)
         return self.report(plan, sampled, [], shown, begin)
 
-    def sample(self, plan: StepPlan, starts: np.ndarray, hidden: Tensor) -> Sampled:
+    def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
         torch_device, lengths = self.device.torch_device, self.slots.lengths
-        rows = sample_rows(plan, starts)
         if not len(rows.rows):
             lengths.advance(plan.slots, starts, plan.counts)
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
-        if len(rows.places) < len(hidden):
-            hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
-        logits = generative(self.model).logits(hidden)
+        logits = forwarded.logits
+        if logits is None:
+            hidden = forwarded.hidden
+            if len(rows.places) < len(hidden):
+                hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
+            logits = generative(self.model).logits(hidden)
         found = None
         if self.device.collectives.rank == 0:
             if self.slots.follows:

@@ -7,6 +7,8 @@ import numpy as np
 from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.steps import Samples, StepPlan
 
+ALL = int(Samples.ALL)  # numpy compares plain numbers several times faster
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
@@ -57,7 +59,7 @@ def sample_rows(plan: StepPlan, starts: np.ndarray) -> SampleRows:
     """`starts`, int64 [R]: the length of each row's slot before the step."""
     rows = np.flatnonzero(plan.samples)
     ends = plan.counts.cumsum(dtype=np.int64)
-    is_all = plan.samples[rows] == Samples.ALL
+    is_all = plan.samples[rows] == ALL
     if not is_all.any():
         lengths = starts[rows] + plan.counts[rows]
         return SampleRows(rows, ends[rows] - 1, plan.slots[rows], lengths, None, np.empty(0, np.int64))

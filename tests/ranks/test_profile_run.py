@@ -11,6 +11,7 @@ import torch
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.cpu.program import Program
 from runtime.devices.progress import without_progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
@@ -88,6 +89,7 @@ def test_a_step_that_cannot_fit_is_reported_at_start(folder: Path, monkeypatch: 
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(CpuOps, "linear", fail)
+    monkeypatch.setattr(Program, "run", fail)
     with pytest.raises(
         StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"
     ):

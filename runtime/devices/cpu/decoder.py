@@ -17,12 +17,13 @@ from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_probl
 from runtime.devices.cpu.kernels.library import Heads, Step
 from runtime.devices.cpu.latent_phases import LatentPhases, latents_problem
 from runtime.devices.cpu.matrices import Matrix, Threads
-from runtime.devices.cpu.program import Buffer, Program, Then
+from runtime.devices.cpu.program import MULTIPLE, Buffer, Program, Then
 from runtime.devices.decoder_spec import (
     AttentionSpec,
     DecoderLayerSpec,
     DecoderSpec,
     ExpertsSpec,
+    Forwarded,
     LatentSpec,
     LinearSpec,
     NormSpec,
@@ -89,6 +90,9 @@ class DecoderProgram:
         for layer, pair in zip(spec.layers, kv, strict=True):
             self._read_layer(layer, pair, buffers)
         self.program.output(buffers.x)
+        if (head := spec.head) is not None:
+            assert isinstance(head.packed, Matrix)
+            self.program.head(buffers.x, head.norm.weight, head.norm.eps, head.packed)
 
     def _read_layer(self, layer: DecoderLayerSpec, kv: tuple[Tensor, Tensor], rows: "_Buffers") -> None:
         attention = layer.attention
@@ -176,7 +180,9 @@ class DecoderProgram:
             v_scale=v_scale,
         )
 
-    def forward(self, batch: ForwardBatch, lora_slots: np.ndarray | None) -> Tensor | None:
+    def forward(
+        self, batch: ForwardBatch, samples: np.ndarray, lora_slots: np.ndarray | None
+    ) -> Forwarded | None:
         """See ForwardProgram.forward."""
         plan = batch.attention
         assert isinstance(plan, CpuAttentionPlan)
@@ -213,9 +219,15 @@ class DecoderProgram:
         for pool, index in ((0, 0), (self.num_pools - 1, -1)):
             step.locations[pool] = locations[index].data_ptr()
             step.page_tables[pool] = tables[index].data_ptr()
+        logits = None
+        if self.spec.head is not None and len(samples):
+            places, vocab_size = np.ascontiguousarray(samples, np.int64), self.spec.head.vocab_size
+            logits = torch.empty(len(places), -(-vocab_size // MULTIPLE) * MULTIPLE)
+            step.num_samples, step.sample_places = len(places), places.ctypes.data
+            step.logits, logits = logits.data_ptr(), logits[:, :vocab_size]
         self.experts.count()
         self.program.run(step)
-        return out
+        return Forwarded(out, logits)
 
     def _grow_tables(self, length: int) -> None:
         """Cosines and sines of at least `length` positions, each a function of its position alone."""

@@ -82,6 +82,12 @@ class Program:
         address = self.keep(bias, outputs)
         self.functions.program_linear(self.handle, matrix.handle, address, source, out, then)
 
+    def head(self, source: Buffer, norm: Tensor, eps: float, matrix: Matrix) -> None:
+        """Logits of the tokens that a step names as its samples."""
+        self.kept.append(matrix)
+        inputs = self.buffer_for(matrix)
+        self.functions.program_head(self.handle, source, self.keep(norm), eps, inputs, matrix.handle)
+
     def act(self, source: Buffer, out: Buffer, act: Then) -> None:
         """act(gate) * up of rows [gate, up]."""
         self.functions.program_act(self.handle, source, out, act)

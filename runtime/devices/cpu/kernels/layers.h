@@ -121,8 +121,11 @@ class Prepare final : public Phase {
 
     int begin(const Step& step) override { return (int)step.num_tokens * in_->heads; }
 
-    void compute(const Step&, int chunk, int) override {
-        const float* x = in_->row(chunk);
+    void compute(const Step&, int chunk, int) override { row(chunk, chunk); }
+
+    // From row `from` to row `to_row`.
+    void row(int from, int to_row) const {
+        const float* x = in_->row(from);
         int wide = (int)step::padded(in_->width);
         float normed[MAX_WIDTH] __attribute__((aligned(64)));
         if (norm_) {
@@ -130,8 +133,8 @@ class Prepare final : public Phase {
             rms_norm(x, norm_, eps_, in_->width, normed);
             x = normed;
         }
-        if (then_ == PREPARE) return rows::prepare_row(x, out_->prepared, chunk);
-        float* to = out_->row(chunk);
+        if (then_ == PREPARE) return rows::prepare_row(x, out_->prepared, to_row);
+        float* to = out_->row(to_row);
         for (int i = 0; i < wide; i += LANES)
             store(to + i, then_ == ADD ? load<Floats>(to + i) + load<Floats>(x + i) : load<Floats>(x + i));
     }
@@ -146,6 +149,17 @@ class Prepare final : public Phase {
     Then then_;
 };
 
+// Rows behind which logits are wanted, behind the last norm and in the form that the head wants.
+class PrepareSamples final : public Phase {
+  public:
+    PrepareSamples(Buffer* in, const float* norm, float eps, Buffer* out) : prepare_(in, norm, eps, out, Prepare::PREPARE) {}
+    int begin(const Step& step) override { return (int)step.num_samples; }
+    void compute(const Step& step, int chunk, int) override { prepare_.row((int)step.sample_places[chunk], chunk); }
+
+  private:
+    Prepare prepare_;
+};
+
 // out = in W^T + bias, or added to out, or act(gate) * up of the two halves of W's outputs.
 class Linear final : public Phase {
   public:
@@ -157,18 +171,21 @@ class Linear final : public Phase {
 
     // Chunks of about CHUNK_BYTES of weights, and of ROW_PANEL rows where there are many; one chunk where the whole
     // is less work than it takes to meet.
-    int begin(const Step& step) override {
+    int begin(const Step& step) override { return begin(step.num_tokens); }
+
+    int begin(int64_t num_rows) {
+        num_rows_ = (int)num_rows;
         size_t bytes = weights::block_bytes(w_) * (is_gated() ? 2 : 1);
         blocks_per_chunk_ = bytes >= CHUNK_BYTES ? 1 : (int)(CHUNK_BYTES / bytes);
-        if (bytes * num_blocks_ * ((step.num_tokens + 7) / 8) <= ALONE_BYTES) blocks_per_chunk_ = num_blocks_;
-        num_panels_ = (int)((step.num_tokens + ROW_PANEL - 1) / ROW_PANEL);
+        if (bytes * num_blocks_ * ((num_rows + 7) / 8) <= ALONE_BYTES) blocks_per_chunk_ = num_blocks_;
+        num_panels_ = (int)((num_rows + ROW_PANEL - 1) / ROW_PANEL);
         return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_ * num_panels_;
     }
 
-    void compute(const Step& step, int chunk, int) override {
+    void compute(const Step&, int chunk, int) override {
         int first = chunk / num_panels_ * blocks_per_chunk_, row = chunk % num_panels_ * ROW_PANEL;
         int last = first + blocks_per_chunk_ < num_blocks_ ? first + blocks_per_chunk_ : num_blocks_;
-        int end = row + ROW_PANEL < step.num_tokens ? row + ROW_PANEL : (int)step.num_tokens;
+        int end = row + ROW_PANEL < num_rows_ ? row + ROW_PANEL : num_rows_;
         for (int block = first; block < last; block++) is_gated() ? gated(row, end, block) : plain(row, end, block);
     }
 
@@ -218,7 +235,25 @@ class Linear final : public Phase {
     Buffer* out_;
     const Then then_;
     const int num_blocks_;
-    int blocks_per_chunk_ = 1, num_panels_ = 1;
+    int num_rows_ = 0, blocks_per_chunk_ = 1, num_panels_ = 1;
+};
+
+// Logits of the step's samples, where the caller wants them.
+class Head final : public Phase {
+  public:
+    Head(const weights::Matrix* weight, Buffer* in)
+        : logits_((int)step::padded(weight->outputs), -1), linear_(weight, nullptr, in, &logits_, Linear::STORE) {}
+
+    int begin(const Step& step) override {
+        logits_.lend(step.logits);
+        return linear_.begin(step.num_samples);
+    }
+
+    void compute(const Step& step, int chunk, int thread) override { linear_.compute(step, chunk, thread); }
+
+  private:
+    Buffer logits_;
+    Linear linear_;
 };
 
 // act(gate) * up of rows [gate, up], for widths of which a half is not a whole number of blocks.

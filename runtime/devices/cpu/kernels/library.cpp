@@ -249,6 +249,12 @@ void program_linear(Program* program, const Matrix* weight, const float* bias, B
     program->add(new layers::ActAndMul(both, out, what));
 }
 
+// Logits of the step's samples, behind the last norm; `in` are rows as the head takes them.
+void program_head(Program* program, Buffer* x, const float* norm, float eps, Buffer* in, const Matrix* weight) {
+    program->add(new layers::PrepareSamples(x, norm, eps, in));
+    program->add(new layers::Head(weight, in));
+}
+
 // act(gate) * up of rows [gate, up], where something is added between the product and this.
 void program_act(Program* program, Buffer* in, Buffer* out, int act) {
     program->add(new layers::ActAndMul(in, out, (layers::Linear::Then)act));

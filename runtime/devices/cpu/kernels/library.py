@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_embed": (None, (_POINTER, _POINTER, _POINTER, _INT, _FLOAT, _POINTER)),
     "program_output": (None, (_POINTER, _POINTER)),
     "program_prepare": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _INT)),
+    "program_head": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
     "program_linear": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT)),
     "program_lora": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
@@ -92,6 +93,9 @@ class Step(ctypes.Structure):
         ("num_embeds", _LONG),
         ("embed_places", _POINTER),
         ("embeds", _POINTER),
+        ("num_samples", _LONG),
+        ("sample_places", _POINTER),
+        ("logits", _POINTER),
     ]
 
 

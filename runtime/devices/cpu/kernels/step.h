@@ -30,6 +30,9 @@ struct Step {
     int64_t num_embeds;                      // tokens whose embeddings the request brought
     const int64_t* embed_places;             // [embeds]: their places among the tokens
     const float* embeds;                     // [embeds, width]
+    int64_t num_samples;                     // tokens behind which logits are wanted
+    const int64_t* sample_places;            // [samples]: their places among the tokens
+    float* logits;                           // [samples, vocabulary padded to a multiple of 64]
 };
 
 inline void* allocate(size_t bytes) {
