@@ -35,6 +35,7 @@ from runtime.models.config.quantization_schemes import Ggml, WeightFormat
 from runtime.models.config.registry import Renames
 from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
+from runtime.models.fused_tensors import FusedModules, split
 from runtime.models.kept_weights import leave_empty, quantized_weights
 from runtime.models.stacked_experts import unstacked
 
@@ -236,6 +237,7 @@ def _fill_from_files(
     is_split = config.moe is None or not config.moe.is_stacked
     if is_split and config.transformers_json is None:
         files = unstacked(files, is_transposed=config.moe is not None and config.moe.is_transposed)
+    files = split(files, fused_modules(model))
     for tensor in files:
         key = key_of(tensor.name)
         if key in missing:
@@ -263,6 +265,11 @@ def _fill_from_files(
             f"{extra[0].name} in "
             f"{extra[0].file} among them; use the config.json that belongs to these weights"
         )
+
+
+def fused_modules(model: Model) -> FusedModules:
+    """The fused modules that a model's checkpoints have, and it has not."""
+    return getattr(model, "fused_modules", {})
 
 
 def _gauged(slices: Iterator[TensorSlice], gauge: Gauge) -> Iterator[TensorSlice]:

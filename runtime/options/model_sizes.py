@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from runtime.messages.memory import OffloadSpec, offloaded_layers
-from runtime.models.config.encoder_config import Encoder
+from runtime.models.config.encoder_config import Encoder, RotaryEncoder
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 
@@ -104,10 +104,25 @@ def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
 def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
     """Numbers that one rank holds of an encoder: embeddings, layers, and a classifier's head."""
     hidden = model.hidden_size
+    if encoder.rotary is not None:
+        return rotary_encoder_count(model, encoder.rotary, ranks)
     embeddings = (-(-model.vocab_size // ranks) + encoder.num_positions + encoder.num_types + 2) * hidden
     is_scoring = model.pooling is not None and model.pooling.task == "classify"
     head = (hidden + 1) * (hidden + model.pooling.size) if model.pooling is not None and is_scoring else 0
     return embeddings + model.num_layers * encoder_layer_count(model, ranks) + head
+
+
+def rotary_encoder_count(model: ModelConfig, rotary: RotaryEncoder, ranks: int) -> int:
+    """As `encoder_count`, of an encoder with rotary positions."""
+    hidden, inner = model.hidden_size, model.intermediate_size // ranks
+    norm, heads = hidden * (1 + rotary.norm_bias), model.num_heads // ranks * model.head_dim
+    attention = 4 * hidden * heads + (3 * heads + hidden) * rotary.attention_bias
+    feed_forward = 3 * hidden * inner + (2 * inner + hidden) * rotary.mlp_bias
+    layers = model.num_layers * (attention + feed_forward + 2 * norm) - norm
+    count = -(-model.vocab_size // ranks) * hidden + 2 * norm + layers
+    if model.pooling is None or model.pooling.task == "embed":
+        return count
+    return count + hidden * (hidden + rotary.head_bias) + norm + (hidden + 1) * model.pooling.size
 
 
 def attention_count(model: ModelConfig, ranks: int) -> int:

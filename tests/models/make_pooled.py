@@ -14,6 +14,7 @@ from transformers import (
     DistilBertConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -50,12 +51,13 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "roberta": (RobertaConfig, ROBERTA),
     "xlm-roberta": (XLMRobertaConfig, ROBERTA),
     "distilbert": (DistilBertConfig, DISTIL),
+    "modernbert": (ModernBertConfig, SIZES | {"local_attention": 8, "num_hidden_layers": 3}),
     "llama": (LlamaConfig, DECODER_SIZES),
     "mistral": (MistralConfig, DECODER_SIZES | {"sliding_window": None}),
     "qwen2": (Qwen2Config, DECODER_SIZES),
     "qwen3": (Qwen3Config, DECODER_SIZES | {"head_dim": 32}),
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "modernbert")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 TOPS = {"embed": AutoModel, "classify": AutoModelForSequenceClassification, "masked": AutoModelForMaskedLM}
 

@@ -98,6 +98,14 @@ def test_classifiers_say_what_transformers_says(pooled: Make, family: str) -> No
     np.testing.assert_allclose(vectors(folder, PROMPTS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("classifier_pooling", ["mean", "cls"])
+def test_modernbert_with_biases_and_either_pooling(pooled: Make, classifier_pooling: str) -> None:
+    biases = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+    folder = pooled("modernbert", "classify", num_labels=1, classifier_pooling=classifier_pooling, **biases)
+    expected = torch.stack([logits(folder, prompt) for prompt in PROMPTS])
+    np.testing.assert_allclose(vectors(folder, PROMPTS), expected, atol=1e-5)
+
+
 def test_the_second_of_two_texts_is_distinguished(pooled: Make) -> None:
     """And only where it is one: the neighbours keep their own."""
     folder = pooled("bert", "classify", num_labels=1)

@@ -44,7 +44,13 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("family", "top"),
-    [("bert", "embed"), ("roberta", "classify"), ("distilbert", "classify"), ("qwen3", "classify")],
+    [
+        ("bert", "embed"),
+        ("roberta", "classify"),
+        ("distilbert", "classify"),
+        ("modernbert", "classify"),
+        ("qwen3", "classify"),
+    ],
 )
 def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
     """Of their weights and their pages, which encoders do not have."""

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from runtime.layers.upload import upload
 
 MIN_FILL = 0.75  # the shortest row of a group has at least this part of the longest one's tokens
+MIN_TILE = 128  # queries that are attended at once, at least, where there is a window
 GROUP_TOKENS = 1 << 14  # most padded tokens of a group
 
 
@@ -69,18 +70,42 @@ def _padded_group(
     )
 
 
-def bidirectional_attention(q: Tensor, k: Tensor, v: Tensor, plan: BidirectionalPlan) -> Tensor:
-    """q, k, v [T, H, D] -> [T, H * D]; the scale is 1/sqrt(D)."""
+def bidirectional_attention(
+    q: Tensor, k: Tensor, v: Tensor, plan: BidirectionalPlan, window: int = 0
+) -> Tensor:
+    """q, k, v [T, H, D] -> [T, H * D]; the scale is 1/sqrt(D). `window`: tokens that each token sees on both
+    sides of itself; 0: all."""
     out = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
     for group in plan.groups:
         shape = (group.num_rows, group.longest, *q.shape[1:])
         queries, keys, values = (
             x.index_select(0, group.tokens).view(shape).transpose(1, 2) for x in (q, k, v)
         )
-        attended = (
-            scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
-            .transpose(1, 2)
-            .reshape(-1, out.shape[1])
-        )
+        if window and window < group.longest - 1:
+            attended = windowed(queries, keys, values, group.mask, window)
+        else:
+            attended = scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
+        attended = attended.transpose(1, 2).reshape(-1, out.shape[1])
         out[group.targets] = attended if group.real is None else attended.index_select(0, group.real)
     return out
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: int) -> Tensor:
+    """Attention of q, k, v [rows, H, L, D] where each token sees `window` tokens on both sides of itself.
+    Tiles of queries are attended to the keys that any of them sees, so time grows with L * window. `mask`:
+    see PaddedGroup. -> [rows, H, L, D]"""
+    length, tile, parts = q.shape[2], max(MIN_TILE, window), []
+    for begin in range(0, length, tile):
+        end = min(begin + tile, length)
+        first, last = max(0, begin - window), min(length, end + window)
+        queries, keys = (torch.arange(*part, device=q.device) for part in ((begin, end), (first, last)))
+        seen = (queries.unsqueeze(1) - keys).abs() <= window
+        if mask is not None:
+            # a padded query may see padding alone, and its output, which is dropped, must be a number
+            seen = (seen & mask[..., first:last]) | (queries.unsqueeze(1) == keys)
+        parts.append(
+            scaled_dot_product_attention(
+                q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], attn_mask=seen
+            )
+        )
+    return torch.cat(parts, 2)

@@ -18,14 +18,17 @@ def replicated_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight
 class LayerNorm(Layer):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension (Ba et al., 2016)."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, size: int, eps: float, *, bias: bool = True
+    ) -> None:
         self.eps = eps
         self.weight = replicated_weight(device, dtype, size)
-        self.bias = replicated_weight(device, dtype, size)
+        self.bias = replicated_weight(device, dtype, size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]."""
-        return layer_norm(x, x.shape[-1:], self.weight.tensor, self.bias.tensor, self.eps)
+        bias = None if self.bias is None else self.bias.tensor
+        return layer_norm(x, x.shape[-1:], self.weight.tensor, bias, self.eps)
 
 
 class ReplicatedLinear(Layer):

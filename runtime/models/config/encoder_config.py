@@ -1,13 +1,12 @@
-"""config.json of the BERT line of encoders. Torch-free; model_config.py calls it."""
+"""config.json of encoders: the BERT line and ModernBERT. Torch-free; model_config.py calls it."""
 
 from typing import Annotated as A
-from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
-from runtime.json_value import JsonDict
+from runtime.json_value import Fields, JsonDict
 from runtime.models.config import sizes
 from runtime.models.config.tasks import family_of
 
@@ -26,8 +25,25 @@ DISTIL = {
     "activation": "hidden_act",
 }
 # activation between the two layers of a classifier's head, by family; tanh where none is named
-HEADS: dict[str, Literal["tanh", "relu"]] = {"DistilBert": "relu"}
-ENCODERS = ("Bert", "Roberta", "XLMRoberta", "DistilBert")
+HEADS = {"DistilBert": "relu"}
+MODERN = {"hidden_activation": "hidden_act", "norm_eps": "layer_norm_eps"}
+OWN_NAMES = {
+    "DistilBert": DISTIL,
+    "ModernBert": MODERN,
+}  # names of fields that a family has in place of BERT's
+ENCODERS = ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert")
+
+
+class RotaryEncoder(Struct, frozen=True, kw_only=True):
+    """An encoder with rotary positions in place of a table (ModernBERT)."""
+
+    windows: tuple[int, ...]  # tokens that each layer sees on both sides of a token; 0: all
+    global_theta: float  # base of rotary positions in layers that see all tokens
+    local_theta: float  # and in layers with a window
+    norm_bias: bool
+    attention_bias: bool
+    mlp_bias: bool
+    head_bias: bool  # of a classifier's first layer
 
 
 class Encoder(Struct, frozen=True, kw_only=True):
@@ -37,7 +53,8 @@ class Encoder(Struct, frozen=True, kw_only=True):
     first_position: int  # position of a text's first token
     num_types: int  # token types (segments); 0: the model has none
     activation: str  # gelu, gelu_tanh, relu, silu
-    head_activation: Literal["tanh", "relu"]
+    head_activation: str  # tanh, relu, gelu, gelu_tanh, silu
+    rotary: RotaryEncoder | None = None  # None: learned absolute positions
 
 
 class HfEncoder(Struct, frozen=True, kw_only=True):
@@ -63,8 +80,8 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
     """Raises ModelError for an encoder that is not supported."""
     try:
         fields = msgspec.json.decode(raw, type=JsonDict)
-        if family_of(architecture) == "DistilBert":
-            fields = {DISTIL.get(name, name): value for name, value in fields.items()}
+        names = OWN_NAMES.get(family_of(architecture), {})
+        fields = {names.get(name, name): value for name, value in fields.items()}
         hf = msgspec.convert(fields, HfEncoder)
     except msgspec.MsgspecError as error:
         raise ModelError(
@@ -85,6 +102,8 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
             f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads "
             f"{hf.num_attention_heads}"
         )
+    if family_of(architecture) == "ModernBert":
+        return hf, _read_modern(hf, fields)
     first = (hf.pad_token_id or 0) + 1 if family_of(architecture) in ("Roberta", "XLMRoberta") else 0
     return hf, Encoder(
         num_positions=hf.max_position_embeddings,
@@ -92,4 +111,67 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
         num_types=hf.type_vocab_size,
         activation=ACTIVATIONS[hf.hidden_act],
         head_activation=HEADS.get(family_of(architecture), "tanh"),
+    )
+
+
+class HfModernBert(Struct, frozen=True, kw_only=True):
+    """The part of ModernBERT's config.json that BERT's has not. Later versions write rope_parameters and
+    layer_types, earlier ones the numbers that these follow from."""
+
+    local_attention: A[int, Meta(ge=2, le=2**22)] = 128
+    global_attn_every_n_layers: A[int, Meta(gt=0, le=4096)] = 3
+    layer_types: list[str] | None = None
+    rope_parameters: dict[str, Fields] = {}
+    global_rope_theta: A[float, Meta(gt=0)] = 160000.0
+    local_rope_theta: A[float, Meta(gt=0)] | None = 10000.0
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
+
+
+def _read_modern(hf: HfEncoder, fields: JsonDict) -> Encoder:
+    """Raises ModelError for rotary positions or an activation that are not supported."""
+    try:
+        modern = msgspec.convert(fields, HfModernBert)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"config.json cannot be read: {error}") from None
+    ropes = [modern.rope_parameters.get(kind, {}) for kind in ("full_attention", "sliding_attention")]
+    for rope in ropes:
+        if (kind := rope.get("rope_type", "default")) != "default":
+            raise ModelError(f"config.json: rope type {kind} is not supported in an encoder")
+    if modern.classifier_activation not in ACTIVATIONS:
+        raise ModelError(
+            f"config.json: classifier_activation {modern.classifier_activation} is not supported; supported "
+            f"are {', '.join(ACTIVATIONS)}"
+        )
+    thetas = (modern.global_rope_theta, modern.local_rope_theta or modern.global_rope_theta)
+    global_theta, local_theta = (
+        float(str(rope.get("rope_theta", theta))) for rope, theta in zip(ropes, thetas, strict=True)
+    )
+    every, half = modern.global_attn_every_n_layers, modern.local_attention // 2
+    types = modern.layer_types or [
+        "sliding_attention" if i % every else "full_attention" for i in range(hf.num_hidden_layers)
+    ]
+    if len(types) != hf.num_hidden_layers or set(types) - {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            "config.json: layer_types must name full_attention or sliding_attention for each of the "
+            f"{hf.num_hidden_layers} layers"
+        )
+    return Encoder(
+        num_positions=hf.max_position_embeddings,
+        first_position=0,
+        num_types=0,
+        activation=ACTIVATIONS[hf.hidden_act],
+        head_activation=ACTIVATIONS[modern.classifier_activation],
+        rotary=RotaryEncoder(
+            windows=tuple(half if kind == "sliding_attention" else 0 for kind in types),
+            global_theta=global_theta,
+            local_theta=local_theta,
+            norm_bias=modern.norm_bias,
+            attention_bias=modern.attention_bias,
+            mlp_bias=modern.mlp_bias,
+            head_bias=modern.classifier_bias,
+        ),
     )

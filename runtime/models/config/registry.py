@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from runtime.models.config.model_config import ModelConfig
 
 LLAMA, BERT = "runtime.models.llama:Llama", "runtime.models.bert:Bert"
-POOLING_CLASSES = (LLAMA, BERT)  # classes whose `pool` is served
+MODERN_BERT = "runtime.models.modern_bert:ModernBert"
+POOLING_CLASSES = (LLAMA, BERT, MODERN_BERT)  # classes whose `pool` is served
 POOLED_ARCHITECTURES = (
     "Model",
     "ForSequenceClassification",
@@ -101,7 +102,11 @@ MODELS = {
         if family.is_pooled
         for end in POOLED_ARCHITECTURES
     },
-    **{name + end: BERT for name in ENCODERS for end in (*POOLED_ARCHITECTURES, "ForMaskedLM")},
+    **{
+        name + end: MODERN_BERT if name == "ModernBert" else BERT
+        for name in ENCODERS
+        for end in (*POOLED_ARCHITECTURES, "ForMaskedLM")
+    },
 }
 
 

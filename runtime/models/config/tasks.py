@@ -97,7 +97,7 @@ def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
     names = raw.get("id2label")
     count = len(names) if isinstance(names, dict) and names else int(raw.get("num_labels", 2))
     labels = tuple(str((names or {}).get(str(i), f"LABEL_{i}")) for i in range(count))
-    own: PoolingMode = "last" if is_causal else "cls"
+    own: PoolingMode = "last" if is_causal else "mean" if raw.get("classifier_pooling") == "mean" else "cls"
     if mode not in ("auto", own):
         raise ModelError(
             f"--pooling {mode} is not possible: the model's head takes the {own} token; leave it out"

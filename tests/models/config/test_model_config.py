@@ -207,8 +207,8 @@ def test_generation_config(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            ["GPT2LMHeadModel", "BertModel", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"],
+            {"architectures": ["NothingForCausalLM"]},
+            ["NothingForCausalLM", "BertModel", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"],
         ),
         ({"architectures": None}, ["architectures", "LlamaForCausalLM"]),
         ({"hidden_size": "big"}, ["config.json", "hidden_size"]),
