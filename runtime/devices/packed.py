@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from runtime.devices.all_to_all import PackedExperts
+
 
 class PackedWeight(Protocol):
     """A weight matrix in the form that a device's `Ops.linear` reads."""
@@ -89,4 +91,11 @@ class GgmlWeights(Protocol):
 
     def pack(self, parts: "Sequence[GgmlPart]") -> PackedWeight:
         """One weight of all parts, whose outputs follow each other."""
+        ...
+
+    def pack_experts(
+        self, gate_up: "Sequence[Sequence[GgmlPart]]", down: "Sequence[GgmlPart]"
+    ) -> "PackedExperts":
+        """The experts of a layer as Experts.apply takes them: gate and up of each, of one type for all, and
+        down, of one type for all."""
         ...

@@ -15,6 +15,7 @@ import torch
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
 from runtime.layers.quantization.ggml_rows import GgmlRows
+from runtime.layers.quantization.ggml_weight import GgmlWeight
 from runtime.layers.weight import (
     FormatLookup,
     LayerTree,
@@ -134,8 +135,13 @@ def _num_bytes(layer: LayerTree) -> int:
     return (
         sum(weight.tensor.nbytes for _, weight in named_weights(layer))
         + sum(weight.num_bytes for _, weight in quantized_weights(layer))
-        + sum(ggml.num_bytes for one in layers_below(layer) if (ggml := vars(one).get("ggml")) is not None)
+        + sum(ggml.num_bytes for one in layers_below(layer) if (ggml := ggml_below(one)) is not None)
     )
+
+
+def ggml_below(layer: LayerTree) -> GgmlWeight | None:
+    """The weight of ggml's types that a layer is, or has in place of another."""
+    return layer if isinstance(layer, GgmlWeight) else vars(layer).get("ggml")
 
 
 def _formats(model: Model, config: ModelConfig, folder: Path, load_format: str) -> FormatLookup:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.cpu.matrices import Form, Kind, Matrix, Threads, packed
+from runtime.devices.cpu.moe import ExpertStack, stack_experts, whole_rows
 from runtime.devices.packed import GgmlPart
 
 GROUP = 32  # inputs that share a scale
@@ -42,6 +43,20 @@ class CpuGgml:
         """See GgmlWeights.pack."""
         matrices = tuple(pack_part(self.threads, part) for part in parts)
         return matrices[0] if len(matrices) == 1 else _joined(matrices)
+
+    def pack_experts(self, gate_up: Sequence[Sequence[GgmlPart]], down: Sequence[GgmlPart]) -> ExpertStack:
+        """See GgmlWeights.pack_experts."""
+        multiple = self.threads.library.outputs
+        firsts = [pack_part(self.threads, _whole_halves(parts, multiple)) for parts in gate_up]
+        return stack_experts(self.threads, firsts, [pack_part(self.threads, part) for part in down])
+
+
+def _whole_halves(parts: Sequence[GgmlPart], multiple: int) -> GgmlPart:
+    """Rows of gate above rows of up, copied, each with zeros below up to a multiple: octets that are zero are
+    numbers that are zero in every type."""
+    rows = [whole_rows(part.rows.index_select(0, part.order), multiple, 0) for part in parts]
+    whole = torch.cat(rows)
+    return GgmlPart(parts[0].type, whole, torch.arange(len(whole)), parts[0].inputs)
 
 
 def _to_q8_0(weight: Tensor) -> Tensor:

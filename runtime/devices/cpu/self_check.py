@@ -77,7 +77,7 @@ def _wrong_kinds(library: Library) -> list[str]:
     rows = torch.randint(-126, 127, (max(ROWS), INPUTS), generator=generator).float()
     rows[:, ::GROUP] = 127  # so the scale of 8-bit inputs is 1
     wrong = []
-    for matrix, weight in _matrices(threads, generator):
+    for matrix, weight in matrices_of_all_kinds(threads, generator):
         wanted = rows.double() @ weight.double().T
         found = [_multiply(products, rows[:count], matrix) for count in ROWS]
         most = TOLERANCE * wanted.abs().max()
@@ -95,7 +95,7 @@ def _multiply(products: Products, rows: Tensor, matrix: Matrix) -> Tensor:
     return out
 
 
-def _matrices(threads: Threads, generator: torch.Generator) -> Iterator[tuple[Matrix, Tensor]]:
+def matrices_of_all_kinds(threads: Threads, generator: torch.Generator) -> Iterator[tuple[Matrix, Tensor]]:
     """A packed matrix of each kind, and the weight [outputs, inputs] that it stands for."""
 
     def octets(*shape: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device
 from runtime.errors import ModelError
+from runtime.layers.moe.ggml_experts import GgmlExperts, ggml_experts, is_ggml
 from runtime.layers.quantization.quantized_weight import (
     QuantizedWeight,
     allocate_quantized,
@@ -49,6 +50,9 @@ class ExpertWeights:
         self.quantized: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         # of one expert of this rank: how any of them is quantized
         self.example: tuple[QuantizedWeight, QuantizedWeight] | None = None
+        self.ggml: GgmlExperts | None = (
+            None  # in place of all these, where a device computes with ggml's types
+        )
 
     def allocate(self, formats: FormatLookup) -> list[Expert]:
         """Takes memory for the stacks. -> all experts of the layer. Raises ModelError where they are
@@ -62,6 +66,13 @@ class ExpertWeights:
         first, second = found.pop()
         self.has_int8_activations = first is not None and first.scheme == Int8("token")
         num_experts = self.local.size
+        if is_ggml(first) or is_ggml(second):
+            self.ggml = ggml_experts(
+                self.device, self.dtype, (first, second), self.hidden, self.inner, self.local
+            )
+            if self.ggml is not None:
+                return [Expert(*weights) for weights in self.ggml.weights]
+            first = second = None
         if (first is None) != (second is None):
             raise ModelError("experts have only some of their weights quantised, which is not supported")
         if first is None or second is None:
@@ -128,6 +139,9 @@ class ExpertWeights:
     def pack(self) -> PackedExperts:
         """What Experts.pack or Experts.pack_quantized makes of the loaded stacks, which are given up. Call it
         once."""
+        if self.ggml is not None:
+            packed, self.ggml = self.ggml.pack(), None
+            return packed
         experts = self.device.experts
         if self.quantized is not None and self.example is not None:
             packed = experts.pack_quantized(

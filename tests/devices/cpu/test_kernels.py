@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.devices.cpu import quantized
+from runtime.devices.cpu import quantized, self_check
 from runtime.devices.cpu.kernels import choice, library
 from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
 from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
@@ -159,6 +159,17 @@ def test_products_of_microscaled_floats(threads: Threads) -> None:
         wanted = x.double() @ full.double().T
         assert (same_alone(products, x, matrix) - wanted).abs().max() < 3e-6 * wanted.abs().max()
     assert torch.equal(products.multiply(torch.eye(inputs), matrix, None), full.T)
+
+
+def test_a_row_has_the_same_bits_in_any_company(threads: Threads) -> None:
+    """Of every kind of weight: alone, with few rows, and with many."""
+    products, x = Products(threads), random(33, self_check.INPUTS, seed=3)
+    for matrix, _ in self_check.matrices_of_all_kinds(threads, torch.Generator().manual_seed(1)):
+        whole = products.multiply(x, matrix, None)
+        for count in (1, 2, 5, 8):
+            for first in (0, 3, 33 - count):
+                rows = slice(first, first + count)
+                assert torch.equal(products.multiply(x[rows], matrix, None), whole[rows]), matrix.kind
 
 
 def test_every_chunk_is_computed_once() -> None:

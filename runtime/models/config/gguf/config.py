@@ -107,7 +107,8 @@ def read_gguf_quantization(path: str | Path, requested: str | None) -> Quantizat
     another quantization than requested."""
     formats: dict[str, WeightFormat | None] = {}
     for source in sources(read_gguf(path)):
-        if source.tensor.type in CODED and source.name.endswith(".weight") and len(source.tensor.shape) == 2:
+        is_matrix = len(source.shape) == 2 and source.name.endswith(".weight")
+        if is_matrix and source.tensor.type in CODED:
             scheme = Ggml((("", source.tensor.type),))
             formats[source.name.removesuffix(".weight")] = WeightFormat(scheme, "gguf")
     if requested not in (None, "gguf") and formats:
