@@ -12,6 +12,7 @@ their `llama-batched-bench` and `llama-bench`, and OpenVINO GenAI, by the interp
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -28,21 +29,24 @@ PROBE_BYTES = 1 << 30
 
 
 def bandwidth(num_threads: int) -> float:
-    """GB/s at which all threads read memory together, the best of four passes over a gigabyte."""
+    """GB/s at which all threads read memory together, in huge pages as weights are: the best of four passes
+    over a gigabyte."""
     from time import perf_counter
-
-    import torch
 
     from runtime.devices.cpu.kernels.levels import supported_levels
     from runtime.devices.cpu.kernels.library import Library
+    from runtime.devices.cpu.packed_memory import array_over, prefer_huge_pages
 
     library = Library(supported_levels()[0])
     team = library.functions.kernels_start(num_threads)
-    memory = torch.ones(PROBE_BYTES // 4, dtype=torch.int32)
+    memory = mmap.mmap(-1, PROBE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    prefer_huge_pages(memory)
+    data = array_over(memory)
+    data[:] = 1
     best = 0.0
     for _ in range(4):
         begin = perf_counter()
-        library.functions.kernels_read(team, memory.data_ptr(), PROBE_BYTES)
+        library.functions.kernels_read(team, data.ctypes.data, PROBE_BYTES)
         best = max(best, PROBE_BYTES / (perf_counter() - begin) / 1e9)
     library.functions.kernels_stop(team)
     return best

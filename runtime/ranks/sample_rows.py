@@ -8,6 +8,7 @@ from runtime.layers.sampling.verify import DraftRows
 from runtime.messages.steps import Samples, StepPlan
 
 ALL = int(Samples.ALL)  # numpy compares plain numbers several times faster
+NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,15 @@ class SampleRows:
 
 def sample_rows(plan: StepPlan, starts: np.ndarray) -> SampleRows:
     """`starts`, int64 [R]: the length of each row's slot before the step."""
+    if plan.num_decodes == len(plan.slots):
+        rows = np.arange(len(plan.slots))
+        return SampleRows(rows, rows, plan.slots, starts + 1, None, NO_ROWS)
     rows = np.flatnonzero(plan.samples)
     ends = plan.counts.cumsum(dtype=np.int64)
     is_all = plan.samples[rows] == ALL
     if not is_all.any():
         lengths = starts[rows] + plan.counts[rows]
-        return SampleRows(rows, ends[rows] - 1, plan.slots[rows], lengths, None, np.empty(0, np.int64))
+        return SampleRows(rows, ends[rows] - 1, plan.slots[rows], lengths, None, NO_ROWS)
     counts = plan.counts.astype(np.int64)
     widths = np.where(is_all, counts[rows], 1)
     first = widths.cumsum() - widths

@@ -36,10 +36,10 @@ class StepInputs:
     def batch(self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None) -> ForwardBatch:
         """`starts`, int64 [R]: the length of each row's slot before the step."""
         torch_device = self.device.torch_device
+        is_decode = plan.num_decodes == len(plan.slots)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
-        host_positions = np.repeat(starts - begins, counts)
-        host_positions += np.arange(len(host_positions))
+        host_positions = starts if is_decode else _positions(starts, begins, counts)
         positions = upload_int64(host_positions, torch_device)
         token_ids = self.token_ids(plan, begins)
         if not self.kv:  # an encoder
@@ -54,7 +54,7 @@ class StepInputs:
                 upload_int64(types, torch_device),
                 page_loads,
             )
-        token_slots = upload_int64(np.repeat(plan.slots, counts), torch_device)
+        token_slots = upload_int64(plan.slots if is_decode else np.repeat(plan.slots, counts), torch_device)
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         trees = tree_parents(plan)
@@ -70,7 +70,7 @@ class StepInputs:
             self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows),
             page_loads=page_loads,
             embeds=self.embeds(plan),
-            is_decode=plan.num_decodes == len(plan.slots),
+            is_decode=is_decode,
         )
 
     def token_ids(self, plan: StepPlan, begins: np.ndarray) -> Tensor:
@@ -127,6 +127,13 @@ class StepInputs:
             for cache in pair:
                 raw = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
                 raw.index_copy_(0, target, raw.index_select(0, source))
+
+
+def _positions(starts: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Positions of all tokens in their sequences, int64 [T]."""
+    positions = np.repeat(starts - begins, counts)
+    positions += np.arange(len(positions))
+    return positions
 
 
 def _tree_positions(positions: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]) -> np.ndarray:
