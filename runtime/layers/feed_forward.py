@@ -1,15 +1,19 @@
-"""The dense feed-forward of a layer."""
+"""The dense feed-forwards of a layer."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Device, Gate
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.weight import Layer
+from runtime.models.config.block import Activation
 
 
 class FeedForward(Layer):
-    """SwiGLU: down(silu(gate(x)) * up(x)), or with `gelu` in place of silu GeGLU (Shazeer, 2020).
+    """SwiGLU: down(silu(gate(x)) * up(x)), or with another activation in place of silu (Shazeer, 2020).
 
     `reduction`: see Linear; with "none" each rank returns its partial sum. With `replicated` each rank has
     all of the weights, and only its own tokens pass it.
@@ -25,10 +29,10 @@ class FeedForward(Layer):
         bias: bool = False,
         reduction: Reduction = "all_reduce",
         replicated: bool = False,
-        gelu: bool = False,
+        activation: Gate = "silu",
     ) -> None:
         self.ops = device.ops
-        self.activation: Gate = "gelu_tanh" if gelu else "silu"
+        self.activation: Gate = activation
         self.gate_up_proj = Linear(
             device,
             dtype,
@@ -50,3 +54,42 @@ class FeedForward(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         return self.down_proj.forward(self.ops.act_and_mul(self.gate_up_proj.forward(x), self.activation))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return gelu(x, approximate="tanh")
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return relu(x).square()
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu2": _relu2,
+}
+
+
+class PlainFeedForward(Layer):
+    """down(act(up(x))), without a gate. `reduction`: see Linear."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        hidden: int,
+        inner: int,
+        activation: Activation,
+        *,
+        bias: bool,
+        reduction: Reduction,
+    ) -> None:
+        self.activate = ACTIVATIONS[activation]
+        self.up = Linear(device, dtype, hidden, {"": inner}, shard="column", bias=bias)
+        self.down = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias, reduction=reduction)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down.forward(self.activate(self.up.forward(x)))

@@ -1,10 +1,14 @@
-"""Root mean square normalization."""
+"""Norms of hidden states, in the kinds of models/config/block.py."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from runtime.devices.base import Device
 from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, replicated_shard
+from runtime.models.config.block import NormKind
 
 
 class RMSNorm(Layer):
@@ -46,7 +50,58 @@ class UnitOffsetRMSNorm(RMSNorm):
 
     def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
         super().__init__(device, torch.float32, size, eps, may_have_bias=False)
+        source = SourceTensor((size,), 0, replicated_shard(size), load=self._load)
+        self.weight = Weight.empty((size,), {"": source}, torch.float32, device.torch_device)
 
-    def finish_loading(self) -> None:
-        """Adds the 1."""
-        self.weight.tensor += 1
+    def _load(self, reader: TensorReader) -> None:
+        self.weight.tensor.copy_(reader[...]).add_(1)
+
+
+class LayerNorm(Layer):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension (Ba et al., 2016)."""
+
+    def __init__(
+        self, device: Device, dtype: torch.dtype, size: int, eps: float, *, bias: bool = True
+    ) -> None:
+        self.eps = eps
+        sources = {"": SourceTensor((size,), 0, replicated_shard(size))}
+        self.weight = Weight.empty((size,), sources, dtype, device.torch_device)
+        self.bias = Weight.empty((size,), sources, dtype, device.torch_device) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        bias = None if self.bias is None else self.bias.tensor
+        return layer_norm(x, x.shape[-1:], self.weight.tensor, bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of x + residual, x + residual)."""
+        total = x + residual
+        return self.forward(total), total
+
+
+class NoNorm(Layer):
+    """In place of a norm that a block lacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x + residual, twice."""
+        total = x + residual
+        return total, total
+
+
+Norm = RMSNorm | LayerNorm | NoNorm
+
+
+def _unbiased(device: Device, dtype: torch.dtype, size: int, eps: float) -> LayerNorm:
+    return LayerNorm(device, dtype, size, eps, bias=False)
+
+
+NORMS: dict[NormKind, Callable[[Device, torch.dtype, int, float], RMSNorm | LayerNorm]] = {
+    "rms": RMSNorm,
+    "rms_offset": UnitOffsetRMSNorm,
+    "layer": LayerNorm,
+    "layer_unbiased": _unbiased,
+}

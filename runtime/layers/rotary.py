@@ -5,19 +5,31 @@
     dynamic   theta grows once a position passes max_position_embeddings (NTK-aware scaling)
     yarn      high frequencies kept, low ones divided, a ramp between; scores rescaled (Peng et al., 2023)
     llama3    as yarn with a ramp over wavelengths, no rescaling (Llama 3.1)
+    longrope  frequencies divided by searched factors, scores rescaled (Ding et al., 2024)
+    none      no rotation: cosines are 1 and sines 0 (Kazemnejad et al., 2023)
 
 `dynamic` is a pure function of the position here: position p is rotated as when a sequence of exactly p + 1
 tokens is extended by its last token. That is what the reference implementation does when it decodes, and it
 does not depend on chunks, on the rest of the batch or on restarts.
+
+`longrope` has two lists of factors. transformers takes the short one while a sequence is within the original
+context; here it is taken where max_position_embeddings is within it, and the long one otherwise, so that all
+keys of a sequence, and of all that share a prefix, are rotated alike.
+
+Where only part of a head is rotated (partial_rotary_factor), angles of the rest are 0. Attention layers put
+the rows of queries and keys into the order in which dimension i rotates with dimension i + D / 2
+(`row_order`), so devices know one form alone.
 """
 
 import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from runtime.devices.base import Ops
 from runtime.errors import ModelError
+from runtime.models.config.block import PositionScale
 from runtime.models.config.rope_config import Rope
 
 
@@ -28,11 +40,13 @@ class Rotary:
     def __init__(self, rope: Rope, head_dim: int, ops: Ops, torch_device: torch.device) -> None:
         self.rope = rope
         self.ops = ops
-        self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(torch_device)
+        size = rotary_dim(rope, head_dim)
+        self.num_fixed = (head_dim - size) // 2  # pairs of dimensions that are not rotated
+        self.exponents = (torch.arange(0, size, 2, dtype=torch.int64).float() / size).to(torch_device)
         self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
         if rope.frequency_divisors:
-            self.frequencies = self.frequencies / _divisors(rope, self.exponents)
-        self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
+            self.frequencies = self.frequencies / _divisors(rope, self.exponents, rope.frequency_divisors)
+        self.scale = SCALES.get(rope.rope_type, _no_scale)(rope)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [T] -> cos and sin tables for Ops.rotary."""
@@ -45,6 +59,8 @@ class Rotary:
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
             cos, sin = cos * self.scale, sin * self.scale
+        if self.num_fixed:
+            cos, sin = pad(cos, (0, self.num_fixed), value=1.0), pad(sin, (0, self.num_fixed))
         return cos, sin
 
     def _dynamic(self, places: Tensor) -> Tensor:
@@ -56,15 +72,42 @@ class Rotary:
         return 1.0 / ((rope.rope_theta * stretch ** (dim / (dim - 2))) ** self.exponents)
 
 
-def _divisors(rope: Rope, exponents: Tensor) -> Tensor:
-    """Divisors of the frequencies, float32 [D / 2]. Raises ModelError where there are more or fewer."""
-    if len(rope.frequency_divisors) != len(exponents):
+def position_scales(scale: PositionScale, positions: Tensor) -> Tensor:
+    """Positions int64 [T] -> factors on queries, float32 [T, 1, 1]."""
+    places = torch.floor((positions.float() + scale.offset) / scale.interval)
+    return (1 + scale.beta * torch.log1p(places)).view(-1, 1, 1)
+
+
+def rotary_dim(rope: Rope, head_dim: int) -> int:
+    """Dimensions of a head that are rotated. Raises ModelError for an odd number of them."""
+    size = int(head_dim * rope.partial_rotary_factor)
+    if size % 2 or not size:
         raise ModelError(
-            f"rotary positions have {len(rope.frequency_divisors)} divisors for {len(exponents)} "
-            "frequencies; "
-            "the checkpoint is damaged: download it again"
+            f"config.json: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} is "
+            f"{size} dimensions; rotary positions need an even number of them"
         )
-    return torch.tensor(rope.frequency_divisors, dtype=torch.float32, device=exponents.device)
+    return size
+
+
+def row_order(rope: Rope, head_dim: int, *, is_interleaved: bool) -> list[int] | None:
+    """The rows of a head in a checkpoint, in the order in which row i rotates with row i + D / 2. None: they
+    are in it. `is_interleaved`: rows 2i and 2i + 1 of the checkpoint rotate together."""
+    size = rotary_dim(rope, head_dim)
+    first = range(0, size, 2) if is_interleaved else range(size // 2)
+    second = range(1, size, 2) if is_interleaved else range(size // 2, size)
+    middle = (size + head_dim) // 2
+    order = [*first, *range(size, middle), *second, *range(middle, head_dim)]
+    return None if order == list(range(head_dim)) else order
+
+
+def _divisors(rope: Rope, exponents: Tensor, divisors: tuple[float, ...]) -> Tensor:
+    """Divisors of the frequencies, float32 [D / 2]. Raises ModelError where there are more or fewer."""
+    if len(divisors) != len(exponents):
+        raise ModelError(
+            f"rotary positions have {len(divisors)} divisors for {len(exponents)} frequencies; the "
+            "checkpoint is damaged: download it again"
+        )
+    return torch.tensor(divisors, dtype=torch.float32, device=exponents.device)
 
 
 def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
@@ -128,7 +171,35 @@ def llama3_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
     return plain / rope.factor * (1 - ramp) + plain * ramp
 
 
+def longrope_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """LongRoPE: divided by the long factors, or by the short ones (see above)."""
+    factors = rope.long_factor if rope.is_long else rope.short_factor
+    return plain_frequencies(rope, exponents) / _divisors(rope, exponents, factors)
+
+
+def longrope_scale(rope: Rope) -> float:
+    """The factor on cosines and sines."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    original = rope.original_max_position_embeddings or rope.max_position_embeddings
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(original))
+
+
+def no_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """All 0."""
+    return torch.zeros_like(exponents)
+
+
+def _no_scale(rope: Rope) -> float:
+    return 1.0
+
+
+# rope type -> the factor on cosines and sines, where it is not 1
+SCALES = {"yarn": yarn_scale, "longrope": longrope_scale}
+
 FREQUENCIES = {
+    "none": no_frequencies,
+    "longrope": longrope_frequencies,
     "default": plain_frequencies,
     "linear": linear_frequencies,
     "dynamic": plain_frequencies,  # up to max_position_embeddings

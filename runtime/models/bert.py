@@ -14,7 +14,8 @@ from runtime.layers.attention.bidirectional import BidirectionalPlan, bidirectio
 from runtime.layers.attention.paged import Attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.linear import Linear, QkvLinear
-from runtime.layers.parallel.replicated import LayerNorm, ReplicatedEmbedding, ReplicatedLinear
+from runtime.layers.norm import LayerNorm
+from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.config.encoder_config import Encoder

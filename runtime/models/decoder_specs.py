@@ -16,65 +16,79 @@ from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
-from runtime.models.base import DecoderLayer, Model
+from runtime.layers.weight import Layer
+from runtime.models.base import AttentionLayer, DecoderLayer, Model
 from runtime.models.deepseek import DeepSeek, MlaSelfAttention
-from runtime.models.gemma import Gemma, GemmaDecoderLayer
 from runtime.models.gpt_oss import FeedForward as GptOssFeedForward
 from runtime.models.gpt_oss import GptOss, GptOssDecoderLayer
-from runtime.models.llama import Llama, LlamaDecoderLayer, SelfAttention
+from runtime.models.llama import Llama, LlamaDecoderLayer
+from runtime.models.self_attention import SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
-    """The spec of a loaded model; None: it has biases of norms or several ranks."""
-    if type(model) not in (Llama, Gemma, DeepSeek, GptOss):
+    """The spec of a loaded model; None: it has several ranks, or something that specs do not have."""
+    if type(model) not in (Llama, DeepSeek, GptOss):
         return None
     assert isinstance(model, Llama)
     embed = model.embed_tokens
     rows = embed.packed if embed.weight is None else embed.weight.tensor
     layers = [_layer_spec(layer) for layer in model.layers]
     known = tuple(layer for layer in layers if layer is not None)
-    if embed.ranks.size > 1 or rows is None or len(known) < len(layers):
+    if embed.ranks.size > 1 or rows is None or len(known) < len(layers) or len(model.rotaries) > 1:
         return None
-    scale = model.embed_scale if isinstance(model, Gemma) else 1.0
-    return DecoderSpec(embed.hidden_size, rows, scale, known, model.rotary.angles, _head(model))
+    angles = model.rotaries[0].angles
+    return DecoderSpec(embed.hidden_size, rows, model.embed_scale, known, angles, _head(model))
 
 
 def _head(model: Llama) -> HeadSpec | None:
     """None: the model pools, does something with its logits, or has a head that the device did not pack."""
     head = model.lm_head
-    is_plain = type(model).logits is Llama.logits and model.norm.shift is None
+    is_plain = type(model).logits is Llama.logits and _is_plain(model.norm)
+    is_plain = is_plain and model.logit_scale == 1.0 and not model.logit_cap
     if not is_plain or head is None or not isinstance(head.packed, PackedRows):
         return None
     return HeadSpec(_norm(model.norm), head.packed, head.vocab_size)
 
 
 def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
-    if type(layer) not in (LlamaDecoderLayer, GemmaDecoderLayer, GptOssDecoderLayer):
+    if type(layer) not in (LlamaDecoderLayer, GptOssDecoderLayer):
         return None
-    assert isinstance(layer, LlamaDecoderLayer | GemmaDecoderLayer | GptOssDecoderLayer)
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [part for part in vars(layer).values() if isinstance(part, RMSNorm)]
-    if type(attention) not in (SelfAttention, MlaSelfAttention):
+    assert isinstance(layer, LlamaDecoderLayer | GptOssDecoderLayer)
+    after_attention = after_feed_forward = None
+    if isinstance(layer, LlamaDecoderLayer):
+        if layer.is_parallel or layer.residual_scale != 1.0:
+            return None
+        after_attention, after_feed_forward = layer.attention_output_norm, layer.mlp_output_norm
+    attention = _attention(layer.self_attn)
+    feed_forward = _feed_forward(layer.mlp)
+    norms = layer.input_layernorm, after_attention, layer.post_attention_layernorm, after_feed_forward
+    if attention is None or feed_forward is None or any(not _is_plain(norm) for norm in norms):
         return None
-    assert isinstance(attention, SelfAttention | MlaSelfAttention)
-    norms += [part for part in vars(attention).values() if isinstance(part, RMSNorm)]
-    if any(norm.shift is not None for norm in norms):
-        return None
-    feed_forward = _feed_forward(mlp)
-    if feed_forward is None:
-        return None
-    is_gemma = isinstance(layer, GemmaDecoderLayer)
-    before = layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm
     return DecoderLayerSpec(
         before_attention=_norm(layer.input_layernorm),
-        attention=_attention_spec(attention)
-        if isinstance(attention, SelfAttention)
-        else _latent_spec(attention),
-        after_attention=_norm(layer.post_attention_layernorm) if is_gemma else None,
-        before_feed_forward=_norm(before),
+        attention=attention,
+        after_attention=None if after_attention is None else _norm(after_attention),
+        before_feed_forward=_norm(layer.post_attention_layernorm),
         feed_forward=feed_forward,
-        after_feed_forward=_norm(layer.post_feedforward_layernorm) if is_gemma else None,
+        after_feed_forward=None if after_feed_forward is None else _norm(after_feed_forward),
     )
+
+
+def _is_plain(norm: Layer | None) -> bool:
+    """Whether a norm, if there is one, is RMSNorm without a bias."""
+    return norm is None or (isinstance(norm, RMSNorm) and norm.shift is None)
+
+
+def _attention(attention: AttentionLayer) -> AttentionSpec | LatentSpec | None:
+    """None: it has norms, a rotation or a scale that specs do not have."""
+    if type(attention) is MlaSelfAttention:
+        norms = attention.q_a_layernorm, attention.kv_a_layernorm
+        return _latent_spec(attention) if all(map(_is_plain, norms)) else None
+    if type(attention) is not SelfAttention or attention.position_scale is not None:
+        return None
+    if attention.norm_kind not in ("none", "head"):
+        return None
+    return _attention_spec(attention)
 
 
 def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
@@ -128,8 +142,8 @@ def _attention_spec(attention: SelfAttention) -> AttentionSpec:
         num_heads=q_heads,
         num_kv_heads=kv_heads,
         dim=attention.attention.key_dim,
-        q_norm=None if attention.q_norm is None else _norm(attention.q_norm),
-        k_norm=None if attention.k_norm is None else _norm(attention.k_norm),
+        q_norm=_head_norm(attention.q_norm),
+        k_norm=_head_norm(attention.k_norm),
         scores=attention.attention.scores,
         pool=attention.attention.pool,
         cache_scales=attention.attention.cache_scales or (1.0, 1.0),
@@ -152,7 +166,12 @@ def _latent_spec(attention: MlaSelfAttention) -> LatentSpec:
     )
 
 
-def _norm(norm: RMSNorm) -> NormSpec:
+def _head_norm(norm: Layer | None) -> NormSpec | None:
+    return None if norm is None else _norm(norm)
+
+
+def _norm(norm: Layer) -> NormSpec:
+    assert isinstance(norm, RMSNorm)
     return NormSpec(norm.weight.tensor, norm.eps)
 
 

@@ -19,7 +19,8 @@ from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.rotary import mla_score_scale
 from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.llama import Llama, reduction_of
+from runtime.models.llama import Llama
+from runtime.models.self_attention import reduction_of
 
 EPS = 1e-6  # of the norms inside attention; rms_norm_eps of config.json is that of the other norms
 

@@ -1,121 +1,49 @@
-"""The Llama line of decoders: Llama, Mistral, Qwen2, Qwen3, and the MoE models of the last two.
+"""The Llama line of decoders: blocks of grouped-query attention with rotary positions and of a feed-forward.
 
-Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU feed-forward. The families
-differ in data only, which model_config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalizes each head
-of q and k; Mistral and Qwen have sliding windows.
+The families differ in data only (models/config/block.py), which models/config reads: kinds and places of
+norms, the feed-forward, what is rotated and by which frequencies, biases, windows and multipliers.
 """
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Embedding, Head
-from runtime.layers.feed_forward import FeedForward
-from runtime.layers.linear import Linear, QkvLinear, Reduction
+from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
-from runtime.layers.norm import RMSNorm
+from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.rotary import Rotary
-from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, even_shard, kv_cache_scale
+from runtime.layers.weight import Layer, PackedModules
 from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces
+from runtime.models.config.block import Placement
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
+from runtime.models.self_attention import SelfAttention, reduction_of
+
+FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward
 
 
-def reduction_of(device: Device) -> Reduction:
-    """How half layers end: with the sum over ranks of all tokens, or of each rank's shard of the tokens."""
-    return "all_reduce" if device.all_to_all is None else "reduce_scatter"
-
-
-class SelfAttention(Layer):
-    """Projections, optional head norms, rotary positions, attention."""
-
-    gathers_tokens = False
-
-    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
-        heads, dim = config.num_heads, config.head_dim
-        self.qkv_proj = QkvLinear(
-            device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias
-        )
-        self.o_proj = Linear(
-            device,
-            dtype,
-            heads * dim,
-            {"": config.hidden_size},
-            shard="row",
-            bias=config.o_bias,
-            reduction=reduction_of(device),
-        )
-        self.q_norm = (
-            RMSNorm(device, dtype, dim, config.rms_norm_eps, may_have_bias=False) if config.qk_norm else None
-        )
-        self.k_norm = (
-            RMSNorm(device, dtype, dim, config.rms_norm_eps, may_have_bias=False) if config.qk_norm else None
-        )
-        # both norms in one: weight [query and key heads, head size], and eps
-        self.qk_norm: tuple[Tensor, float] | None = None
-        is_quantized = config.quantization is not None
-        self.k_scale, self.v_scale = (kv_cache_scale() if is_quantized else None for _ in range(2))
-        own = even_shard(heads, device.collectives, "attention heads")
-        self.sinks = (
-            Weight.empty(
-                (own.size,), {"": SourceTensor((heads,), 0, own)}, torch.float32, device.torch_device
-            )
-            if config.has_sinks
-            else None
-        )
-        scores = Scores(config.score_scale, config.windows[index], config.score_cap)
-        self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
-
-    def finish_loading(self) -> None:
-        """Hands sinks and cache scales to the attention, and joins the head norms."""
-        if self.sinks is not None:
-            self.attention.scores = replace(self.attention.scores, sinks=self.sinks.tensor)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_heads, kv_heads, _ = self.qkv_proj.heads
-            norms = (
-                self.q_norm.weight.tensor.expand(q_heads, -1),
-                self.k_norm.weight.tensor.expand(kv_heads, -1),
-            )
-            self.qk_norm = torch.cat(norms), self.q_norm.eps
-        if self.k_scale is not None and self.v_scale is not None:
-            scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
-            self.attention.cache_scales = None if scales == (1, 1) else scales
-            self.k_scale = self.v_scale = None
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
-        """x [T, hidden] -> (queries [T, H, D],); keys and values go to the cache."""
-        return (self.attention.prepare(self.qkv_proj.forward(x), self.qk_norm, cos, sin, batch),)
-
-    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """Attention output [T, H * D], before `o_proj`."""
-        return self.attention.forward(*queries, batch)
-
-
-def feed_forward(
-    device: Device, dtype: torch.dtype, config: ModelConfig, index: int
-) -> FeedForward | SparseFeedForward:
+def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForwards:
     """The feed-forward of a layer, with experts or without."""
     if config.moe is not None and config.moe.layers[index]:
         return SparseFeedForward(device, dtype, config.hidden_size, config.moe)
-    return FeedForward(
-        device,
-        dtype,
-        config.hidden_size,
-        config.intermediate_size,
-        bias=config.mlp_bias,
-        reduction=reduction_of(device),
-    )
+    sizes = config.hidden_size, config.intermediate_size
+    bias, reduction = config.mlp_bias, reduction_of(device)
+    if not config.is_gated:
+        return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
+    assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
+    return FeedForward(device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation)
 
 
 class LlamaDecoderLayer(Layer):
-    """One block. See DecoderLayer."""
+    """One block, with norms where the configuration says (Placement). See DecoderLayer.
+
+    Checkpoints have other names for the norms of outputs; see Family.renames.
+    """
 
     def __init__(
         self,
@@ -125,29 +53,60 @@ class LlamaDecoderLayer(Layer):
         index: int,
         attention_class: type[AttentionLayer],
     ) -> None:
-        self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        placement = config.placement
+        self.is_parallel = placement in ("parallel", "parallel_two_norms")
+        self.residual_scale = config.residual_scale
+
+        def norm(*placements: Placement) -> Norm:
+            if placement not in placements:
+                return NoNorm()
+            return NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps)
+
+        self.input_layernorm = norm("pre", "both", "parallel", "parallel_two_norms")
         self.self_attn = attention_class(device, dtype, config, index)
-        self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.attention_output_norm = norm("both", "post") if placement in ("both", "post") else None
+        self.post_attention_layernorm = norm("pre", "both", "parallel_two_norms")
         self.mlp = feed_forward(device, dtype, config, index)
+        self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """See DecoderLayer.before_attention."""
+        """See DecoderLayer.before_attention. A feed-forward in parallel with attention is computed here."""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(
+        queries = self.self_attn.project(
             x if self.self_attn.gathers_tokens else self.all_tokens(x, batch), cos, sin, batch
-        ), residual
+        )
+        if self.is_parallel:
+            if not isinstance(self.post_attention_layernorm, NoNorm):
+                x = self.post_attention_layernorm.forward(residual)
+            residual = residual + self._feed_forward(x, batch)
+        return queries, residual
 
     def after_attention(
         self, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
-        x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
+        x = self.self_attn.o_proj.forward(attended)
+        if self.attention_output_norm is not None:
+            x = self.attention_output_norm.forward(x)
+        if self.residual_scale != 1.0:
+            x = x * self.residual_scale
+        if self.is_parallel:
+            return x, residual
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self._feed_forward(x, batch), residual
+
+    def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens."""
         if isinstance(self.mlp, SparseFeedForward):
-            return self.mlp.forward(x, batch), residual
-        return self.mlp.forward(self.all_tokens(x, batch)), residual
+            x = self.mlp.forward(x, batch)
+        else:
+            x = self.mlp.forward(self.all_tokens(x, batch))
+        if self.mlp_output_norm is not None:
+            x = self.mlp_output_norm.forward(x)
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
@@ -171,16 +130,18 @@ class Llama(Layer):
     ignored_weights: tuple[str, ...] = ()
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
-    norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.renames = decoder_family(config.architecture).renames
+        # rounded to the dtype, as in training
+        self.embed_scale = torch.tensor(config.embed_scale).to(dtype).item()
+        self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = [
             self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class)
             for i in range(config.num_layers)
         ]
-        self.norm = self.norm_class(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.norm = NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps)
         self.lm_head: Head | None = None
         self.score: ReplicatedLinear | None = None  # a classifier's head
         if config.pooling is None:
@@ -196,7 +157,10 @@ class Llama(Layer):
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
-        self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.torch_device)
+        ropes = [config.rope_of(i) for i in range(config.num_layers)]
+        kinds = list(dict.fromkeys(ropes))
+        self.rotaries = [Rotary(rope, config.head_dim, device.ops, device.torch_device) for rope in kinds]
+        self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
@@ -216,14 +180,14 @@ class Llama(Layer):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
-        cos, sin = self.rotary.tables(batch.positions)
+        tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
         x = self.embed(batch.token_ids)
         if batch.embeds is not None:
             x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
         x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
         residual = torch.zeros_like(x)
-        for layer in self.layers:
-            queries, residual = layer.before_attention(x, residual, cos, sin, batch)
+        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
+            queries, residual = layer.before_attention(x, residual, *tables[kind], batch)
             attended = yield layer.self_attn, queries
             x, residual = (
                 layer.after_attention(attended, residual, batch)
@@ -239,7 +203,8 @@ class Llama(Layer):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] -> what the first layer is given, [T, hidden]."""
-        return self.embed_tokens.forward(token_ids)
+        x = self.embed_tokens.forward(token_ids)
+        return x if self.embed_scale == 1.0 else x * self.embed_scale
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
         """See GenerativeModel.hidden_states."""
@@ -248,7 +213,10 @@ class Llama(Layer):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocabulary]."""
         assert self.lm_head is not None, "logits of a model that pools"
-        return self.lm_head.forward(self.norm.forward(hidden))
+        logits = self.lm_head.forward(self.norm.forward(hidden))
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits
 
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
         """Embeddings or class scores, float32 [N, size]."""

@@ -77,10 +77,9 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
     """Numbers that one rank holds of a layer."""
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
-    norms = (4 if model.output_norms else 2) * model.hidden_size
     return (
         attention_count(model, ranks)
-        + norms
+        + model.norm_count
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
     )
 
@@ -135,7 +134,7 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
             + q * hidden
             + (q + 2 * kv) * model.qkv_bias
             + hidden * model.o_bias
-            + 2 * dim * model.qk_norm
+            + model.qk_norm_count // (ranks if model.qk_norm in ("projection", "head_layer") else 1)
             + (heads * model.has_sinks)
         )
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
@@ -157,7 +156,8 @@ def feed_forward_count(
     """Numbers that one rank holds of the feed-forward or MoE part of a layer."""
     hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
     if moe is None or not moe.layers[layer]:
-        return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
+        matrices = 3 if model.is_gated else 2
+        return matrices * hidden * inner + ((matrices - 1) * inner + hidden) * model.mlp_bias
     if moe.is_stacked:
         return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
     experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)

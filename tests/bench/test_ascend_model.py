@@ -21,7 +21,7 @@ def test_a_step_reads_the_weights_once(name: str, ranks: int) -> None:
         model.vocab_size // ranks * model.hidden_size,
         (2 * model.num_layers + 1) * model.hidden_size,
     )
-    norms += 2 * model.head_dim * model.num_layers * model.qk_norm
+    norms += model.qk_norm_count * model.num_layers
     assert matrix_bytes(operators) == pytest.approx(
         2 * (weight_count(model, ranks) - embedding - norms), rel=1e-6
     )

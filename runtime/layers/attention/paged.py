@@ -24,6 +24,7 @@ class Attention:
         self.pool = -1 if scores.window else 0
         # scales of keys and values, where a checkpoint has them for an fp8 cache
         self.cache_scales: tuple[float, float] | None = None
+        self.norms_rotated = False  # the norm comes behind the rotation
 
     def prepare(
         self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -35,10 +36,17 @@ class Attention:
         in v, so devices need not know of the scales.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
-        if self.cache_scales is None or k_cache.dtype.itemsize > 1:
+        is_scaled = self.cache_scales is not None and k_cache.dtype.itemsize == 1
+        if not is_scaled and not self.norms_rotated:
             return self.fused.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
-        q, k, v = split_and_rotate(self.ops, qkv, k_cache, norm, cos, sin)
-        self.ops.store_kv(k / self.cache_scales[0], v / self.cache_scales[1], k_cache, v_cache, locations)
+        first = None if self.norms_rotated else norm
+        q, k, v = split_and_rotate(self.ops, qkv, k_cache, first, cos, sin)
+        if self.norms_rotated and norm is not None:
+            weights = norm[0].split((q.shape[1], k.shape[1]))
+            q, k = (self.ops.rms_norm(x, weight, norm[1]) for x, weight in zip((q, k), weights, strict=True))
+        if self.cache_scales is not None and is_scaled:
+            k, v = k / self.cache_scales[0], v / self.cache_scales[1]
+        self.ops.store_kv(k, v, k_cache, v_cache, locations)
         return q
 
     def store(self, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:

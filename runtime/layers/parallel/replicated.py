@@ -3,7 +3,7 @@ saves."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear
+from torch.nn.functional import embedding, linear
 
 from runtime.devices.base import Device
 from runtime.layers.weight import Layer, SourceTensor, Weight, replicated_shard
@@ -13,22 +13,6 @@ def replicated_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight
     """A weight of this shape that every rank has in full."""
     source = SourceTensor(shape, 0, replicated_shard(shape[0]))
     return Weight.empty(shape, {"": source}, dtype, device.torch_device)
-
-
-class LayerNorm(Layer):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension (Ba et al., 2016)."""
-
-    def __init__(
-        self, device: Device, dtype: torch.dtype, size: int, eps: float, *, bias: bool = True
-    ) -> None:
-        self.eps = eps
-        self.weight = replicated_weight(device, dtype, size)
-        self.bias = replicated_weight(device, dtype, size) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
-        bias = None if self.bias is None else self.bias.tensor
-        return layer_norm(x, x.shape[-1:], self.weight.tensor, bias, self.eps)
 
 
 class ReplicatedLinear(Layer):

@@ -6,18 +6,27 @@ Llama.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated as A
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
-from runtime.models.config import sizes
+from runtime.models.config.block import ACTIVATIONS, Activation, NormKind, Placement, PositionScale, QkNorm
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.config.gguf.config import read_gguf_quantization
 from runtime.models.config.gguf.container import is_gguf
+from runtime.models.config.hf_config import (
+    SAMPLING_KEYS,
+    HfArchitectures,
+    HfConfig,
+    HfGeneration,
+    check_sizes,
+    token_ids,
+    windows,
+    with_known_keys,
+)
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -39,8 +48,6 @@ from runtime.models.config.transformers_config import (
     uses_transformers,
 )
 
-Ids = int | list[int] | None
-
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """What the runtime knows of a model without its weights."""
@@ -58,10 +65,16 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
-    output_norms: bool = False  # the outputs of attention and feed-forward are normalized as well
-    query_scalar: float = 0.0  # attention scores are divided by its square root; 0: by that of head_dim
+    norm: NormKind = "rms"
+    placement: Placement = "pre"
+    qk_norm: QkNorm = "none"
+    activation: Activation = "silu"
+    is_gated: bool = True  # the feed-forward has a gate
+    embed_scale: float = 1.0  # factor on embeddings
+    residual_scale: float = 1.0  # factor on the outputs of attention and feed-forward
+    logit_scale: float = 1.0  # factor on logits
+    score_factor: float = 0.0  # factor on attention scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # cap of attention scores (devices/attention_scores.py); 0: none
     logit_cap: float = 0.0  # cap of logits; 0: none
     has_sinks: bool = False  # attention heads have sinks: a learned logit among their scores
@@ -73,6 +86,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     draft_layers: int
     num_recurrent_layers: int = 0  # layers that keep a state for each sequence; no family here has them yet
     rope: Rope
+    layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
+    is_rope_interleaved: bool = False  # dimensions 2i and 2i + 1 of a head rotate together
+    # of each layer; empty: no layer scales its queries
+    position_scales: tuple[PositionScale | None, ...] = ()
     context_len: int  # longest prompt and output together, in tokens, that the model was made for
     dtype: str | None  # of the checkpoint, where config.json has it
     bos_id: int | None
@@ -89,67 +106,33 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     @property
     def score_scale(self) -> float:
         """The factor on attention scores."""
-        return (self.query_scalar or self.head_dim) ** -0.5
+        return self.score_factor or self.head_dim**-0.5
+
+    @property
+    def norm_count(self) -> int:
+        """Numbers in the norms of hidden states of a layer."""
+        norms = {"pre": 2, "both": 4, "post": 2, "parallel": 1, "parallel_two_norms": 2}[self.placement]
+        return norms * self.hidden_size * (2 if self.norm == "layer" else 1)
+
+    @property
+    def qk_norm_count(self) -> int:
+        """Numbers in the norms of queries and keys of a layer."""
+        if self.qk_norm in ("projection", "head_layer"):
+            return (self.num_heads + self.num_kv_heads) * self.head_dim
+        return 0 if self.qk_norm == "none" else 2 * self.head_dim
+
+    def rope_of(self, index: int) -> Rope:
+        """Rotary positions of a layer."""
+        return self.layer_ropes[index] if self.layer_ropes else self.rope
+
+    def position_scale_of(self, index: int) -> PositionScale | None:
+        """How a layer scales its queries by their position."""
+        return self.position_scales[index] if self.position_scales else None
 
     @property
     def needs_whole_texts(self) -> bool:
         """Whether a text must be computed in one step, from its first token on."""
         return self.pooling is not None and self.pooling.is_whole
-
-
-class HfConfig(Struct, frozen=True, kw_only=True):
-    """The part of config.json that is read here. Everything else in the file is ignored."""
-
-    architectures: list[str] | None = None
-    vocab_size: sizes.Tokens
-    hidden_size: sizes.Width
-    intermediate_size: sizes.Width
-    num_hidden_layers: sizes.Layers
-    num_attention_heads: sizes.Heads
-    num_key_value_heads: sizes.Heads | None = None
-    head_dim: sizes.Width | None = None
-    num_nextn_predict_layers: A[int, Meta(ge=0, le=4096)] | None = None
-    hidden_act: str = "silu"
-    hidden_activation: str | None = None
-    query_pre_attn_scalar: A[float, Meta(gt=0)] | None = None
-    attn_logit_softcapping: A[float, Meta(ge=0)] | None = None
-    final_logit_softcapping: A[float, Meta(ge=0)] | None = None
-    use_bidirectional_attention: bool | None = None
-    rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
-    tie_word_embeddings: bool | None = None
-    attention_bias: bool = False
-    qkv_bias: bool = True  # read for families that may have one
-    mlp_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: A[int, Meta(ge=0, le=2**31 - 1)] | None = 4096
-    max_window_layers: A[int, Meta(ge=0)] = 28
-    layer_types: list[str] | None = None
-    torch_dtype: str | None = None
-    dtype: str | None = None
-    bos_token_id: Ids = None
-    eos_token_id: Ids = None
-    quantization_config: JsonDict | None = None
-    compression_config: JsonDict | None = None  # older name that compressed-tensors wrote
-
-
-class HfGeneration(Struct, frozen=True, kw_only=True):
-    """The part of generation_config.json that is read here."""
-
-    eos_token_id: Ids = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-class HfArchitectures(Struct, frozen=True):
-    """The part of config.json that decides how the rest is read."""
-
-    architectures: list[str] | None = None
-
-
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_config(
@@ -207,9 +190,11 @@ def _read(
                 "version of the model"
             )
         return _resolve_encoder(architecture, raw, folder, pooling_options)
+    family = decoder_family(architecture) if fields is None else TRANSFORMERS
+    known = with_known_keys(decode(raw, JsonDict, "config.json"), family)
+    raw = msgspec.json.encode(known)
     hf = decode(raw, HfConfig, "config.json")
     generation = decode(raw_generation, HfGeneration, "generation_config.json")
-    family = decoder_family(architecture) if fields is None else TRANSFORMERS
     moe = None if family.moe is None else family.moe(decode(raw, HfMoeConfig, "config.json"))
     mla = read_mla(decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
     if mla is not None:
@@ -220,6 +205,7 @@ def _read(
         ),
         quantization=_quantization(folder, hf, quantization),
         transformers_json=None if fields is None else identity(fields),
+        **({} if family.read is None else family.read(known)),
     )
     if fields is not None:
         check_generates(architecture, is_embedding=is_embedding)
@@ -258,7 +244,7 @@ def _resolve(
     moe: MoeConfig | None,
     mla: MlaConfig | None,
 ) -> ModelConfig:
-    _check_sizes(family, hf)
+    check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
         raise ModelError(
@@ -283,21 +269,22 @@ def _resolve(
         qkv_bias=hf.attention_bias if family.qkv_bias is None else family.qkv_bias and hf.qkv_bias,
         o_bias=hf.attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=hf.mlp_bias if family.mlp_bias is None else family.mlp_bias,
+        windows=windows(family, hf),
+        norm=family.norm,
+        placement=family.placement,
         qk_norm=family.qk_norm,
-        windows=_windows(family, hf),
-        output_norms=family.output_norms,
+        activation=ACTIVATIONS[family.activation],
+        is_gated=family.is_gated,
+        is_rope_interleaved=family.is_rope_interleaved,
         has_sinks=family.has_sinks,
-        query_scalar=hf.query_pre_attn_scalar or 0.0,
-        score_cap=hf.attn_logit_softcapping or 0.0,
-        logit_cap=hf.final_logit_softcapping or 0.0,
         moe=moe,
         mla=mla,
         draft_layers=hf.num_nextn_predict_layers or 0,
         rope=rope,
         context_len=rope.context_len,
         dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
-        bos_id=next(iter(_ids(hf.bos_token_id)), None),
-        eos_ids=tuple(dict.fromkeys(_ids(generation.eos_token_id) + _ids(hf.eos_token_id))),
+        bos_id=next(iter(token_ids(hf.bos_token_id)), None),
+        eos_ids=tuple(dict.fromkeys(token_ids(generation.eos_token_id) + token_ids(hf.eos_token_id))),
         sampling_defaults={key: value for key, value in given.items() if value is not None},
     )
 
@@ -320,7 +307,6 @@ def _resolve_encoder(
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
-        qk_norm=False,
         windows=(0,) * hf.num_hidden_layers,
         moe=None,
         mla=None,
@@ -334,48 +320,3 @@ def _resolve_encoder(
         pooling=read_pooling(folder, architecture, hf.hidden_size, pooling_options, is_causal=False),
         encoder=encoder,
     )
-
-
-def _ids(value: Ids) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else value
-
-
-def _check_sizes(family: Family, hf: HfConfig) -> None:
-    activation = hf.hidden_act if family.activation == "silu" else hf.hidden_activation or family.activation
-    if activation != family.activation:
-        raise ModelError(
-            f"config.json: hidden_act {activation} is not supported; supported is {family.activation}"
-        )
-    if hf.use_bidirectional_attention:
-        raise ModelError("config.json: use_bidirectional_attention is not supported")
-    if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
-        raise ModelError(
-            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads "
-            f"{hf.num_attention_heads}, "
-            "and there is no head_dim"
-        )
-
-
-def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
-    window, num_layers = hf.sliding_window or 0, hf.num_hidden_layers
-    if family.window == "all":
-        return (window,) * num_layers
-    if family.window == "none" or (family.window != "alternating" and not hf.use_sliding_window):
-        return (0,) * num_layers
-    if family.window == "all_if_enabled":
-        return (window,) * num_layers
-    if family.window == "layer_types" and hf.layer_types is None:
-        raise ModelError("config.json: use_sliding_window needs layer_types in this family")
-    types = hf.layer_types or [
-        "full_attention"
-        if (i % 2 if family.window == "alternating" else i < hf.max_window_layers)
-        else "sliding_attention"
-        for i in range(num_layers)
-    ]
-    unknown = set(types) - {"full_attention", "sliding_attention"}
-    if len(types) != num_layers or unknown:
-        raise ModelError(
-            "config.json: layer_types must name full_attention or sliding_attention for each of the "
-            f"{num_layers} layers"
-        )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -1,7 +1,8 @@
 """The model families: which class serves which architecture of config.json, and how a family differs from
 plain Llama. Torch-free.
 
-A new family is a row of FAMILIES, and a file next to this one where data alone does not describe it.
+A new family is a row of FAMILIES, a reader in families.py for keys of config.json that only it has, and a
+file next to this one where data alone does not describe it.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.json_value import Fields
+from runtime.models.config import families
 from runtime.models.config import moe_families as experts
+from runtime.models.config.block import NormKind, Placement, QkNorm
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.tasks import GENERATES, family_of
@@ -40,6 +44,13 @@ POOLED_ARCHITECTURES = (
 Renames = tuple[tuple[str, str], ...]  # parts of a checkpoint's tensor names -> ours, in this order
 WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating"]
 
+# names of norms in checkpoints whose post_attention_layernorm is that of attention's output
+SANDWICH_NAMES: Renames = (
+    ("post_attention_layernorm.", "attention_output_norm."),
+    ("pre_feedforward_layernorm.", "post_attention_layernorm."),
+    ("post_feedforward_layernorm.", "mlp_output_norm."),
+)
+
 # names of a model's experts as the first Mixtral checkpoints had them
 MIXTRAL_NAMES: Renames = (
     (".block_sparse_moe.", ".mlp."),
@@ -53,31 +64,39 @@ class Family(Struct, frozen=True, kw_only=True):
     """How a family differs from Llama. Bias flags: None means that config.json decides."""
 
     model_class: str = LLAMA  # module:class
+    renames: Renames = ()
+    keys: tuple[tuple[str, str], ...] = ()  # names in config.json -> those of HfConfig
+    # from config.json to further fields of ModelConfig: what only this family has
+    read: Callable[[Fields], Fields] | None = None
+    norm: NormKind = "rms"
+    placement: Placement = "pre"
     is_pooled: bool = False  # there are architectures of it that embed or classify (POOLED_ARCHITECTURES)
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     mlp_bias: bool | None = False
-    qk_norm: bool = False  # each head of queries and keys is normalized
+    qk_norm: QkNorm = "none"
+    is_rope_interleaved: bool = False  # dimensions 2i and 2i + 1 of a head rotate together
+    is_gated: bool = True  # the feed-forward has a gate
     head_dim: int | None = None  # where config.json has none; None: hidden_size / num_attention_heads
     window: WindowRule = "none"
     moe: Callable[[HfMoeConfig], MoeConfig] | None = None  # reads the experts from config.json; None: dense
     is_mla: bool = False  # multi-head latent attention
     activation: str = "silu"
-    output_norms: bool = False  # the outputs of attention and feed-forward are normalized as well
     has_sinks: bool = False  # attention heads have sinks
     is_tied: bool = False  # the head shares the embedding, where config.json does not say
-    renames: Renames = ()
 
 
 FAMILIES = {
     "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek2, is_mla=True),
     "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3, is_mla=True),
     "Gemma2": Family(
-        model_class="runtime.models.gemma:Gemma",
+        renames=SANDWICH_NAMES,
+        norm="rms_offset",
+        placement="both",
         activation="gelu_pytorch_tanh",
-        output_norms=True,
         is_tied=True,
         window="alternating",
+        read=families.gemma2,
     ),
     "GptOss": Family(
         model_class="runtime.models.gpt_oss:GptOss", window="alternating", moe=experts.gpt_oss, has_sinks=True
@@ -87,8 +106,8 @@ FAMILIES = {
     "Mixtral": Family(qkv_bias=False, o_bias=False, window="all", moe=experts.mixtral, renames=MIXTRAL_NAMES),
     "Qwen2": Family(is_pooled=True, qkv_bias=True, o_bias=False, window="by_layer_types"),
     "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=experts.qwen2),
-    "Qwen3": Family(is_pooled=True, qk_norm=True, head_dim=128, window="by_layer_types"),
-    "Qwen3Moe": Family(qk_norm=True, window="all_if_enabled", moe=experts.qwen3),
+    "Qwen3": Family(is_pooled=True, qk_norm="head", head_dim=128, window="by_layer_types"),
+    "Qwen3Moe": Family(qk_norm="head", window="all_if_enabled", moe=experts.qwen3),
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")

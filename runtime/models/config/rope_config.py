@@ -34,6 +34,17 @@ class Rope(Struct, frozen=True, kw_only=True):
     # of each pair of dimensions, as GGUF files have them in place of parameters; none: all are 1
     frequency_divisors: tuple[A[float, Meta(gt=0)], ...] = ()
 
+    partial_rotary_factor: A[float, Meta(gt=0, le=1)] = 1.0  # the part of each head that is rotated
+    # longrope: what each frequency is divided by, within the original context and beyond it
+    short_factor: tuple[A[float, Meta(gt=0)], ...] = ()
+    long_factor: tuple[A[float, Meta(gt=0)], ...] = ()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the context is longer than the one that the model was first trained for."""
+        longest = self.max_position_embeddings
+        return longest > (self.original_max_position_embeddings or longest)
+
     @property
     def context_len(self) -> int:
         """Tokens of prompt and output together. Scaled variants reach further than max_position_embeddings,
@@ -53,13 +64,17 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
 }
+OLD_ROPE_TYPES = {"su": "longrope"}
+NO_ROPE = Rope(rope_type="none")  # of layers without positions
 
 
 class HfRope(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     rope_theta: A[float, Meta(gt=0)] = 10000.0
+    partial_rotary_factor: float | None = None
     rope_scaling: Fields | None = None
     rope_parameters: Fields | None = None
     max_position_embeddings: Count | None = None
@@ -69,7 +84,9 @@ class HfRope(Struct, frozen=True, kw_only=True):
 def read_rope(hf: HfRope) -> Rope:
     """Raises ModelError for a rope type or parameters that are not supported."""
     values: Fields = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
+    values.setdefault("partial_rotary_factor", hf.partial_rotary_factor)
     kind = values.get("rope_type") or values.get("type") or "default"
+    kind = OLD_ROPE_TYPES.get(kind, kind)
     if kind not in ROPE_TYPES:
         raise ModelError(
             f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}"
@@ -83,10 +100,8 @@ def read_rope(hf: HfRope) -> Rope:
         hf.original_max_position_embeddings or values.get("original_max_position_embeddings") or longest
     )
     values["original_max_position_embeddings"] = original
-    if kind == "yarn" and values.get("factor") is None:
+    if kind in ("yarn", "longrope") and values.get("factor") is None:
         values["factor"] = longest / original
-    if values.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
     known = {name: values[name] for name in Rope.__struct_fields__ if values.get(name) is not None}
     try:
         return msgspec.convert(known, Rope)

@@ -88,7 +88,7 @@ def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any)
             },
             {"windows": (8, 0, 8)},
         ),
-        ({"architectures": ["Qwen3ForCausalLM"]}, {"qk_norm": True, "head_dim": 128, "qkv_bias": False}),
+        ({"architectures": ["Qwen3ForCausalLM"]}, {"qk_norm": "head", "head_dim": 128, "qkv_bias": False}),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {"context_len": 512}),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e5}},
@@ -221,11 +221,12 @@ def test_generation_config(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, ["bitsandbytes", "unquantised", "awq"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "'bits'"]),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 128}}, ["gptq", "3 bits"]),
-        ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "short_factor", "long_factor"]),
+        ({"rope_scaling": {"rope_type": "spiral"}}, ["spiral", "yarn"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
         ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, ["rope", "factor"]),
         (
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},
             ["partial_rotary_factor"],
         ),
         (QWEN | {"use_sliding_window": True, "layer_types": ["full_attention"]}, ["layer_types", "3"]),

@@ -1,0 +1,51 @@
+"""What differs between the blocks of decoders, as data. Torch-free; models/llama.py computes it."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+# How a norm computes (layers/norm.py):
+#   rms             root mean square
+#   rms_offset      the same, with weights stored less 1
+#   layer           mean and variance, with a bias
+#   layer_unbiased  the same without a bias
+NormKind = Literal["rms", "rms_offset", "layer", "layer_unbiased"]
+
+# Where norms are, as x -> x + ...:
+#   pre       attention(norm(x)), then feed_forward(norm(x))
+#   both      norm(attention(norm(x))), then norm(feed_forward(norm(x)))
+#   post      norm(attention(x)), then norm(feed_forward(x))
+#   parallel  attention(norm(x)) + feed_forward(norm(x)), of one norm
+#   parallel_two_norms  the same, with a norm for each
+Placement = Literal["pre", "both", "post", "parallel", "parallel_two_norms"]
+
+# What of queries and keys is normalized:
+#   none        nothing
+#   head        each head, before it is rotated
+#   rotated     each head, after it is rotated
+#   projection  all heads together, before they are rotated
+#   head_layer  each head by mean and variance, with weights of its own for each head, before it is rotated
+QkNorm = Literal["none", "head", "rotated", "projection", "head_layer"]
+
+# gelu is the exact one, gelu_tanh its approximation, relu2 the square of relu
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+
+# names of config.json -> ours
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
+
+
+class PositionScale(Struct, frozen=True, kw_only=True):
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / interval)), so that
+    attention stays sharp over long contexts (Llama 4, 2025)."""
+
+    beta: float
+    interval: float
+    offset: int = 0
