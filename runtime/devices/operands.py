@@ -52,6 +52,11 @@ class Seen:
     penalties: "Tensor"  # float32 [S, 3]: frequency, presence, repetition
 
 
+# weights in MXFP4 (layers/quantization/mxfp4.py): codes uint8 [E, out, in / 2], and exponents uint8 [E, out,
+# in / 32]
+CodedStack = tuple["Tensor", "Tensor"]
+
+
 @runtime_checkable
 class ClampedExperts(Protocol):
     """Experts of a device that may compute those of gpt-oss together: they have biases, and a gate whose
@@ -62,6 +67,17 @@ class ClampedExperts(Protocol):
     ) -> PackedExperts | None:
         """Packs the weights [E, 2 * inner, hidden], gate above up, and [E, hidden, inner], and their biases
         [E, 2 * inner] and [E, hidden], for Experts.apply. None: the device does not compute them together."""
+        ...
+
+    @property
+    def packs_mxfp4(self) -> bool:
+        """Whether `pack_clamped_mxfp4` may be called."""
+        ...
+
+    def pack_clamped_mxfp4(
+        self, gate_up: "CodedStack", down: "CodedStack", biases: "tuple[Tensor, Tensor]"
+    ) -> PackedExperts:
+        """As `pack_clamped`, of weights in MXFP4."""
         ...
 
 

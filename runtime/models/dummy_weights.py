@@ -91,9 +91,15 @@ def _random_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generato
 # SourceTensor.dummy_kind -> (shape, dtype, generator) -> tensor; weights and scales together give weights of
 # about
 # ±0.05
+def _random_codes(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
 DUMMY_KINDS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
     "": _random_weight,
     "scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(1e-4, 2e-4, generator=generator),
     "input scale": lambda shape, dtype, generator: torch.full(shape, 0.02),
+    "codes": _random_codes,
+    "exponents": lambda shape, dtype, generator: torch.full(shape, 120, dtype=torch.uint8),
     "zero": lambda shape, dtype, generator: torch.zeros(shape),
 }

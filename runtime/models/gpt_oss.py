@@ -1,16 +1,18 @@
-"""gpt-oss (OpenAI, 2025), its checkpoints in bfloat16.
+"""gpt-oss (OpenAI, 2025), its experts plain or in MXFP4 (layers/quantization/mxfp4.py).
 
 Unlike Llama: heads have attention sinks, every second layer has a sliding window, all projections have
 biases, and every feed-forward is MoE. Its experts have biases, and a gate whose halves are clamped, which
 the MoE kernels of most devices do not know (ClampedExperts in devices/operands.py). There experts are
 computed one by one over all tokens, with weight 0 where a token did not select the expert. That is exact and
-can be captured, but slower than grouped kernels.
+can be captured, but slower than grouped kernels. Experts in MXFP4 stay so where the device computes with
+them, and are read into plain numbers elsewhere.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from runtime import log
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.operands import ClampedExperts
@@ -18,6 +20,7 @@ from runtime.devices.packed import PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear
+from runtime.layers.quantization.mxfp4 import Mxfp4Stack, is_whole
 from runtime.layers.weight import (
     Layer,
     Shard,
@@ -39,7 +42,9 @@ class Experts(Layer):
     """The stacked expert weights as the checkpoint has them. Ranks split each expert by its inner dimension,
     in which columns of gate and up alternate."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig, *, is_mxfp4: bool
+    ) -> None:
         if device.ep_size > 1 or device.all_to_all is not None:
             raise ModelError(
                 "gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out"
@@ -57,21 +62,48 @@ class Experts(Layer):
             local = tuple(shard.size if i == dim else size for i, size in enumerate(shape))
             return Weight.empty(local, {"": SourceTensor(shape, dim, shard)}, dtype, torch_device)
 
-        self.gate_up_proj: Weight | None = weight(2, both, experts, hidden, both.full)
         self.gate_up_proj_bias: Weight | None = weight(1, both, experts, both.full)
-        self.down_proj: Weight | None = weight(1, inner, experts, inner.full, hidden)
         self.down_proj_bias: Weight | None = weight(1, replicated, experts, hidden)
+        self.gate_up_proj: Weight | Mxfp4Stack | None
+        self.down_proj: Weight | Mxfp4Stack | None
+        if not is_mxfp4:
+            self.gate_up_proj = weight(2, both, experts, hidden, both.full)
+            self.down_proj = weight(1, inner, experts, inner.full, hidden)
+            return
+        keeps = self.can_keep(device, moe)
+
+        def stack(outputs: Shard, inputs: Shard) -> Mxfp4Stack:
+            shape = experts, inputs.size, outputs.size
+            out = None if keeps else torch.empty(shape, dtype=dtype, device=torch_device)
+            return Mxfp4Stack(experts, outputs, inputs, torch_device, out)
+
+        self.gate_up_proj, self.down_proj = stack(both, replicated), stack(replicated, inner)
+
+    @staticmethod
+    def can_keep(device: Device, moe: MoeConfig) -> bool:
+        """Whether experts in MXFP4 stay so: the device computes with them, and ranks split whole groups."""
+        experts = device.experts
+        inner = even_shard(moe.intermediate_size, device.collectives, "intermediate_size")
+        return isinstance(experts, ClampedExperts) and experts.packs_mxfp4 and is_whole(inner)
 
     def finish_loading(self) -> None:
         """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once, and
         packs the experts for the device."""
-        first, first_bias, second, second_bias = self._stacks()
+        assert self.gate_up_proj_bias is not None and self.down_proj_bias is not None
         if not self.is_first:
-            second_bias.zero_()
-        experts = self.device.experts
-        if isinstance(experts, ClampedExperts):
-            weights = gate_above_up(first.transpose(1, 2)), second.transpose(1, 2)
-            self.packed = experts.pack_clamped(*weights, (gate_above_up(first_bias), second_bias))
+            self.down_proj_bias.tensor.zero_()
+        experts, gate_up, down = self.device.experts, self.gate_up_proj, self.down_proj
+        if not isinstance(experts, ClampedExperts):
+            return
+        biases = gate_above_up(self.gate_up_proj_bias.tensor), self.down_proj_bias.tensor
+        if isinstance(gate_up, Mxfp4Stack) and isinstance(down, Mxfp4Stack) and gate_up.is_kept:
+            codes, exponents = (gate_above_up(part) for part in gate_up.coded())
+            self.packed = experts.pack_clamped_mxfp4((codes, exponents), down.coded(), biases)
+        else:
+            first, _, second, _ = self._stacks()
+            self.packed = experts.pack_clamped(
+                gate_above_up(first.transpose(1, 2)), second.transpose(1, 2), biases
+            )
         if self.packed is not None:
             self.gate_up_proj = self.gate_up_proj_bias = self.down_proj = self.down_proj_bias = None
 
@@ -107,11 +139,13 @@ def clamped(gate_up: Tensor) -> Tensor:
 class FeedForward(Layer):
     """Router and experts."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig, *, is_mxfp4: bool
+    ) -> None:
         self.device = device
         self.routing = moe.routing
         self.router = ReplicatedLinear(device, torch.float32, hidden, moe.num_experts, bias=True)
-        self.experts = Experts(device, dtype, hidden, moe)
+        self.experts = Experts(device, dtype, hidden, moe, is_mxfp4=is_mxfp4)
         self.packed_router: PackedWeight | None = None  # where the device packs weights of any type
 
     def finish_loading(self) -> None:
@@ -143,7 +177,7 @@ class GptOssDecoderLayer(Layer):
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe)
+        self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe, is_mxfp4=is_mxfp4(config))
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -160,7 +194,27 @@ class GptOssDecoderLayer(Layer):
         return self.mlp.forward(x), residual
 
 
+def is_mxfp4(config: ModelConfig) -> bool:
+    """Whether the checkpoint has its experts in MXFP4."""
+    return config.quantization is not None and config.quantization.method == "mxfp4"
+
+
 class GptOss(Llama):
     """gpt-oss. See GenerativeModel."""
 
     layer_class = GptOssDecoderLayer
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        super().__init__(device, dtype, config)
+        is_said = device.collectives.rank == 0 and device.torch_device.type != "meta"
+        if (
+            is_said
+            and is_mxfp4(config)
+            and config.moe is not None
+            and not Experts.can_keep(device, config.moe)
+        ):
+            log.get("start").info(
+                "experts in MXFP4 become plain numbers while they are loaded; "
+                "the cpu computes with them as they are, in 16 bits and in whole groups of 32 a rank",
+                dtype=str(dtype).removeprefix("torch."),
+            )

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.kernels.library import Library, Step
-from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
+from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
+from runtime.devices.operands import CodedStack
 from runtime.layers.moe.routing import route
 from runtime.models.config.moe_config import Routing
 
@@ -157,6 +158,26 @@ class CpuExperts:
         multiple = threads.library.outputs
         firsts = [pack(threads, whole_halves(weight, multiple)) for weight in gate_up]
         seconds = [pack(threads, weight) for weight in down]
+        wide = torch.stack([whole_halves(bias, multiple) for bias in biases[0].float()]), biases[1].float()
+        return stack_experts(threads, firsts, seconds, Act.CLAMPED, wide)
+
+    @property
+    def packs_mxfp4(self) -> bool:
+        """With kernels, and unless activations are float32: products of MXFP4 round them to bfloat16."""
+        return self.ops.threads is not None and self.ops.dtype != torch.float32
+
+    def pack_clamped_mxfp4(
+        self, gate_up: CodedStack, down: CodedStack, biases: tuple[Tensor, Tensor]
+    ) -> ExpertStack:
+        """See ClampedExperts.pack_clamped_mxfp4."""
+        threads = self.ops.threads
+        assert threads is not None, "MXFP4 without kernels"
+        multiple = threads.library.outputs
+        firsts = [
+            pack_mxfp4(threads, *(whole_halves(part, multiple) for part in expert))
+            for expert in zip(*gate_up, strict=True)
+        ]
+        seconds = [pack_mxfp4(threads, *expert) for expert in zip(*down, strict=True)]
         wide = torch.stack([whole_halves(bias, multiple) for bias in biases[0].float()]), biases[1].float()
         return stack_experts(threads, firsts, seconds, Act.CLAMPED, wide)
 

@@ -42,6 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that fit a che
     "gptq": ("gptq", "gptq_marlin", "moe_wna16"),
     "modelslim": ("modelslim",),
     "gguf": ("gguf",),
+    "mxfp4": ("mxfp4",),
 }
 # values that also fit compressed-tensors checkpoints whose weights all have this scheme
 LAYERWISE = {"w8a8_int8": Int8, "w8a8_fp8": Fp8}
@@ -322,4 +323,5 @@ READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
     "gptq": _gptq,
     "gptq_marlin": _gptq,
     "compressed-tensors": _compressed,
+    "mxfp4": lambda hf: (),  # of the experts of gpt-oss, which know their tensors themselves
 }

@@ -99,7 +99,11 @@ FAMILIES = {
         read=families.gemma2,
     ),
     "GptOss": Family(
-        model_class="runtime.models.gpt_oss:GptOss", window="alternating", moe=experts.gpt_oss, has_sinks=True
+        model_class="runtime.models.gpt_oss:GptOss",
+        window="alternating",
+        moe=experts.gpt_oss,
+        has_sinks=True,
+        renames=(("_proj_blocks", "_proj.blocks"), ("_proj_scales", "_proj.scales")),
     ),
     "Llama": Family(is_pooled=True, mlp_bias=None),
     "Mistral": Family(is_pooled=True, qkv_bias=False, o_bias=False, window="all"),
