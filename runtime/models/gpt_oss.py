@@ -206,9 +206,9 @@ class GptOss(Llama):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         super().__init__(device, dtype, config)
-        is_said = device.collectives.rank == 0 and device.torch_device.type != "meta"
+        has_log = device.collectives.rank == 0 and device.torch_device.type != "meta"
         if (
-            is_said
+            has_log
             and is_mxfp4(config)
             and config.moe is not None
             and not Experts.can_keep(device, config.moe)
