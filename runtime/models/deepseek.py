@@ -74,15 +74,24 @@ class MlaSelfAttention(Layer):
             device.ops, mla, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
         )
         self.prolog = plain if device.mla_prologs is None else device.mla_prologs.open(plain)
-        if mla.is_interleaved != self.prolog.interleaves_keys:
-            for rows in self.qkv_a_proj.row_tensors():
-                reorder(rows[-mla.rope_dim :].unsqueeze(0), self.prolog.interleaves_keys)
-        if mla.is_interleaved != self.prolog.interleaves_queries:
-            for rows in (self.q_b_proj or self.qkv_a_proj).row_tensors():
-                queries = rows[: heads * (mla.nope_dim + mla.rope_dim)]
-                reorder(queries.unflatten(0, (heads, -1))[:, mla.nope_dim :], self.prolog.interleaves_queries)
+        self.reorder_rotary_rows(
+            queries=self.prolog.interleaves_queries, keys=self.prolog.interleaves_keys
+        )
         if self.prolog.take_weights():
             self.qkv_a_proj = self.q_b_proj = None
+
+    def reorder_rotary_rows(self, *, queries: bool, keys: bool) -> None:
+        """Brings the rotary rows of queries and keys into an order: True: rows 2i and 2i + 1 rotate together;
+        False: rows i and i + P / 2."""
+        assert self.qkv_a_proj is not None
+        mla, heads = self.mla, self.num_heads
+        if mla.is_interleaved != keys:
+            for rows in self.qkv_a_proj.row_tensors():
+                reorder(rows[-mla.rope_dim :].unsqueeze(0), keys)
+        if mla.is_interleaved != queries:
+            for rows in (self.q_b_proj or self.qkv_a_proj).row_tensors():
+                of_heads = rows[: heads * (mla.nope_dim + mla.rope_dim)].unflatten(0, (heads, -1))
+                reorder(of_heads[:, mla.nope_dim :], queries)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """x -> queries [T, H, N] and their rotary parts [T, H, P]; latents and rotary keys go to the

@@ -22,7 +22,8 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
     if model.encoder is not None:
         return 0
     if model.mla is not None:
-        return model.mla.kv_rank + model.mla.rope_dim
+        indexer = model.mla.indexer
+        return model.mla.kv_rank + model.mla.rope_dim + (0 if indexer is None else indexer.dim)
     return 2 * kv_heads(model, ranks) * model.head_dim
 
 
@@ -140,7 +141,10 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
     first = (latent.q_rank or queries) + rank + latent.rope_dim
     q_rank = latent.q_rank or 0
-    up = rank + heads * (latent.nope_dim + latent.value_dim) * rank + q_rank + q_rank * queries
+    index = 0
+    if (indexer := latent.indexer) is not None:
+        index = indexer.num_heads * (q_rank * indexer.dim + hidden) + (hidden + 2) * indexer.dim
+    up = index + rank + heads * (latent.nope_dim + latent.value_dim) * rank + q_rank + q_rank * queries
     return (
         hidden * first
         + first * model.qkv_bias

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
@@ -62,6 +63,18 @@ LATENT = {
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek_v2": (DeepseekV2Config, LATENT | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
     "deepseek_v3": (DeepseekV3Config, LATENT | {"n_group": 4, "topk_group": 2}),
+    "deepseek_v32": (
+        DeepseekV32Config,
+        LATENT
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "index_topk": 12,
+            "index_head_dim": 16,
+            "index_n_heads": 3,
+        },
+    ),
     "gemma2": (
         Gemma2Config,
         {

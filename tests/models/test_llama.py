@@ -106,6 +106,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {"v_head_dim": 40, "rope_interleave": False, "norm_topk_prob": False},
     ),
+    "deepseek_v32": ("deepseek_v32", {}),
+    "deepseek_v32 yarn, wide index": (
+        "deepseek_v32",
+        {"rope_parameters": DEEPSEEK_YARN, "index_head_dim": 24, "index_topk": 20, "mlp_layer_types": None},
+    ),
     "linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
     "dynamic": (
         "llama",

@@ -64,6 +64,10 @@ class CpuOps:
             return self.paged.attend(q, k_cache, v_cache, plan, scores)
         return attend(q, k_cache, v_cache, plan.gathered, scores)
 
+    def gathered_plan(self, plan: CpuAttentionPlan) -> AttentionPlan:
+        """See GatheringOps of layers/attention/sparse_latents.py."""
+        return plan.gathered
+
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up | PackedUp:
         """The kernels' layout; without kernels the up-projection split into keys and transposed values."""
         if self.threads is not None and can_pack_up(up, nope_dim):

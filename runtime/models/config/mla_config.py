@@ -4,10 +4,18 @@ what is computed from it. Torch-free."""
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.config.sizes import Width
+from runtime.models.config.sizes import Heads, Width
 
 # most numbers of keys and values that a device expands from latents at once; those of one head may be more
 MAX_EXPANDED = 1 << 24
+
+
+class IndexerConfig(Struct, frozen=True, kw_only=True):
+    """The indexer of sparse attention (layers/attention/sparse_latents.py): which tokens a token attends to."""
+
+    num_heads: int
+    dim: int  # of a head, and of the index key that the cache holds for each token
+    top_k: int  # tokens that a token attends to
 
 
 class MlaConfig(Struct, frozen=True, kw_only=True):
@@ -20,6 +28,7 @@ class MlaConfig(Struct, frozen=True, kw_only=True):
     rope_dim: int
     value_dim: int
     is_interleaved: bool  # rotary dimensions 2i and 2i + 1 rotate together; else i and i + rope_dim / 2
+    indexer: IndexerConfig | None = None  # None: a token attends to all before it
 
 
 class HfMlaConfig(Struct, frozen=True, kw_only=True):
@@ -32,6 +41,9 @@ class HfMlaConfig(Struct, frozen=True, kw_only=True):
     v_head_dim: Width | None = None
     rope_interleave: bool = True
     attention_bias: bool = False
+    index_topk: Width | None = None
+    index_head_dim: Width | None = None
+    index_n_heads: Heads | None = None
 
 
 def read_mla(hf: HfMlaConfig) -> MlaConfig:
@@ -59,4 +71,21 @@ def read_mla(hf: HfMlaConfig) -> MlaConfig:
         rope_dim=hf.qk_rope_head_dim,
         value_dim=hf.v_head_dim,
         is_interleaved=hf.rope_interleave,
+        indexer=_indexer(hf),
     )
+
+
+def _indexer(hf: HfMlaConfig) -> IndexerConfig | None:
+    if hf.index_topk is None:
+        return None
+    if hf.index_head_dim is None or hf.index_n_heads is None or hf.q_lora_rank is None:
+        raise ModelError(
+            "config.json has index_topk, and lacks index_head_dim, index_n_heads or q_lora_rank; "
+            "restore the file from the model's source"
+        )
+    if hf.index_head_dim < (hf.qk_rope_head_dim or 0):
+        raise ModelError(
+            f"config.json: index_head_dim {hf.index_head_dim} is less than qk_rope_head_dim "
+            f"{hf.qk_rope_head_dim}; restore the file from the model's source"
+        )
+    return IndexerConfig(num_heads=hf.index_n_heads, dim=hf.index_head_dim, top_k=hf.index_topk)

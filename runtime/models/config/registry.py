@@ -89,6 +89,9 @@ class Family(Struct, frozen=True, kw_only=True):
 FAMILIES = {
     "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek2, is_mla=True),
     "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3, is_mla=True),
+    "DeepseekV32": Family(
+        model_class="runtime.models.deepseek_sparse:SparseDeepSeek", moe=experts.deepseek32, is_mla=True
+    ),
     "Gemma2": Family(
         renames=SANDWICH_NAMES,
         norm="rms_offset",
