@@ -74,9 +74,7 @@ class MlaSelfAttention(Layer):
             device.ops, mla, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
         )
         self.prolog = plain if device.mla_prologs is None else device.mla_prologs.open(plain)
-        self.reorder_rotary_rows(
-            queries=self.prolog.interleaves_queries, keys=self.prolog.interleaves_keys
-        )
+        self.reorder_rotary_rows(queries=self.prolog.interleaves_queries, keys=self.prolog.interleaves_keys)
         if self.prolog.take_weights():
             self.qkv_a_proj = self.q_b_proj = None
 

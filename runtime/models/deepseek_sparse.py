@@ -10,7 +10,6 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
-from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.attention.sparse_latents import GatheringOps, SparseLatents
 from runtime.layers.linear import Linear
 from runtime.layers.norm import LayerNorm
@@ -89,7 +88,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         latents = self.q_a_layernorm.forward(latents)
         q = self.q_b_proj.forward(latents).unflatten(1, (self.num_heads, -1))
         q, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=2)
-        ops, (caches, locations) = self.ops, self.attention.cache_targets(batch)
+        caches, locations = self.attention.cache_targets(batch)
         rope = self.device.ops.rotary(rope.unsqueeze(1), cos, sin)
         keys = torch.cat((rope, self.indexer.keys(x, cos, sin)), 2)
         self.device.ops.store_kv(self.kv_a_layernorm.forward(kv).unsqueeze(1), keys, *caches, locations)

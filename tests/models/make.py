@@ -72,7 +72,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "n_shared_experts": 1,
             "index_topk": 12,
             "index_head_dim": 16,
-            "index_n_heads": 3,
+            "index_n_heads": 16,  # of fewer all may be 0 for a token, and then tokens are tied
         },
     ),
     "gemma2": (

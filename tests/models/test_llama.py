@@ -152,6 +152,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+BY_LAYERS = ("deepseek_v32",)  # families that the CPU computes layer by layer
 NUM_TOKENS = 24
 
 
@@ -193,7 +194,8 @@ def test_greedy_equals_transformers_in_company(
             running.append(waiting.pop(0))
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
     is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
-    assert is_program == (load_library() is not None)  # the kernels compute whole steps of every family
+    has_spec = CASES[case][0] not in BY_LAYERS  # else the kernels compute whole steps
+    assert is_program == (has_spec and load_library() is not None)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.layers.attention.kv_dtype import store_as
+from runtime.layers.attention.sdpa import AttentionPlan as GatheredPlan
 from runtime.layers.attention.sdpa import attend
 from runtime.layers.sampling.sampler import BANNED, sample_tokens
 
@@ -64,7 +65,7 @@ class CpuOps:
             return self.paged.attend(q, k_cache, v_cache, plan, scores)
         return attend(q, k_cache, v_cache, plan.gathered, scores)
 
-    def gathered_plan(self, plan: CpuAttentionPlan) -> AttentionPlan:
+    def gathered_plan(self, plan: CpuAttentionPlan) -> GatheredPlan:
         """See GatheringOps of layers/attention/sparse_latents.py."""
         return plan.gathered
 

@@ -1,5 +1,5 @@
-"""Sparse latent attention (DeepSeek V3.2, 2025): a token attends to the `top_k` tokens that an indexer chooses
-for it.
+"""Sparse latent attention (DeepSeek V3.2, 2025): a token attends to the `top_k` tokens that an indexer
+chooses for it.
 
 The indexer has a few small query heads and one key, which the cache holds for each token behind its rotary
 key. The score of a token is the sum over heads of weight * relu(query . key). Where no more than `top_k`

@@ -11,7 +11,8 @@ MAX_EXPANDED = 1 << 24
 
 
 class IndexerConfig(Struct, frozen=True, kw_only=True):
-    """The indexer of sparse attention (layers/attention/sparse_latents.py): which tokens a token attends to."""
+    """The indexer of sparse attention (layers/attention/sparse_latents.py), which chooses the tokens that a
+    token attends to."""
 
     num_heads: int
     dim: int  # of a head, and of the index key that the cache holds for each token
