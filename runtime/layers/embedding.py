@@ -27,6 +27,12 @@ def vocabulary_weight(
     return weight, shard
 
 
+def vocabulary_bias(device: Device, dtype: torch.dtype, vocab_size: int) -> Weight:
+    """As `vocabulary_weight`, of a number for each row."""
+    weight, shard = vocabulary_weight(device, dtype, vocab_size, 1)
+    return Weight(weight.tensor.squeeze(1), {"": SourceTensor((vocab_size,), 0, shard)})
+
+
 def _ggml_weight(
     device: Device, dtype: torch.dtype, formats: FormatLookup, shape: tuple[int, int]
 ) -> GgmlWeight | None:
@@ -109,6 +115,7 @@ class Head(Layer):
         tied: Embedding | None,
         *,
         is_quantized: bool = False,
+        has_bias: bool = False,
     ) -> None:
         """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head
         has a copy of the weight. `is_quantized`: devices that have a product for it shall round the weight to
@@ -121,6 +128,7 @@ class Head(Layer):
         self.weight: Weight | None = (
             None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
         )
+        self.bias = vocabulary_bias(device, dtype, vocab_size) if has_bias else None
         self.ggml: GgmlWeight | None = None  # in place of the weight, until it is packed
         self.packed: PackedWeight | None = None  # what the device made of the weight
 
@@ -165,7 +173,8 @@ class Head(Layer):
         """Hidden states [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank."""
         # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
         inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
-        logits = self.device.ops.linear(inputs, self.packed, None).float()
+        bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)
+        logits = self.device.ops.linear(inputs, self.packed, bias).float()
         if self.device.collectives.size == 1:
             return logits
         return self.device.collectives.all_gather(logits, 1)[:, : self.vocab_size]

@@ -45,7 +45,7 @@ def _head(model: Llama) -> HeadSpec | None:
     head = model.lm_head
     is_plain = type(model).logits is Llama.logits and _is_plain(model.norm)
     is_plain = is_plain and model.logit_scale == 1.0 and not model.logit_cap
-    if not is_plain or head is None or not isinstance(head.packed, PackedRows):
+    if not is_plain or head is None or head.bias is not None or not isinstance(head.packed, PackedRows):
         return None
     return HeadSpec(_norm(model.norm), head.packed, head.vocab_size)
 

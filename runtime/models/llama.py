@@ -153,6 +153,7 @@ class Llama(Layer):
                 config.hidden_size,
                 tied,
                 is_quantized=config.quantization is not None and config.quantization.rounds_head,
+                has_bias=config.has_head_bias,
             )
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)

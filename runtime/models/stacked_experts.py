@@ -1,10 +1,11 @@
-"""Stacked experts: one tensor of all experts of a layer. The loader gets them expert by expert.
+"""Stacked experts: one tensor of all experts of a layer. The loader gets them expert by expert, and module by
+module.
 
   experts.gate_up_proj  [experts, 2 * inner, hidden] experts.N.gate_proj.weight above experts.N.up_proj.weight
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
 
 transformers 5 may write any model so; Granite MoE has other names for the two, and Llama 4 has inputs before
-outputs.
+outputs. The shared expert of Granite is a matrix of two modules.
 """
 
 from collections.abc import Iterator
@@ -30,6 +31,34 @@ STACKS = {
     "block_sparse_moe.input_linear.weight": Stack("block_sparse_moe.experts", ("gate_proj", "up_proj")),
     "block_sparse_moe.output_linear.weight": Stack("block_sparse_moe.experts", ("down_proj",)),
 }
+# end of a fused matrix's name -> its modules
+FUSED = {
+    "shared_mlp.input_linear.weight": ("shared_mlp.gate_proj.weight", "shared_mlp.up_proj.weight"),
+    "shared_mlp.output_linear.weight": ("shared_mlp.down_proj.weight",),
+}
+
+
+class Rows:
+    """A TensorReader of rows [begin, begin + size) of a matrix."""
+
+    def __init__(self, reader: TensorReader, begin: int, size: int) -> None:
+        self._reader = reader
+        self._begin = begin
+        self._size = size
+
+    def get_shape(self) -> list[int]:
+        """[size, columns]."""
+        return [self._size, self._reader.get_shape()[1]]
+
+    def get_dtype(self) -> str:
+        """The dtype of the matrix."""
+        name: str = self._reader.get_dtype()
+        return name
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        first, last, _ = rows.indices(self._size)
+        return self._reader[self._begin + first : self._begin + last, columns]
 
 
 class ExpertRows:
@@ -68,6 +97,10 @@ def unstacked(sources: Iterator[TensorSlice], *, is_transposed: bool = False) ->
     outputs]."""
     for source in sources:
         reader = source.reader
+        fused = next((end for end in FUSED if source.name.endswith("." + end)), None)
+        if fused is not None:
+            yield from _unfused(source, fused)
+            continue
         end = next((end for end in STACKS if source.name.endswith("." + end)), None)
         if end is None or len(reader.get_shape()) != 3:
             yield source
@@ -82,3 +115,10 @@ def unstacked(sources: Iterator[TensorSlice], *, is_transposed: bool = False) ->
                     source.file,
                     ExpertRows(reader, expert, i * size, size, is_transposed=is_transposed),
                 )
+
+
+def _unfused(source: TensorSlice, end: str) -> Iterator[TensorSlice]:
+    reader, names = source.reader, FUSED[end]
+    size = reader.get_shape()[0] // len(names)
+    for i, name in enumerate(names):
+        yield TensorSlice(source.name.removesuffix(end) + name, source.file, Rows(reader, i * size, size))

@@ -12,11 +12,22 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
+    FlexOlmoConfig,
     Gemma2Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
+    GraniteMoeConfig,
+    GraniteMoeSharedConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -46,6 +57,21 @@ SIZES = {
 }
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}
+SIGMOID = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "num_hidden_layers": 3,
@@ -113,6 +139,41 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mixtral": (
         MixtralConfig,
         {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": None},
+    ),
+    "dots1": (Dots1Config, SIGMOID | {"sliding_window": None, "norm_topk_prob": True}),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 2,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "flex_olmo": (
+        FlexOlmoConfig,
+        {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24, "pad_token_id": None},
+    ),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        SIGMOID | {"head_dim": 32, "use_qk_norm": True, "num_nextn_predict_layers": 0},
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, LATENT | {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5}),
+    "granite_moe": (GraniteMoeConfig, LOCAL_EXPERTS | GRANITE),
+    "granite_moe_shared": (
+        GraniteMoeSharedConfig,
+        LOCAL_EXPERTS | GRANITE | {"shared_intermediate_size": 40},
+    ),
+    "hunyuan_moe": (
+        HunYuanMoEV1Config,
+        {"num_experts": 8, "moe_topk": 3, "intermediate_size": 24, "head_dim": 32, "pad_token_id": None},
+    ),
+    "minimax_m2": (MiniMaxM2Config, LOCAL_EXPERTS | {"head_dim": 32, "rotary_dim": 16}),
+    "olmoe": (OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}),
+    "phimoe": (
+        PhimoeConfig,
+        LOCAL_EXPERTS | {"num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
     ),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),

@@ -47,6 +47,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral window": ("mistral", {"sliding_window": 7}),
     "mixtral": ("mixtral", {}),
     "mixtral stacked, window": ("mixtral", {"stacked": True, "sliding_window": 7}),
+    "dots1": ("dots1", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "flex_olmo": ("flex_olmo", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe no norms, stacked": (
+        "glm4_moe",
+        {"use_qk_norm": False, "attention_bias": True, "stacked": True},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "granite_moe": ("granite_moe", {}),
+    "granite_moe_shared": ("granite_moe_shared", {}),
+    "hunyuan_moe": ("hunyuan_moe", {}),
+    "hunyuan_moe alpha": (
+        "hunyuan_moe",
+        {"rope_parameters": ROPE | {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0}},
+    ),
+    "minimax_m2": ("minimax_m2", {}),
+    "olmoe": ("olmoe", {}),
+    "phimoe": ("phimoe", {}),
+    "phimoe stacked, jitter, longrope": (
+        "phimoe",
+        {
+            "stacked": True,
+            "router_jitter_noise": 0.4,
+            "max_position_embeddings": 256,
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "longrope",
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [1.0 + i / 8 for i in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 window above layer 1": (
@@ -152,7 +188,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-BY_LAYERS = ("deepseek_v32",)  # families that the CPU computes layer by layer
+BY_LAYERS = (
+    "deepseek_v32",
+    "flex_olmo",
+    "granite_moe",
+    "granite_moe_shared",
+    "hunyuan_moe",
+    "minimax_m2",
+    "olmoe",
+    "phimoe",
+)  # families that the CPU computes layer by layer
 NUM_TOKENS = 24
 
 

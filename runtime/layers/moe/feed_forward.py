@@ -59,18 +59,22 @@ class Router(Layer):
             dtype,
             device.torch_device,
         )
-        self.e_score_correction_bias = (
-            Weight.empty(
-                (num_experts,),
-                {"": SourceTensor((num_experts,), 0, replicated)},
-                torch.float32,
-                device.torch_device,
-            )
-            if has_bias
-            else None
-        )
+        self.e_score_correction_bias = self._correction_bias(num_experts, device) if has_bias else None
         # once it is loaded: float32 [experts, hidden], packed where the device packs weights of any type
         self.packed: PackedWeight | None = None
+
+    @staticmethod
+    def _correction_bias(num_experts: int, device: Device) -> Weight:
+        """float32 [experts]; some checkpoints have it as [1, experts]."""
+        tensor = torch.empty(num_experts, dtype=torch.float32, device=device.torch_device)
+        source = SourceTensor(
+            (num_experts,),
+            0,
+            replicated_shard(num_experts),
+            load=lambda reader: tensor.copy_(reader[...].flatten()),
+            other_shapes=((1, num_experts),),
+        )
+        return Weight(tensor, {"": source})
 
     def finish_loading(self) -> None:
         """Widens the weight to float32."""

@@ -96,10 +96,14 @@ def windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
     window, num_layers = hf.sliding_window or 0, hf.num_hidden_layers
     if family.window == "all":
         return (window,) * num_layers
-    if family.window == "none" or (family.window != "alternating" and not hf.use_sliding_window):
+    if family.window == "none" or (
+        family.window not in ("alternating", "named") and not hf.use_sliding_window
+    ):
         return (0,) * num_layers
     if family.window == "all_if_enabled":
         return (window,) * num_layers
+    if family.window == "named" and hf.layer_types is None:
+        return (0,) * num_layers
     if family.window == "layer_types" and hf.layer_types is None:
         raise ModelError("config.json: use_sliding_window needs layer_types in this family")
     types = hf.layer_types or [

@@ -41,14 +41,22 @@ POOLED_ARCHITECTURES = (
 #                   max_window_layers on
 #   layer_types     as by_layer_types, but layer_types must be there
 #   alternating     layers that layer_types names; without layer_types every second layer, from the first on
+#   named           layers that layer_types names; without layer_types none
 Renames = tuple[tuple[str, str], ...]  # parts of a checkpoint's tensor names -> ours, in this order
-WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating"]
+WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating", "named"]
 
 # names of norms in checkpoints whose post_attention_layernorm is that of attention's output
 SANDWICH_NAMES: Renames = (
     ("post_attention_layernorm.", "attention_output_norm."),
     ("pre_feedforward_layernorm.", "post_attention_layernorm."),
     ("post_feedforward_layernorm.", "mlp_output_norm."),
+)
+
+GRANITE_NAMES: Renames = (
+    (".block_sparse_moe.", ".mlp."),
+    (".mlp.router.layer.", ".mlp.gate."),
+    (".mlp.router.", ".mlp.gate."),
+    (".shared_mlp.", ".mlp.shared_experts."),
 )
 
 # names of a model's experts as the first Mixtral checkpoints had them
@@ -100,6 +108,51 @@ FAMILIES = {
         is_tied=True,
         window="alternating",
         read=families.gemma2,
+    ),
+    "Dots1": Family(qk_norm="head", window="named", moe=experts.deepseek3),
+    "Ernie4_5_Moe": Family(
+        qkv_bias=False,
+        o_bias=False,
+        is_rope_interleaved=True,
+        is_tied=True,
+        moe=experts.ernie,
+        read=families.ernie_moe,
+        renames=((".mlp.moe_statics.", ".mlp.gate."), (".gate.moe_statics.", ".gate.")),
+    ),
+    "FlexOlmo": Family(placement="post", qk_norm="projection", moe=experts.olmoe, renames=SANDWICH_NAMES),
+    "Glm4Moe": Family(o_bias=False, moe=experts.deepseek3_behind_one, read=families.glm4_moe),
+    "Glm4MoeLite": Family(
+        model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3_behind_one, is_mla=True
+    ),
+    "GraniteMoe": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
+    "GraniteMoeShared": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
+    "HunYuanMoEV1": Family(
+        qk_norm="rotated",
+        moe=experts.hunyuan,
+        renames=(
+            (".query_layernorm.", ".q_norm."),
+            (".key_layernorm.", ".k_norm."),
+            (".gate.wg.", ".gate."),
+            (".shared_mlp.", ".shared_experts."),
+        ),
+    ),
+    "MiniMaxM2": Family(
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm="projection",
+        moe=experts.minimax,
+        renames=(*MIXTRAL_NAMES, (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")),
+    ),
+    "Olmoe": Family(qk_norm="projection", moe=experts.olmoe, read=families.olmoe),
+    **dict.fromkeys(  # under the name in the checkpoint, and under that of transformers
+        ("PhiMoE", "Phimoe"),
+        Family(
+            norm="layer",
+            window="all",
+            moe=experts.phi,
+            read=families.phi_moe,
+            renames=(*MIXTRAL_NAMES, (".mlp.router.", ".mlp.gate.")),
+        ),
     ),
     "GptOss": Family(
         model_class="runtime.models.gpt_oss:GptOss",

@@ -21,6 +21,7 @@ class Rope(Struct, frozen=True, kw_only=True):
     rope_type: str = "default"
     rope_theta: A[float, Meta(gt=0)] = 10000.0
     factor: A[float, Meta(gt=0)] = 1.0
+    alpha: A[float, Meta(gt=0)] = 1.0  # of ntk_alpha
     attention_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
@@ -70,11 +71,17 @@ OLD_ROPE_TYPES = {"su": "longrope"}
 NO_ROPE = Rope(rope_type="none")  # of layers without positions
 
 
+# parameters of Phi-MoE's longrope: the factor on cosines and sines by the factors that are taken
+MSCALES = {True: "long_mscale", False: "short_mscale"}
+
+
 class HfRope(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     rope_theta: A[float, Meta(gt=0)] = 10000.0
     partial_rotary_factor: float | None = None
+    rotary_dim: Count | None = None  # in place of partial_rotary_factor, with head_dim
+    head_dim: Count | None = None
     rope_scaling: Fields | None = None
     rope_parameters: Fields | None = None
     max_position_embeddings: Count | None = None
@@ -85,6 +92,8 @@ def read_rope(hf: HfRope) -> Rope:
     """Raises ModelError for a rope type or parameters that are not supported."""
     values: Fields = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
     values.setdefault("partial_rotary_factor", hf.partial_rotary_factor)
+    if values["partial_rotary_factor"] is None and hf.rotary_dim is not None and hf.head_dim is not None:
+        values["partial_rotary_factor"] = hf.rotary_dim / hf.head_dim
     kind = values.get("rope_type") or values.get("type") or "default"
     kind = OLD_ROPE_TYPES.get(kind, kind)
     if kind not in ROPE_TYPES:
@@ -102,6 +111,10 @@ def read_rope(hf: HfRope) -> Rope:
     values["original_max_position_embeddings"] = original
     if kind in ("yarn", "longrope") and values.get("factor") is None:
         values["factor"] = longest / original
+    if kind == "longrope" and values.get(mscale := MSCALES[longest > original]) is not None:
+        values["attention_factor"] = values[mscale]
+    if kind == "dynamic" and values.get("alpha"):
+        values["rope_type"] = "ntk_alpha"
     known = {name: values[name] for name in Rope.__struct_fields__ if values.get(name) is not None}
     try:
         return msgspec.convert(known, Rope)
