@@ -44,7 +44,8 @@ def weight_count(
     layers = sum(
         layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
     )
-    return layers + hidden + vocabulary
+    norm = hidden * (2 if model.norm == "layer" else 1)
+    return layers + norm + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
 
 
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
