@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
-from runtime.layers.attention.sparse_latents import GatheringOps, SparseLatents
+from runtime.layers.attention.sparse_latents import GatheredPlan, SparseLatents
 from runtime.layers.linear import Linear
 from runtime.layers.norm import LayerNorm
 from runtime.layers.weight import Layer
@@ -58,12 +58,11 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         super().__init__(device, dtype, config, index)
         mla = self.mla
         assert mla.indexer is not None
-        if not isinstance(device.ops, GatheringOps) or device.all_to_all is not None:
+        if not device.facts.has_sparse_latents or device.all_to_all is not None:
             raise ModelError(
                 "sparse attention of DeepSeek V3.2 is computed on --device cpu, without --moe-a2a-backend; "
                 "leave these out"
             )
-        self.ops = device.ops
         self.indexer = Indexer(device, dtype, config.hidden_size, mla, mla.indexer)
         self.attention.value_dim = mla.rope_dim + mla.indexer.dim
         self.sparse: SparseLatents | None = None  # once the weights are loaded
@@ -101,8 +100,10 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         if batch.page_loads is not None:
             batch.page_loads.wait(self.attention.index)
         q, q_rope, index_queries, index_weights = queries
-        caches, plan = batch.kv[self.attention.index], self.ops.gathered_plan(batch.attention)
-        return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, plan).flatten(1)
+        plan = batch.attention
+        assert isinstance(plan, GatheredPlan), "a plan without the rows' locations"
+        caches = batch.kv[self.attention.index]
+        return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, plan.gathered).flatten(1)
 
 
 class SparseDeepSeek(DeepSeek):

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from runtime.devices.attention_backends import BACKENDS, why_not, why_unsuited
 from runtime.errors import OptionsError
+from runtime.models.config.mla_config import IndexerConfig
 from runtime.models.config.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES
 from runtime.options.parse import from_argv
@@ -13,6 +15,8 @@ from runtime.options.plan import Plan
 from runtime.options.resolve import resolve
 from runtime.options.table import by_name
 from tests.options.test_plan import MACHINE, Latents, Model
+
+INDEXER = IndexerConfig(num_heads=8, dim=64, top_k=512)
 
 
 def test_devices_attend_with_their_own() -> None:
@@ -80,8 +84,10 @@ def test_models_that_kernels_do_not_know() -> None:
     for changes, reason in (
         ({"score_cap": 50.0}, "caps its attention scores"),
         ({"has_sinks": True}, "has sinks"),
+        ({"mla": structs.replace(Latents.mla, indexer=INDEXER)}, "attend to some others"),
     ):
-        assert card("", **changes).kernels.attention_backend == "triton"
+        if "mla" not in changes:
+            assert card("", **changes).kernels.attention_backend == "triton"
         with pytest.raises(OptionsError, match=f"{reason}.* npu"):
             resolve(
                 from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE

@@ -17,6 +17,7 @@ FACTS = DeviceFacts(
     graph_max_running=0,
     standby_bytes=200 << 20,
     schemes=SCHEMES,
+    has_sparse_latents=True,
     has_tree_attention=True,
     offload_problem="it computes in host memory",
 )

@@ -18,7 +18,6 @@ from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.layers.attention.kv_dtype import store_as
-from runtime.layers.attention.sdpa import AttentionPlan as GatheredPlan
 from runtime.layers.attention.sdpa import attend
 from runtime.layers.sampling.sampler import BANNED, sample_tokens
 
@@ -64,10 +63,6 @@ class CpuOps:
         if self.paged is not None and self.paged.takes(k_cache, plan):
             return self.paged.attend(q, k_cache, v_cache, plan, scores)
         return attend(q, k_cache, v_cache, plan.gathered, scores)
-
-    def gathered_plan(self, plan: CpuAttentionPlan) -> GatheredPlan:
-        """See GatheringOps of layers/attention/sparse_latents.py."""
-        return plan.gathered
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up | PackedUp:
         """The kernels' layout; without kernels the up-projection split into keys and transposed values."""

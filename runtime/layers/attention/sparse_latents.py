@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import AttentionPlan
 from runtime.layers.attention import sdpa
 from runtime.layers.attention.kv_dtype import read_as
 
 
 @runtime_checkable
-class GatheringOps(Protocol):
-    """Ops that know where the keys of a step's rows are, for attention in torch."""
+class GatheredPlan(Protocol):
+    """An AttentionPlan of a device that knows where the keys of a step's rows are, for attention in torch."""
 
-    def gathered_plan(self, plan: AttentionPlan) -> sdpa.AttentionPlan:
-        """The plan of attention in torch, from what Ops.plan_attention returned."""
+    @property
+    def gathered(self) -> sdpa.AttentionPlan:
+        """The plan of attention in torch."""
         ...
 
 

@@ -115,7 +115,19 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 
 def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Models that cap attention scores, or have sinks, need a device whose attention does that."""
+    """Models that cap attention scores, have sinks or choose tokens need a device whose attention does
+    that."""
+    if model.mla is not None and model.mla.indexer is not None:
+        if not device.has_sparse_latents:
+            return (
+                f"this model's tokens attend to some others (index_topk), which {device.name} does not "
+                "compute; take --device cpu"
+            )
+        if plan.experts.uses_all_to_all:
+            return (
+                f"--moe-a2a-backend {plan.experts.moe_a2a_backend} spreads tokens over ranks, which this "
+                "model's attention (index_topk) does not know; leave it out"
+            )
     if model.score_cap and not device.has_score_caps:
         return (
             "this model caps its attention scores (attn_logit_softcapping), which no operator of "
