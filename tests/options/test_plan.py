@@ -21,7 +21,7 @@ from runtime.options.table import Row, by_flag, by_name, rows
 
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
-    num_recurrent_layers = 0
+    num_recurrent_layers, transformers_json = 0, None
     windows = (0, 1024)
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
