@@ -22,6 +22,7 @@ from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pie
 from runtime.models.config.block import Placement
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
+from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 
 FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward
@@ -37,6 +38,17 @@ def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index:
         return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
     assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
     return FeedForward(device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation)
+
+
+def fused_modules(config: ModelConfig) -> dict[str, Fused]:
+    """The fused modules of a family's checkpoints (FusedLayout)."""
+    q, kv = config.num_heads, config.num_kv_heads
+    layouts = {
+        "halves": equal_parts("gate_proj", "up_proj"),
+        "qkv": Fused((("q_proj", q), ("k_proj", kv), ("v_proj", kv))),
+        "groups": Fused((("q_proj", q // kv), ("k_proj", 1), ("v_proj", 1)), kv),
+    }
+    return {name: layouts[layout] for name, layout in decoder_family(config.architecture).fused.items()}
 
 
 class LlamaDecoderLayer(Layer):
@@ -133,6 +145,7 @@ class Llama(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.renames = decoder_family(config.architecture).renames
+        self.fused_modules = fused_modules(config)
         # rounded to the dtype, as in training
         self.embed_scale = torch.tensor(config.embed_scale).to(dtype).item()
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap

@@ -22,7 +22,7 @@ from runtime.models.bert import activate
 from runtime.models.config.encoder_config import RotaryEncoder
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.rope_config import Rope
-from runtime.models.fused_tensors import FusedModules
+from runtime.models.fused_tensors import FusedModules, equal_parts
 
 Tables = tuple[Tensor, Tensor]
 
@@ -108,7 +108,10 @@ class PredictionHead(Layer):
 class ModernBert(Layer):
     """An encoder. See Model."""
 
-    fused_modules: FusedModules = {"Wqkv": ("query", "key", "value"), "Wi": ("first", "gate")}
+    fused_modules: FusedModules = {
+        "Wqkv": equal_parts("query", "key", "value"),
+        "Wi": equal_parts("first", "gate"),
+    }
     renames: Renames = ()
     packed_modules: PackedModules = {
         "query": ("qkv", "q"),

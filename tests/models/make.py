@@ -8,25 +8,42 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     FlexOlmoConfig,
     Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
+    GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
+    HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    InternLM3Config,
     LlamaConfig,
+    MiniCPM3Config,
     MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     OlmoeConfig,
+    Phi3Config,
     PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -34,6 +51,9 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    Starcoder2Config,
 )
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -84,6 +104,16 @@ LATENT = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
+}
+
+LOCAL = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.5],
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+    "original_max_position_embeddings": 512,
 }
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -179,6 +209,78 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 32}),
     "qwen2_moe": (Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 40}),
     "qwen3_moe": (Qwen3MoeConfig, EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "arcee": (ArceeConfig, {}),
+    "cohere": (CohereConfig, {"logit_scale": 0.25, "use_qk_norm": True}),
+    "cohere2": (Cohere2Config, {"logit_scale": 0.25, "num_hidden_layers": 3, **LOCAL}),
+    "ernie4_5": (Ernie4_5Config, {"use_bias": True, "head_dim": 16}),
+    "exaone4": (Exaone4Config, {"num_hidden_layers": 3, **LOCAL}),
+    "gemma": (GemmaConfig, {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 20,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 3,
+            **LOCAL,
+        },
+    ),
+    "glm": (GlmConfig, {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": (Glm4Config, {"head_dim": 16, "pad_token_id": 0}),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "hunyuan": (
+        HunYuanDenseV1Config,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+        },
+    ),
+    "internlm3": (InternLM3Config, {"head_dim": 16}),
+    "minicpm3": (
+        MiniCPM3Config,
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "scale_emb": 3,
+            "dim_model_base": 32,
+            "scale_depth": 1.4,
+        },
+    ),
+    "ministral3": (
+        Ministral3Config,
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "olmo2": (Olmo2Config, {}),
+    "olmo3": (Olmo3Config, {"num_hidden_layers": 3, **LOCAL}),
+    "phi3": (Phi3Config, {"pad_token_id": 0, "rope_parameters": LONGROPE}),
+    "seed_oss": (SeedOssConfig, {"head_dim": 16}),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0], "pad_token_id": 0}),
+    "starcoder2": (Starcoder2Config, {"sliding_window": 7}),
 }
 
 

@@ -187,17 +187,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    **{
+        family: (family, {})
+        for family in (
+            "arcee",
+            "cohere",
+            "cohere2",
+            "ernie4_5",
+            "exaone4",
+            "gemma",
+            "gemma3",
+            "glm",
+            "glm4",
+            "granite",
+            "hunyuan",
+            "internlm3",
+            "minicpm3",
+            "ministral3",
+            "olmo2",
+            "olmo3",
+            "phi3",
+            "seed_oss",
+            "smollm3",
+            "starcoder2",
+        )
+    },
 }
-BY_LAYERS = (
+# families that the CPU computes layer by layer: with norms, multipliers or rotations that programs lack
+BY_LAYERS = {
+    "arcee",
+    "cohere",
+    "cohere2",
     "deepseek_v32",
+    "exaone4",
     "flex_olmo",
+    "gemma3",
+    "granite",
     "granite_moe",
     "granite_moe_shared",
+    "hunyuan",
     "hunyuan_moe",
+    "minicpm3",
     "minimax_m2",
+    "ministral3",
+    "olmo2",
+    "olmo3",
     "olmoe",
     "phimoe",
-)  # families that the CPU computes layer by layer
+    "smollm3",
+    "starcoder2",
+}
 NUM_TOKENS = 24
 
 

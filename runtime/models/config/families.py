@@ -11,8 +11,11 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import sizes
+from runtime.models.config.block import PositionScale
+from runtime.models.config.rope_config import NO_ROPE, HfRope, Rope, read_rope
 
 T = TypeVar("T")
+Positive = A[float, Meta(gt=0)]
 
 
 def decoded(raw: Fields, kind: type[T]) -> T:
@@ -25,33 +28,13 @@ def decoded(raw: Fields, kind: type[T]) -> T:
         ) from None
 
 
-class HfGemma2(Struct, frozen=True, kw_only=True):
-    """Keys of Gemma 2."""
+class HfGemma(Struct, frozen=True, kw_only=True):
+    """Keys of the Gemma families."""
 
     hidden_size: sizes.Width
-    query_pre_attn_scalar: A[float, Meta(gt=0)] | None = None
+    query_pre_attn_scalar: Positive | None = None
     attn_logit_softcapping: A[float, Meta(ge=0)] | None = None
     final_logit_softcapping: A[float, Meta(ge=0)] | None = None
-
-
-class HfGranite(Struct, frozen=True, kw_only=True):
-    """Keys of Granite."""
-
-    embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0
-    attention_multiplier: A[float, Meta(gt=0)] = 1.0
-    logits_scaling: A[float, Meta(gt=0)] = 1.0
-
-
-def granite(raw: Fields) -> Fields:
-    """Multipliers of embeddings, scores, residuals and logits."""
-    hf = decoded(raw, HfGranite)
-    return {
-        "embed_scale": hf.embedding_multiplier,
-        "residual_scale": hf.residual_multiplier,
-        "score_factor": hf.attention_multiplier,
-        "logit_scale": 1 / hf.logits_scaling,
-    }
 
 
 def glm4_moe(raw: Fields) -> Fields:
@@ -79,9 +62,9 @@ olmoe = _without("clip_qkv")
 ernie_moe = _without("use_bias")
 
 
-def gemma2(raw: Fields) -> Fields:
-    """Scaled embeddings, scores with a scale of their own, caps of scores and logits."""
-    hf = decoded(raw, HfGemma2)
+def gemma(raw: Fields) -> Fields:
+    """Scaled embeddings; scores with a scale of their own and caps of scores and logits, if there are any."""
+    hf = decoded(raw, HfGemma)
     scalar = hf.query_pre_attn_scalar
     return {
         "embed_scale": hf.hidden_size**0.5,
@@ -89,3 +72,195 @@ def gemma2(raw: Fields) -> Fields:
         "score_cap": hf.attn_logit_softcapping or 0.0,
         "logit_cap": hf.final_logit_softcapping or 0.0,
     }
+
+
+class HfLayers(Struct, frozen=True, kw_only=True):
+    """Which layers have a sliding window: those that layer_types names, or by a pattern that repeats, as a
+    period whose last layer sees everything or as letters L (local) and G (global)."""
+
+    num_hidden_layers: sizes.Layers
+    layer_types: list[str] | None = None
+    sliding_window: A[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    sliding_window_pattern: A[int, Meta(ge=0, le=4096)] | A[str, Meta(min_length=1)] | None = None
+
+    def local_layers(self) -> list[bool]:
+        """Whether each layer has the window. Raises ModelError for layer_types that are not supported."""
+        count, pattern = self.num_hidden_layers, self.sliding_window_pattern
+        if self.layer_types is not None:
+            if len(self.layer_types) != count or set(self.layer_types) - {
+                "full_attention",
+                "sliding_attention",
+            }:
+                raise ModelError(
+                    "config.json: layer_types must name full_attention or sliding_attention for each of the "
+                    f"{count} layers"
+                )
+            return [kind == "sliding_attention" for kind in self.layer_types]
+        if isinstance(pattern, str):
+            return [pattern[i % len(pattern)] == "L" and i + 1 < count for i in range(count)]
+        return [bool(pattern) and (i + 1) % (pattern or 1) != 0 for i in range(count)]
+
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer; 0: none."""
+        return tuple((self.sliding_window or 0) if is_local else 0 for is_local in self.local_layers())
+
+
+def gemma3(raw: Fields) -> Fields:
+    """As Gemma, with frequencies of their own in layers that have a window."""
+    return gemma(raw) | two_ropes(raw | {"rope_theta": raw.get("rope_theta", 1e6)})
+
+
+def two_ropes(raw: Fields) -> Fields:
+    """Windows by layer, and rotary positions by whether a layer has one. In older files rope_scaling is that
+    of the other layers, and rope_local_base_freq the base of those with a window."""
+    layers = decoded(raw, HfLayers)
+    kinds = raw.get("rope_parameters") or {}
+    base = {name: value for name, value in raw.items() if name not in ("rope_parameters", "rope_scaling")}
+    theta = raw.get("rope_local_base_freq", raw.get("rope_theta"))
+    local = kinds.get("sliding_attention") or ({} if theta is None else {"rope_theta": theta})
+    full = kinds.get("full_attention") or raw.get("rope_scaling")
+    ropes = [read_rope(decoded(base | {"rope_parameters": values}, HfRope)) for values in (full or {}, local)]
+    is_local = layers.local_layers()
+    return {
+        "windows": layers.windows(),
+        "rope": ropes[0],
+        "context_len": ropes[0].context_len,
+        "layer_ropes": tuple(ropes[one] for one in is_local),
+    }
+
+
+def rope_in_local_layers(raw: Fields) -> Fields:
+    """Windows by layer; layers that see everything have no positions, unless no layer has a window."""
+    layers = decoded(raw, HfLayers)
+    rope, is_local = _rope(raw), layers.local_layers()
+    has_window = bool(layers.sliding_window)
+    return {
+        "windows": layers.windows(),
+        "layer_ropes": tuple(rope if one or not has_window else NO_ROPE for one in is_local),
+    }
+
+
+class HfSmolLM3(Struct, frozen=True, kw_only=True):
+    """Keys of SmolLM 3."""
+
+    num_hidden_layers: sizes.Layers
+    no_rope_layers: list[int] | None = None  # 1 for layers with positions, 0 for those without
+    no_rope_layer_interval: A[int, Meta(gt=0)] = 4
+
+
+def smollm3(raw: Fields) -> Fields:
+    """Every fourth layer has no positions."""
+    hf = decoded(raw, HfSmolLM3)
+    count, rope = hf.num_hidden_layers, _rope(raw)
+    rotates = hf.no_rope_layers or [int((i + 1) % hf.no_rope_layer_interval != 0) for i in range(count)]
+    if len(rotates) < count:
+        raise ModelError(f"config.json: no_rope_layers must have a number for each of the {count} layers")
+    return {"layer_ropes": tuple(rope if one else NO_ROPE for one in rotates[:count])}
+
+
+class HfCohere(Struct, frozen=True, kw_only=True):
+    """Keys of Cohere's models."""
+
+    logit_scale: float | None = 0.0625
+    use_qk_norm: bool | None = False
+
+
+def cohere(raw: Fields) -> Fields:
+    """Scaled logits; in large models norms of heads."""
+    hf = decoded(raw, HfCohere)
+    return {
+        "logit_scale": 1.0 if hf.logit_scale is None else hf.logit_scale,
+        "qk_norm": "head_layer" if hf.use_qk_norm else "none",
+    }
+
+
+def cohere2(raw: Fields) -> Fields:
+    """As Cohere; layers that see everything have no positions."""
+    return cohere(raw) | rope_in_local_layers(raw)
+
+
+class HfGranite(Struct, frozen=True, kw_only=True):
+    """Keys of the Granite families."""
+
+    embedding_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    attention_multiplier: Positive = 1.0
+
+
+def granite(raw: Fields) -> Fields:
+    """Multipliers."""
+    hf = decoded(raw, HfGranite)
+    return {
+        "embed_scale": hf.embedding_multiplier,
+        "logit_scale": 1 / hf.logits_scaling,
+        "residual_scale": hf.residual_multiplier,
+        "score_factor": hf.attention_multiplier,
+    }
+
+
+class HfMiniCpm3(Struct, frozen=True, kw_only=True):
+    """Keys of MiniCPM 3. None: no such multiplier."""
+
+    hidden_size: sizes.Width
+    num_hidden_layers: sizes.Layers
+    scale_emb: Positive = 12.0
+    scale_depth: Positive | None = 1.4
+    dim_model_base: sizes.Width | None = 256
+
+
+def minicpm3(raw: Fields) -> Fields:
+    """Multipliers (Tensor Programs, Yang et al., 2022)."""
+    hf = decoded(raw, HfMiniCpm3)
+    return {
+        "embed_scale": hf.scale_emb,
+        "residual_scale": 1.0 if hf.scale_depth is None else hf.scale_depth / hf.num_hidden_layers**0.5,
+        "logit_scale": 1.0 if hf.dim_model_base is None else hf.dim_model_base / hf.hidden_size,
+    }
+
+
+class HfMinistral3(Struct, frozen=True, kw_only=True):
+    """Keys of Ministral 3."""
+
+    num_hidden_layers: sizes.Layers
+    rope_parameters: Fields | None = None
+
+
+def ministral3(raw: Fields) -> Fields:
+    """Queries that are scaled by their position."""
+    hf = decoded(raw, HfMinistral3)
+    beta, rope = (hf.rope_parameters or {}).get("llama_4_scaling_beta"), _rope(raw)
+    if not beta:
+        return {}
+    interval = rope.original_max_position_embeddings or rope.max_position_embeddings
+    scale = decoded({"beta": beta, "interval": interval}, PositionScale)
+    return {"position_scales": (scale,) * hf.num_hidden_layers}
+
+
+class HfSeedOss(Struct, frozen=True, kw_only=True):
+    """Keys of Seed-OSS."""
+
+    attention_out_bias: bool = False
+
+
+def seed_oss(raw: Fields) -> Fields:
+    """The output projection of attention has a flag of its own for a bias."""
+    return {"o_bias": decoded(raw, HfSeedOss).attention_out_bias}
+
+
+def hunyuan(raw: Fields) -> Fields:
+    """A rope of type dynamic with a fixed alpha is a plain one with a larger base."""
+    values = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
+    alpha = values.get("alpha")
+    if not alpha or not heads or not hidden:
+        return {}
+    dim = raw.get("head_dim") or hidden // heads
+    theta = (values.get("rope_theta") or raw.get("rope_theta") or 10000.0) * alpha ** (dim / (dim - 2))
+    plain = raw | {"rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
+    rope = _rope(plain)
+    return {"rope": rope, "context_len": rope.context_len}
+
+
+def _rope(raw: Fields) -> Rope:
+    return read_rope(decoded(raw, HfRope))

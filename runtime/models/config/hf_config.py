@@ -70,6 +70,7 @@ def token_ids(value: Ids) -> list[int]:
 
 def with_known_keys(raw: JsonDict, family: Family) -> JsonDict:
     """config.json of a family with the keys that are read here."""
+    raw = family.defaults | raw
     return raw | {ours: raw[theirs] for theirs, ours in family.keys if theirs in raw}
 
 

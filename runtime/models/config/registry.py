@@ -68,12 +68,45 @@ MIXTRAL_NAMES: Renames = (
 )
 
 
+# the same of GLM-4-0414
+GLM4_NAMES: Renames = (
+    ("post_self_attn_layernorm.", "attention_output_norm."),
+    ("post_mlp_layernorm.", "mlp_output_norm."),
+)
+
+INTERNLM2_NAMES: Renames = (
+    ("tok_embeddings.", "embed_tokens."),
+    ("output.", "lm_head."),
+    (".attention.wo.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
+    ("attention_norm.", "input_layernorm."),
+    ("ffn_norm.", "post_attention_layernorm."),
+)
+
+# of those whose blocks have no norms of inputs
+POST_NAMES: Renames = (
+    ("post_attention_layernorm.", "attention_output_norm."),
+    ("post_feedforward_layernorm.", "mlp_output_norm."),
+)
+
+# What lies in a fused tensor, one below the other:
+#   halves  gate, up
+#   qkv     all query heads, all key heads, all value heads
+#   groups  for each key/value head: its query heads, the key head, the value head
+FusedLayout = Literal["halves", "qkv", "groups"]
+
+
 class Family(Struct, frozen=True, kw_only=True):
     """How a family differs from Llama. Bias flags: None means that config.json decides."""
 
     model_class: str = LLAMA  # module:class
     renames: Renames = ()
     keys: tuple[tuple[str, str], ...] = ()  # names in config.json -> those of HfConfig
+    defaults: Fields = {}  # of config.json, where they are not those of HfConfig
+    fused: dict[str, FusedLayout] = {}  # modules of checkpoints that hold several (models/fused_tensors.py)
     # from config.json to further fields of ModelConfig: what only this family has
     read: Callable[[Fields], Fields] | None = None
     norm: NormKind = "rms"
@@ -95,10 +128,52 @@ class Family(Struct, frozen=True, kw_only=True):
 
 
 FAMILIES = {
+    "Arcee": Family(
+        mlp_bias=None,
+        activation="relu2",
+        is_gated=False,
+        renames=((".mlp.up_proj.", ".mlp.up."), (".mlp.down_proj.", ".mlp.down.")),
+    ),
+    "Cohere": Family(
+        norm="layer_unbiased",
+        placement="parallel",
+        keys=(("layer_norm_eps", "rms_norm_eps"),),
+        is_rope_interleaved=True,
+        is_tied=True,
+        read=families.cohere,
+    ),
+    "Cohere2": Family(
+        norm="layer_unbiased",
+        placement="parallel",
+        keys=(("layer_norm_eps", "rms_norm_eps"),),
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+        is_rope_interleaved=True,
+        is_tied=True,
+        read=families.cohere2,
+    ),
     "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek2, is_mla=True),
     "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3, is_mla=True),
     "DeepseekV32": Family(
         model_class="runtime.models.deepseek_sparse:SparseDeepSeek", moe=experts.deepseek32, is_mla=True
+    ),
+    "Ernie4_5": Family(
+        keys=(("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
+        defaults={"rope_theta": 500000.0},
+        mlp_bias=None,
+        is_rope_interleaved=True,
+        is_tied=True,
+    ),
+    "Exaone4": Family(
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm="head",
+        placement="post",
+        renames=POST_NAMES,
+        defaults={"sliding_window_pattern": 4},
+        read=families.rope_in_local_layers,
+    ),
+    "Gemma": Family(
+        norm="rms_offset", activation="gelu_pytorch_tanh", head_dim=256, is_tied=True, read=families.gemma
     ),
     "Gemma2": Family(
         renames=SANDWICH_NAMES,
@@ -107,7 +182,32 @@ FAMILIES = {
         activation="gelu_pytorch_tanh",
         is_tied=True,
         window="alternating",
-        read=families.gemma2,
+        read=families.gemma,
+    ),
+    "Gemma3": Family(
+        renames=SANDWICH_NAMES,
+        norm="rms_offset",
+        placement="both",
+        qk_norm="head",
+        activation="gelu_pytorch_tanh",
+        head_dim=256,
+        defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6},
+        is_tied=True,
+        read=families.gemma3,
+    ),
+    "Glm": Family(
+        o_bias=False,
+        is_rope_interleaved=True,
+        defaults={"partial_rotary_factor": 0.5, "attention_bias": True},
+        fused={"gate_up_proj": "halves"},
+    ),
+    "Glm4": Family(
+        o_bias=False,
+        is_rope_interleaved=True,
+        defaults={"partial_rotary_factor": 0.5, "attention_bias": True},
+        fused={"gate_up_proj": "halves"},
+        placement="both",
+        renames=GLM4_NAMES,
     ),
     "Dots1": Family(qk_norm="head", window="named", moe=experts.deepseek3),
     "Ernie4_5_Moe": Family(
@@ -161,13 +261,65 @@ FAMILIES = {
         has_sinks=True,
         renames=(("_proj_blocks", "_proj.blocks"), ("_proj_scales", "_proj.scales")),
     ),
+    "Granite": Family(mlp_bias=None, read=families.granite),
+    "HunYuanDenseV1": Family(
+        qk_norm="rotated",
+        renames=(("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm.")),
+        read=families.hunyuan,
+    ),
+    "InternLM2": Family(
+        keys=(("bias", "attention_bias"),), fused={"wqkv": "groups"}, renames=INTERNLM2_NAMES
+    ),
+    "InternLM3": Family(keys=(("qkv_bias", "attention_bias"), ("bias", "mlp_bias")), mlp_bias=None),
     "Llama": Family(is_pooled=True, mlp_bias=None),
+    "MiniCPM3": Family(
+        model_class="runtime.models.deepseek:DeepSeek",
+        is_mla=True,
+        is_tied=True,
+        defaults={"rope_interleave": False},
+        read=families.minicpm3,
+    ),
+    "Ministral3": Family(
+        qkv_bias=False,
+        o_bias=False,
+        window="all",
+        defaults={"sliding_window": None},
+        read=families.ministral3,
+    ),
     "Mistral": Family(is_pooled=True, qkv_bias=False, o_bias=False, window="all"),
     "Mixtral": Family(qkv_bias=False, o_bias=False, window="all", moe=experts.mixtral, renames=MIXTRAL_NAMES),
+    "Olmo2": Family(qk_norm="projection", placement="post", renames=POST_NAMES),
+    "Olmo3": Family(
+        qk_norm="projection",
+        placement="post",
+        renames=POST_NAMES,
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+        read=families.two_ropes,
+    ),
+    "Phi3": Family(
+        qkv_bias=False,
+        o_bias=False,
+        window="all",
+        defaults={"sliding_window": None},
+        fused={"qkv_proj": "qkv", "gate_up_proj": "halves"},
+    ),
     "Qwen2": Family(is_pooled=True, qkv_bias=True, o_bias=False, window="by_layer_types"),
     "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=experts.qwen2),
     "Qwen3": Family(is_pooled=True, qk_norm="head", head_dim=128, window="by_layer_types"),
     "Qwen3Moe": Family(qk_norm="head", window="all_if_enabled", moe=experts.qwen3),
+    "SeedOss": Family(mlp_bias=None, defaults={"attention_bias": True}, read=families.seed_oss),
+    "SmolLM3": Family(mlp_bias=None, defaults={"rope_theta": 2000000.0}, is_tied=True, read=families.smollm3),
+    "Starcoder2": Family(
+        norm="layer",
+        keys=(("norm_epsilon", "rms_norm_eps"), ("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
+        defaults={"use_bias": True, "sliding_window": None},
+        mlp_bias=None,
+        activation="gelu_pytorch_tanh",
+        is_gated=False,
+        window="all",
+        is_tied=True,
+        renames=((".mlp.c_fc.", ".mlp.up."), (".mlp.c_proj.", ".mlp.down.")),
+    ),
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")

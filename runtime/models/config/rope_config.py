@@ -90,7 +90,9 @@ class HfRope(Struct, frozen=True, kw_only=True):
 
 def read_rope(hf: HfRope) -> Rope:
     """Raises ModelError for a rope type or parameters that are not supported."""
-    values: Fields = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
+    own = hf.rope_parameters or {}
+    own = own.get("full_attention", own)  # some families have other parameters in layers with a window
+    values: Fields = {"rope_theta": hf.rope_theta} | own | (hf.rope_scaling or {})
     values.setdefault("partial_rotary_factor", hf.partial_rotary_factor)
     if values["partial_rotary_factor"] is None and hf.rotary_dim is not None and hf.head_dim is not None:
         values["partial_rotary_factor"] = hf.rotary_dim / hf.head_dim
