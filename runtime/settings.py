@@ -20,10 +20,11 @@ from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import CompileConfig, KeepWeights, StartRank
+from runtime.messages.ranks import CompileConfig, KeepWeights, Reading, StartRank
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
@@ -36,7 +37,7 @@ from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
 from runtime.text.tokenizer_files import TokenizerFiles
-from runtime.text.vocabulary import Vocabulary
+from runtime.text.vocabulary import IdsOnly, Vocabulary
 
 
 def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = None) -> StartRank:
@@ -86,9 +87,19 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         pooling=plan.model.pooling,
         quantization=plan.precision.quantization,
         kept_weights=keep_weights(plan),
+        reading=reading(plan),
+        config_file=plan.weights.decrypted_config_file,
         log_level=log.level(),
         log_format=plan.logs.log_format,
     )
+
+
+def reading(plan: Plan) -> Reading:
+    """How files of weights are read."""
+    given = plan.model.model_loader_extra_config
+    counts = [count for name in THREAD_SETTINGS if isinstance(count := given.get(name), int)]
+    uses_mmap = not plan.weights.weight_loader_disable_mmap
+    return Reading(counts[0], uses_mmap) if counts else Reading(uses_mmap=uses_mmap)
 
 
 def keep_weights(plan: Plan) -> KeepWeights:
@@ -173,7 +184,10 @@ class TextSetup(Struct, frozen=True):
 
 def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     """Reads the tokenizer and the templates. Raises OptionsError, ModelError."""
-    vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size)
+    if plan.model.skip_tokenizer_init:
+        vocabulary: Vocabulary = IdsOnly(model.vocab_size)
+    else:
+        vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size)
     templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name)
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
@@ -201,6 +215,7 @@ def model_config(plan: Plan) -> ModelConfig:
         pooling=plan.model.pooling,
         quantization=plan.precision.quantization,
         overrides=plan.model.json_model_override_args,
+        config_file=plan.weights.decrypted_config_file,
         model_impl=plan.model.model_impl,
     )
 

@@ -60,7 +60,7 @@ def check_weights(plan: Plan) -> None:
     """The weights are in the folder, in whole files; those of a hub are downloaded later. Raises
     StartError."""
     if plan.model.load_format != "dummy" and plan.parallel.device != "null" and plan.model.hub_model is None:
-        check_weight_files(Path(plan.model.model_path))
+        check_weight_files(Path(plan.model.model_path), plan.model.load_format)
     if plan.model.model_checksum:
         read_list(Path(plan.model.model_checksum))
 

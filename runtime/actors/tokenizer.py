@@ -225,6 +225,8 @@ class TokenizerActor:
             )
         check(request.params, prompt_ids, self._limits)
         params = fit(request.params, len(prompt_ids), self._limits)
+        if request.params.stop or request.params.stop_regex:
+            self._vocabulary.check_text("stop")
         if request.params.stop_regex:
             StopRegexes(request.params.stop_regex, request.params.stop)  # refuses
         if self._templates.stops and isinstance(request.prompt, Chat):

@@ -21,6 +21,10 @@ COMMANDS = {
     "chat": ("runtime.cli.chat", "talk to a running server, or start one, in this terminal"),
     "options": ("runtime.cli.options", "list every option with its status"),
     "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),
+    "shard": (
+        "runtime.cli.shard",
+        "write what each rank reads of a checkpoint to files of its own (--load-format sharded_state)",
+    ),
     "translate": (
         "runtime.cli.translate",
         "turn a command line of vLLM, SGLang, llama.cpp, Ollama and others into ours",

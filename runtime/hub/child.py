@@ -14,23 +14,35 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.hub.source import HubModel
+from runtime.hub.source import HubModel, RemoteFile
 from runtime.models.config.checksums import digest
+from runtime.models.config.weight_files import NO_WEIGHTS
 
 Part = Literal["config", "weights"]
 
 PATTERNS: dict[Part, tuple[str, ...]] = {
-    "config": ("*.json", "*.jinja", "*.txt", "*.model", "1_Pooling/*", "2_Dense/config.json"),
+    "config": (
+        *("*.json", "*.jinja", "*.txt", "*.model", "*.model.v*", "*.tiktoken"),
+        *("1_Pooling/*", "2_Dense/config.json"),
+    ),
     "weights": ("*.safetensors",),
 }
+# forms of the weights, those that are preferred first -> their files
+FORMS: dict[str, tuple[str, ...]] = {
+    "safetensors": ("*.safetensors",),
+    "pt": ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth"),
+    "mistral": ("consolidated*.safetensors",),
+    "sharded_state": ("model-rank-*.safetensors",),
+}
+READ_AS = {"npcache": "pt", "fastsafetensors": "safetensors", "runai_streamer": "safetensors"}
 # the same weights in other forms
-IGNORED = ("original/*", "onnx/*", "openvino/*", "gguf/*", "consolidated*", "*/.*", ".*")
+IGNORED = ("original/*", "onnx/*", "openvino/*", "gguf/*", "*/.*", ".*")
 OTHER_FORMATS = {".gguf", ".bin", ".pt", ".pth", ".onnx"}
 WORKERS = 4
 REPORT_S = 0.5
@@ -54,32 +66,42 @@ class Report(Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class RemoteFile(Struct, frozen=True):
-    """A file of a model on the hub."""
-
-    name: str
-    size: int  # bytes
-    sha256: str | None  # None: a small file, which git's own hash names
-
-
-def wanted(files: list[RemoteFile], part: Part) -> list[RemoteFile]:
-    """The files of a part. Raises ModelError when the model is in no format that is read here."""
-    chosen = [
-        file
-        for file in files
-        if any(fnmatch(file.name, pattern) for pattern in PATTERNS[part])
-        and not any(fnmatch(file.name, pattern) for pattern in IGNORED)
-    ]
+def wanted(files: list[RemoteFile], part: Part, load_format: str = "auto") -> list[RemoteFile]:
+    """The files of a part, of the weights in one form. Raises ModelError when the model is in no format that
+    is read here."""
+    known = [file for file in files if not any(fnmatch(file.name, pattern) for pattern in IGNORED)]
+    if part == "weights":
+        form = READ_AS.get(load_format, load_format)
+        patterns = FORMS[form] if form in FORMS else tuple(one for all in FORMS.values() for one in all)
+        chosen = _first_form(known, patterns)
+    else:
+        chosen = [file for file in known if any(fnmatch(file.name, pattern) for pattern in PATTERNS[part])]
     kinds = sorted({Path(file.name).suffix for file in files} & OTHER_FORMATS)
     others = f" (it has {', '.join(kinds)})" if kinds else ""
-    missing = {"weights": "safetensors", "config": "config.json"}[part]
-    is_there = bool(chosen) if part == "weights" else any(file.name == "config.json" for file in chosen)
+    missing = {"weights": "weights that are read here", "config": "config.json"}[part]
+    configs = ("config.json", "params.json")
+    is_there = bool(chosen) if part == "weights" else any(file.name in configs for file in chosen)
     if not is_there:
         raise ModelError(
             f"the model has no {missing}, which is what is read here{others}; look for the same model in "
             "Hugging Face layout"
         )
     return chosen
+
+
+def _first_form(files: list[RemoteFile], patterns: tuple[str, ...]) -> list[RemoteFile]:
+    """The files of the first pattern that any has; consolidated files only where they are asked for."""
+    for pattern in patterns:
+        chosen = [
+            file
+            for file in files
+            if fnmatch(file.name, pattern)
+            and (pattern.startswith("consolidated") or not file.name.startswith("consolidated"))
+            and not any(fnmatch(file.name, name) for name in NO_WEIGHTS)
+        ]
+        if chosen:
+            return chosen
+    return []
 
 
 class HuggingFace:
@@ -182,9 +204,43 @@ class HuggingFace:
         )
 
 
-def download(source: HuggingFace, part: Part, *, checks: bool = False) -> Path:
+class Source(Protocol):
+    """Where a model's files come from."""
+
+    model: HubModel
+
+    def files(self) -> list[RemoteFile] | None:
+        """All files of the model; None when only what is stored here can be used."""
+        ...
+
+    def fetch(self, name: str) -> Path:
+        """Brings a file here and returns where it is."""
+        ...
+
+    def forget(self, stored: Path) -> None:
+        """Removes a stored file that is damaged."""
+        ...
+
+    def stored_folder(self) -> Path | None:
+        """The model as it was brought here before; None: it was not."""
+        ...
+
+    def is_stored(self, file: RemoteFile) -> bool:
+        """Whether the file is here already, as a whole."""
+        ...
+
+    def num_bytes(self, files: list[RemoteFile]) -> int:
+        """Bytes of these files that are here, finished or not."""
+        ...
+
+
+def download(source: Source, part: Part, *, checks: bool = False) -> Path:
     """Downloads a part with reports on the way, checks it, and returns the folder. `checks`: see Job. Raises
     ModelError."""
+    if checks and source.model.hub == "url":
+        raise ModelError(
+            f"{source.model.repo} has no checksums of a hub; give --model-checksum a file, or leave it out"
+        )
     files = source.files()
     if files is None and checks:
         raise ModelError(
@@ -199,7 +255,7 @@ def download(source: HuggingFace, part: Part, *, checks: bool = False) -> Path:
                 "is set); download it first, or give a folder"
             )
         return folder
-    chosen = wanted(files, part)
+    chosen = wanted(files, part, source.model.load_format)
     total = sum(file.size for file in chosen)
     ended = threading.Event()
 
@@ -218,7 +274,7 @@ def download(source: HuggingFace, part: Part, *, checks: bool = False) -> Path:
     return stored[0].parents[name.count("/")]
 
 
-def _fetch(source: HuggingFace, file: RemoteFile, checks: bool) -> Path:
+def _fetch(source: Source, file: RemoteFile, checks: bool) -> Path:
     """One file, whose bytes are those that the hub's list promises: one that arrives damaged, or is stored
     damaged and `checks`, is downloaded once more."""
     is_trusted = source.is_stored(file) and not checks
@@ -244,7 +300,7 @@ def main(argv: list[str]) -> int:
         folder = (
             _modelscope(job)
             if job.model.hub == "modelscope"
-            else download(HuggingFace(job.model), job.part, checks=job.checks)
+            else download(_source(job.model), job.part, checks=job.checks)
         )
         _print(Report(folder=str(folder)))
     except ModelError as error:
@@ -254,6 +310,15 @@ def main(argv: list[str]) -> int:
     else:
         return 0
     return 1
+
+
+def _source(model: HubModel) -> Source:
+    """Raises ModelError where a library that it needs is not installed."""
+    if model.hub == "url":
+        from runtime.hub.remote import RemoteFolder
+
+        return RemoteFolder(model)
+    return HuggingFace(model)
 
 
 def _modelscope(job: Job) -> Path:

@@ -23,7 +23,7 @@ def fetch_config(model: HubModel) -> Path:
     Raises ModelError."""
     done = subprocess.run(
         _command(model, "config"),
-        env=_environment(),
+        env=environment_of_child(),
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         check=False,
@@ -51,7 +51,7 @@ def _command(model: HubModel, part: Part, *, checks: bool = False) -> list[str]:
     return [sys.executable, "-P", "-m", "runtime.hub.child", job]
 
 
-def _environment() -> dict[str, str]:
+def environment_of_child() -> dict[str, str]:
     """The child's environment: this package is found where it is here, and nothing in the working folder is
     imported (-P)."""
     root = str(Path(__file__).resolve().parents[2])
@@ -63,7 +63,7 @@ def _environment() -> dict[str, str]:
 async def _child(command: list[str]) -> AsyncIterator[AsyncIterator[str]]:
     """The lines of a child's output; the child is killed when the block is left before its end."""
     process: Process = await anyio.open_process(
-        command, env=_environment(), stdin=subprocess.DEVNULL, stderr=None
+        command, env=environment_of_child(), stdin=subprocess.DEVNULL, stderr=None
     )
     try:
         assert process.stdout is not None

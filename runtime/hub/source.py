@@ -12,20 +12,30 @@ from runtime.errors import ModelError
 from runtime.models.config.gguf.container import is_gguf
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _TRUE = ("1", "true", "yes", "on")
 # the reference's variable, and vLLM's
 MODELSCOPE_VARIABLES = ("SGLANG_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
 
-Hub = Literal["huggingface", "modelscope"]
+Hub = Literal["huggingface", "modelscope", "url"]
+
+
+class RemoteFile(Struct, frozen=True):
+    """A file of a model on a hub or at a URL."""
+
+    name: str
+    size: int  # bytes
+    sha256: str | None  # None: not known, as of a small file, which git's own hash names
 
 
 class HubModel(Struct, frozen=True, kw_only=True):
     """A model of a hub, at a revision."""
 
-    repo: str  # org/name
+    repo: str  # org/name, or the URL of a folder
     revision: str | None = None  # branch, tag or commit; None: the hub's default
     cache_dir: str | None = None  # where it is stored; None: the hub library's own folder
     hub: Hub = "huggingface"
+    load_format: str = "auto"  # which of the weights' forms is wanted
 
 
 def hub_model(
@@ -40,6 +50,8 @@ def hub_model(
     that does not exist and is not of the form org/name.
     """
     folder = Path(path)
+    if URL.match(path):
+        return HubModel(repo=path, cache_dir=download_dir, hub="url")
     if "\0" in path or not path:
         raise ModelError(
             "--model-path is empty or has a NUL; give a folder, or the name of a model on the hub"

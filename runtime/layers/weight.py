@@ -7,7 +7,7 @@ Where a weight is sharded over the ranks, each rank reads only its shard of each
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ class TensorReader(Protocol):
 
     def __getitem__(self, index: Index) -> Tensor:
         """Reads this part of the tensor."""
+        ...
+
+
+@runtime_checkable
+class DirectReader(TensorReader, Protocol):
+    """A TensorReader that reads straight to where the numbers are needed."""
+
+    def copy_to(self, target: Tensor, index: Index) -> None:
+        """Reads this part into a tensor of any dtype on any device."""
         ...
 
 

@@ -25,6 +25,13 @@ class CompileConfig(Struct, frozen=True, array_like=True):
         return self.is_piecewise or self.max_rows > 0
 
 
+class Reading(Struct, frozen=True, array_like=True):
+    """How files of weights are read."""
+
+    num_threads: int = 4  # that read one tensor
+    uses_mmap: bool = True  # ranges of columns are read from the mapped file
+
+
 class KeepWeights(Struct, frozen=True, array_like=True):
     """Where packed weights are kept from one start to the next."""
 
@@ -41,7 +48,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     device: str  # cpu, cuda, npu, null
     model_path: str
     dtype: str  # auto, float32, bfloat16, float16
-    load_format: str  # auto, safetensors, dummy
+    load_format: str  # --load-format
     tp_size: int
     page_size: int
     max_slots: int  # sequences that can run at once
@@ -87,6 +94,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     offload_setup: WeightOffload = WeightOffload()
     expert_steps: int | None = None  # steps that the record of expert counts holds; None: nothing is counted
     kept_weights: KeepWeights = KeepWeights()
+    reading: Reading = Reading()
+    config_file: str | None = None  # read in place of config.json (--decrypted-config-file)
     log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
     log_format: str = "text"  # text or json
 

@@ -1,31 +1,31 @@
-"""The tensors of safetensors and GGUF files: which there are, and slices of them without reading the rest."""
+"""A model's checkpoint: which tensors its files have, and slices of them without reading the rest."""
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from msgspec import Struct
 from torch import Tensor
 
 from runtime.errors import ModelError
 from runtime.layers.quantization.ggml_rows import GgmlRows, mapped_octets
 from runtime.layers.weight import TensorReader
+from runtime.messages.ranks import Reading
 from runtime.models.config.gguf.container import read_gguf
 from runtime.models.config.gguf.tensors import sources
-from runtime.models.config.weight_files import twice
-from runtime.regular_file import check_regular
-
-
-def stored_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of a tensor in a file. The names of safetensors' dtypes have the bits of an element (F8_E4M3,
-    BF16), except BOOL, which is stored as bytes."""
-    bits = re.search(r"\d+", dtype)
-    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.weight_files import StoredAs, stored_as, stored_bytes, twice, weight_files
+from runtime.models.file_tensor import open_safetensors
+from runtime.models.mistral_names import mistral_tensor
+from runtime.models.numpy_cache import cached_tensors
+from runtime.models.rank_files import ShardTensor, rank_files, stored_regions
+from runtime.models.torch_files import torch_tensors
 
 
 class TensorSlice:
-    """A tensor in an open file. `reader`: safetensors' own slice object, which reads when it is indexed."""
+    """A tensor in an open file. `reader` reads when it is indexed; one with `copy_to` reads straight to where
+    its numbers are needed."""
 
     def __init__(self, name: str, file: str, reader: TensorReader, num_bytes: int | None = None) -> None:
         """`num_bytes`: those in the file, where they do not follow from shape and dtype."""
@@ -42,21 +42,78 @@ class TensorSlice:
         return stored_bytes(self.reader.get_shape(), self.reader.get_dtype())
 
 
-def tensors(files: list[Path]) -> Iterator[TensorSlice]:
-    """All tensors, file after file, each valid until the next is requested. Raises ModelError for a damaged
-    file and for a name that occurs twice."""
-    seen: dict[str, str] = {}
-    for path in files:
-        try:
-            check_regular(path)
-            with safe_open(path, framework="pt") as file:
-                for name in file.offset_keys():
-                    if name in seen:
-                        raise ModelError(twice(name, seen[name], path.name))
-                    seen[name] = path.name
-                    yield TensorSlice(name, path.name, file.get_slice(name))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path.name} is damaged or cut short ({error}); download it again") from None
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """Where a rank's weights come from, and how they are read."""
+
+    folder: Path  # of the model, or a GGUF file
+    load_format: str = "auto"  # --load-format
+    reading: Reading = Reading()
+    rank: int = 0
+    num_ranks: int = 1
+
+    @property
+    def is_random(self) -> bool:
+        """Whether weights are made up and no file is read."""
+        return self.load_format == "dummy"
+
+    @property
+    def stored_as(self) -> StoredAs:
+        """What kind of files has the weights, unless they are random."""
+        return stored_as(self.folder, self.load_format)
+
+    def files(self) -> list[Path]:
+        """The files that this rank reads. Raises ModelError where one is missing."""
+        paths = weight_files(self.folder, self.load_format)
+        return rank_files(paths, self.rank) if self.stored_as == "sharded_state" else paths
+
+    def tensors(self, config: ModelConfig) -> Iterator[TensorSlice]:
+        """All tensors under their names in the Hugging Face layout, each valid until the next is requested.
+        Raises ModelError for a damaged file and for a name that occurs twice."""
+        kind = self.stored_as
+        if kind == "gguf":
+            yield from gguf_tensors(self.folder)
+            return
+        seen: dict[str, str] = {}
+        for tensor in self._stored_tensors(kind, self.files(), config):
+            if tensor.name in seen:
+                raise ModelError(twice(tensor.name, seen[tensor.name], tensor.file))
+            seen[tensor.name] = tensor.file
+            yield tensor
+
+    def _stored_tensors(
+        self, kind: StoredAs, files: list[Path], config: ModelConfig
+    ) -> Iterator[TensorSlice]:
+        if kind == "npcache":
+            for name, loaded in cached_tensors(self.folder, files):
+                yield TensorSlice(name, name, loaded)
+        elif kind == "pt":
+            for path in files:
+                for name, loaded in torch_tensors(path):
+                    yield TensorSlice(name, path.name, loaded)
+        else:
+            with ThreadPoolExecutor(self.reading.num_threads) as pool:
+                for path in files:
+                    yield from self._of_file(kind, path, pool, config)
+
+    def _of_file(
+        self, kind: StoredAs, path: Path, pool: ThreadPoolExecutor, config: ModelConfig
+    ) -> Iterator[TensorSlice]:
+        with open_safetensors(path, pool, self.reading.uses_mmap) as file:
+            regions = (
+                stored_regions(path, file.header.metadata, self.rank, self.num_ranks)
+                if kind == "sharded_state"
+                else {}
+            )
+            for name, reader in file.tensors():
+                if kind == "mistral":
+                    yield TensorSlice(*mistral_tensor(name, path.name, reader, config))
+                elif kind == "sharded_state":
+                    shard = ShardTensor(reader, regions.get(name), f"{name} in {path.name}")
+                    yield TensorSlice(
+                        name, path.name, shard, stored_bytes(reader.get_shape(), reader.get_dtype())
+                    )
+                else:
+                    yield TensorSlice(name, path.name, reader)
 
 
 def gguf_tensors(path: Path) -> Iterator[TensorSlice]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.devices.progress import Gauge, Progress
 from runtime.layers.weight import Index, SourceTensor, Weight
-from runtime.models.checkpoint import stored_bytes
+from runtime.models.config.weight_files import stored_bytes
 
 MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them
 

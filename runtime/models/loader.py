@@ -1,22 +1,21 @@
 """Fills a model's weights from a checkpoint, strictly: every weight once, nothing left over, every shape as
 config.json says.
 
-Each rank reads only its shard of the bytes (files are mapped, not read), straight to the weight's final
-place. So the memory in use is at most the weights and one tensor's shard.
+Each rank reads only its shard of the bytes, straight to the weight's final place where it can
+(models/file_tensor.py). So the memory in use is at most the weights and one tensor's shard.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
-from runtime.layers.quantization.ggml_rows import GgmlRows
 from runtime.layers.quantization.ggml_weight import GgmlWeight
 from runtime.layers.weight import (
+    DirectReader,
     FormatLookup,
     LayerTree,
     PackedModules,
@@ -28,13 +27,12 @@ from runtime.layers.weight import (
     named_weights,
 )
 from runtime.models.base import Model, names_tensors
-from runtime.models.checkpoint import TensorSlice, gguf_tensors, tensors
+from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import Ggml, WeightFormat
 from runtime.models.config.registry import Renames
-from runtime.models.config.weight_files import weight_files
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.fused_tensors import FusedModules, split
 from runtime.models.kept_weights import leave_empty, quantized_weights
@@ -59,61 +57,58 @@ def resolve_dtype(requested: str, config: ModelConfig, supported: tuple[str, ...
     return DTYPES[name]
 
 
-def load(
-    model: Model, config: ModelConfig, folder: Path, load_format: str, seed: int, progress: Progress
-) -> int:
+def load(model: Model, config: ModelConfig, checkpoint: Checkpoint, seed: int, progress: Progress) -> int:
     """Allocates and fills all weights of `model`. -> their bytes. Raises ModelError as `fill`."""
-    num_bytes = allocate(model, config, folder, load_format)
-    fill(model, config, folder, load_format, seed, progress)
+    num_bytes = allocate(model, config, checkpoint)
+    fill(model, config, checkpoint, seed, progress)
     return num_bytes
 
 
-def allocate(model: Model, config: ModelConfig, folder: Path, load_format: str) -> int:
+def allocate(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> int:
     """Takes memory for all weights of `model`. -> their bytes. Raises ModelError."""
-    allocate_weights(model, _formats(model, config, folder, load_format))
+    allocate_weights(model, _formats(model, config, checkpoint))
     return _num_bytes(model)
 
 
 def fill(
     model: Model,
     config: ModelConfig,
-    folder: Path,
-    load_format: str,
+    checkpoint: Checkpoint,
     seed: int,
     progress: Progress,
     kept: frozenset[str] = frozenset(),
 ) -> None:
     """Fills all weights of `model` and finishes its layers. Raises ModelError, naming tensor and file.
 
-    `load_format` "dummy" makes random weights from `seed` instead and reads no files. Weights in `kept` are
+    A checkpoint that is random makes weights from `seed` instead and reads no files. Weights in `kept` are
     checked and not read: the device has kept what it makes of them.
     """
     leave_empty(model, kept)
     weights = dict(named_weights(model))
     targets = {(name, part): weight for name, weight in weights.items() for part in weight.sources}
     with torch.inference_mode():
-        if load_format == "dummy":
+        if checkpoint.is_random:
             fill_with_random(targets, seed, progress)
         else:
-            _fill_from_files(targets, model, config, folder, progress, take=partial(_take, kept))
+            fill_from_files(targets, model, config, checkpoint, progress, take=partial(take, kept))
         weights.clear()
         targets.clear()  # so that packing can free the weights that it replaces
         _pack(model, progress)
 
 
-def layer_sizes(model: Model, config: ModelConfig, folder: Path, load_format: str) -> list[int]:
+def layer_sizes(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> list[int]:
     """Bytes of each layer's weights on this rank. The model must be one that is never filled. Raises
     ModelError."""
-    allocate(model, config, folder, load_format)
+    allocate(model, config, checkpoint)
     return [_num_bytes(layer) for layer in model.layers]
 
 
-def check_weights(model: Model, config: ModelConfig, folder: Path) -> None:
+def check_weights(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Raises ModelError where `load` would, judged by the headers of the files: no weights are read. The
     model must be one that is never filled."""
-    allocate_weights(model, _formats(model, config, folder, ""))
+    allocate_weights(model, _formats(model, config, checkpoint))
     targets = {(name, part): weight for name, weight in named_weights(model) for part in weight.sources}
-    _fill_from_files(targets, model, config, folder, without_progress, take=_check)
+    fill_from_files(targets, model, config, checkpoint, without_progress, take=_check)
 
 
 def target_name(tensor_name: str, packed_modules: PackedModules, renames: Renames = ()) -> tuple[str, str]:
@@ -144,20 +139,21 @@ def ggml_below(layer: LayerTree) -> GgmlWeight | None:
     return layer if isinstance(layer, GgmlWeight) else vars(layer).get("ggml")
 
 
-def _formats(model: Model, config: ModelConfig, folder: Path, load_format: str) -> FormatLookup:
+def _formats(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> FormatLookup:
     quantized = None
-    if is_gguf(folder):
+    if is_gguf(checkpoint.folder):
         # random weights are plain ones; a head that computes in float32 has no use for packed rows
-        if load_format == "dummy" or config.has_wide_head:
+        if checkpoint.is_random or config.has_wide_head:
             return lambda name: None
-    elif config.quantization is not None and load_format != "dummy":
-        quantized = _quantized_modules(folder, model.packed_modules, model.renames)
+    elif config.quantization is not None and not checkpoint.is_random:
+        quantized = _quantized_modules(checkpoint, model, config)
     return format_lookup(config.quantization, model.packed_modules, quantized)
 
 
-def _quantized_modules(folder: Path, packed_modules: PackedModules, renames: Renames) -> set[tuple[str, str]]:
+def _quantized_modules(checkpoint: Checkpoint, model: Model, config: ModelConfig) -> set[tuple[str, str]]:
     """(module, part) of all modules that are quantized in the files."""
-    keys = (target_name(source.name, packed_modules, renames) for source in tensors(weight_files(folder)))
+    found = checkpoint.tensors(config)
+    keys = (target_name(source.name, model.packed_modules, model.renames) for source in found)
     return {
         (path, part) for name, part in keys for path, _, leaf in [name.rpartition(".")] if leaf in MARKERS
     }
@@ -222,14 +218,16 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
     )
 
 
-def _fill_from_files(
+def fill_from_files(
     targets: Targets,
     model: Model,
     config: ModelConfig,
-    folder: Path,
+    checkpoint: Checkpoint,
     progress: Progress,
     take: Callable[[str, TensorSlice, Weight, SourceTensor], None],
 ) -> None:
+    """Gives each tensor of the files to `take`, with the name of its weight, the weight and the source in it.
+    Raises ModelError for tensors that are missing or left over."""
     packed_modules = model.packed_modules
     key_of = (
         model.checkpoint_key
@@ -237,9 +235,8 @@ def _fill_from_files(
         else partial(target_name, packed_modules=packed_modules, renames=model.renames)
     )
     missing, extra = dict(targets), []
-    paths = weight_files(folder)
-    found = gguf_tensors(folder) if is_gguf(folder) else tensors(paths)
-    files = _gauged(found, Gauge(progress, "weights", sum(path.stat().st_size for path in paths)))
+    size = sum(path.stat().st_size for path in checkpoint.files())
+    files = _gauged(checkpoint.tensors(config), Gauge(progress, "weights", size))
     is_split = config.moe is None or not config.moe.is_stacked
     if is_split and config.transformers_json is None:
         files = unstacked(files, is_transposed=config.moe is not None and config.moe.is_transposed)
@@ -311,7 +308,7 @@ def _check(name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor)
         )
 
 
-def _take(kept: frozenset[str], name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
+def take(kept: frozenset[str], name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
     """Reads this rank's part of a tensor, unless what is made of it was kept."""
     _check(name, tensor, weight, source)
     reader, shard = tensor.reader, source.shard
@@ -321,7 +318,7 @@ def _take(kept: frozenset[str], name: str, tensor: TensorSlice, weight: Weight, 
         source.load(reader)
         return
     index = shard.range if source.dim == 0 else (slice(None),) * source.dim + (shard.range,)
-    if isinstance(reader, GgmlRows):
+    if isinstance(reader, DirectReader):
         reader.copy_to(weight.target(source), index)
     else:
         weight.target(source).copy_(reader[index])

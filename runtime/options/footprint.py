@@ -16,7 +16,7 @@ from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two
 from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.weight_files import read_header
+from runtime.models.config.weight_files import read_header, stored_as, weight_files
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -91,7 +91,11 @@ def stored_weights(folder: Path) -> Stored:
         for stored in gguf.tensors.values():
             by_dtype[stored.type] = by_dtype.get(stored.type, 0) + stored.num_bytes
         return Stored(len(gguf.paths), len(gguf.tensors), sum(by_dtype.values()), _most(by_dtype))
-    files = sorted(folder.glob("*.safetensors"))
+    kind = stored_as(folder)
+    has_files = kind == "pt" or any(folder.glob("*.safetensors"))
+    files = weight_files(folder) if has_files else []
+    if kind == "pt":  # what is in a pickle cannot be seen without unpickling it
+        return Stored(len(files), 0, sum(file.stat().st_size for file in files), "pickles")
     tensors = 0
     for file in files:
         for tensor in read_header(file).values():

@@ -38,6 +38,9 @@ from runtime.options.plan import Plan, Provenance
 from runtime.options.rules.checks import plan_problems
 from runtime.options.table import rows
 
+# a folder that has one of these is not taken as one with a GGUF file
+AUTO_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+
 
 class Choices:
     """The plan's values by option name, each with source and reason: given values stand, "auto" is
@@ -168,7 +171,7 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.sampling_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)
     c.auto(experts.moe_runner_backend, device)
-    c.auto(kernels.grammar_backend, device, machine, model)
+    c.auto(kernels.grammar_backend, device, machine, model, c["skip_tokenizer_init"])
 
 
 def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
@@ -202,7 +205,8 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
     Raises ModelError for a folder that holds no servable config.json or a model that cannot be downloaded,
     OptionsError for options that cannot work.
     """
-    folders = find_folders(parsed.options.model)
+    machine = machine or this_machine()
+    folders = find_folders(parsed.options.model, machine)
     device = device_facts(parsed.options.parallel.device)
     config = read_config(
         folders.model.value,
@@ -210,9 +214,10 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
         pooling=parsed.options.model.pooling,
         quantization=parsed.options.precision.quantization,
         overrides=parsed.options.model.json_model_override_args,
+        config_file=parsed.options.weights.decrypted_config_file,
         model_impl=parsed.options.model.model_impl,
     )
-    return resolve(parsed, config, device, machine or this_machine(), folders)
+    return resolve(parsed, config, device, machine, folders)
 
 
 def _local_model(path: str, load_format: str) -> Derived:
@@ -222,16 +227,33 @@ def _local_model(path: str, load_format: str) -> Derived:
         if load_format not in ("auto", "gguf", "dummy"):
             raise ModelError(f"{path} is a GGUF file; leave --load-format {load_format} out")
         return Derived(path, "")
-    needed = {"auto": "*.safetensors", "dummy": "config.json"}.get(load_format)
-    wants = load_format == "gguf" or (needed is not None and not any(folder.glob(needed)))
+    needed = {"auto": AUTO_FILES, "dummy": ("config.json", "params.json")}.get(load_format)
+    wants = load_format == "gguf" or (
+        needed is not None and not any(path for name in needed for path in folder.glob(name))
+    )
     found = find_gguf(folder) if wants else None
     if found is None and load_format == "gguf":
         raise ModelError(f"{path} has no GGUF file; leave --load-format gguf out, or give the file")
     return Derived(path, "") if found is None else Derived(str(found), "the GGUF file of the folder")
 
 
-def find_folders(options: model_options.Model) -> Folders:
-    """The folders of model and tokenizer; small files of those on a hub are downloaded. Raises ModelError."""
+def find_folders(options: model_options.Model, machine: MachineFacts) -> Folders:
+    """The folders of model and tokenizer; small files of those on a hub are downloaded, and a tokenizer in
+    another form than tokenizer.json is converted. Raises ModelError."""
+    from runtime.hub.tokenizer import converted_tokenizer, tokenizer_source  # here, for the same reason
+
+    found = _find_folders(options)
+    if options.skip_tokenizer_init:
+        return found
+    folder = Path((found.tokenizer or found.model).value)
+    source = tokenizer_source(folder, prefers_slow=options.tokenizer_mode == "slow")
+    if source is None:
+        return found
+    converted = converted_tokenizer(folder, source, Path(machine.cache_folder))
+    return structs.replace(found, tokenizer=Derived(str(converted), f"converted from {source.name}"))
+
+
+def _find_folders(options: model_options.Model) -> Folders:
     from runtime.hub.download import fetch_config  # here, so that --help and a wrong option answer at once
 
     path = options.model_path
@@ -243,8 +265,13 @@ def find_folders(options: model_options.Model) -> Folders:
     if path in model_options.EMBEDDED_MODEL:
         return Folders(model_options.EMBEDDED_MODEL[path], tokenizer)
     model = hub_model(path, options.revision, options.download_dir)
+    if options.load_format == "remote" and (model is None or model.hub != "url"):
+        raise ModelError(
+            f"--load-format remote wants the URL of a folder as --model-path, and {path} is none"
+        )
     if model is None:
         return Folders(_local_model(path, options.load_format), tokenizer)
+    model = structs.replace(model, load_format=options.load_format)
     folder = fetch_config(model)
     if model.hub == "huggingface":  # a snapshot is named by its commit: the weights are of the same one
         model = structs.replace(model, revision=folder.name)

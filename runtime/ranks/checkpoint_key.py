@@ -18,7 +18,7 @@ SETTLED_NS = (
     50_000_000  # a file that was changed later than this ago may change again at the same time of its clock
 )
 # fields of StartRank, apart from the config that is read with them, that decide what a rank's weights are
-FIELDS = ("tp_size", "ep_size", "moe_a2a_backend", "has_wide_head", "quantization")
+FIELDS = ("load_format", "tp_size", "ep_size", "moe_a2a_backend", "has_wide_head", "quantization")
 
 
 def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig) -> str:
@@ -30,7 +30,7 @@ def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig)
     OSError.
     """
     files = []
-    for path in weight_files(Path(start.model_path)):
+    for path in weight_files(Path(start.model_path), start.load_format):
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
             head = blake2b(file.read(HEAD_BYTES), digest_size=20).hexdigest()

@@ -15,6 +15,7 @@ from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_piecewise
+from runtime.models.checkpoint import Checkpoint
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
@@ -36,6 +37,7 @@ def read_model(start: StartRank) -> ModelConfig:
         pooling=start.pooling,
         quantization=start.quantization,
         overrides=start.config_overrides,
+        config_file=start.config_file,
         model_impl=start.model_impl,
     )
     return structs.replace(config, has_wide_head=start.has_wide_head)
@@ -61,7 +63,7 @@ class WeightsLoader:
         self.meta = replace(device, torch_device=torch.device("meta"))
         offload = start.offload_setup.offload
         if offload is not None:
-            sizes = layer_sizes(self._empty(self.meta), config, Path(start.model_path), start.load_format)
+            sizes = layer_sizes(self._empty(self.meta), config, self._checkpoint(start))
             layers = dict.fromkeys(offloaded_layers(offload, sizes), torch.device("cpu"))
             device = replace(device, layer_devices=layers)
         self.device = device
@@ -109,8 +111,7 @@ class WeightsLoader:
                 kept.close(None)
                 raise
         start, model = self.start, self._empty(self.device)
-        folder = Path(start.model_path)
-        return model, load(model, self.config, folder, start.load_format, start.seed, progress)
+        return model, load(model, self.config, self._checkpoint(start), start.seed, progress)
 
     def _with_kept(
         self, kept: KeptWeights, key: str, progress: Progress, *, writes: bool
@@ -118,11 +119,11 @@ class WeightsLoader:
         """The model, with what was kept in place of the weights that it was made of, or with what is packed
         noted, to be kept. Raises KeptMismatch, ModelError."""
         start, model = self.start, self._empty(self.device)
-        folder = Path(start.model_path)
-        num_bytes = allocate(model, self.config, folder, start.load_format)
+        checkpoint = self._checkpoint(start)
+        num_bytes = allocate(model, self.config, checkpoint)
         names = kept.open(key, writes=writes)
         before = {} if names else storages(model)
-        fill(model, self.config, folder, start.load_format, start.seed, progress, names)
+        fill(model, self.config, checkpoint, start.seed, progress, names)
         check_complete(tensors(model))
         is_settled = not names and self._key() == key  # else the files have changed while they were read
         kept.close(replaced(model, before, kept.packed_storages) if is_settled else None)
@@ -155,8 +156,18 @@ class WeightsLoader:
                 "start a server with it"
             )
         if load_format != "dummy":
-            check_weights(self._empty(self.meta), config, Path(model_path))
+            check_weights(self._empty(self.meta), config, self._checkpoint(start))
         return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype)
+
+    def _checkpoint(self, start: StartRank) -> Checkpoint:
+        ranks = self.meta.collectives
+        return Checkpoint(
+            folder=Path(start.model_path),
+            load_format=start.load_format,
+            reading=start.reading,
+            rank=ranks.rank,
+            num_ranks=ranks.size,
+        )
 
     def _empty(self, device: Device) -> Model:
         return model_class(self.config)(device, self.dtype, self.config)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.json_value import JsonDict
@@ -80,6 +80,9 @@ class Vocabulary:
         for i in self.special_ids:
             visible[i] = ""
         return everything, TokenTexts(visible, everything.replaces_each_byte, everything.leading_spaces)
+
+    def check_text(self, param: str) -> None:
+        """Raises InvalidRequest, naming the request's field, where tokens have no text."""
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it; None: there is no such token."""
@@ -193,6 +196,31 @@ class Vocabulary:
                 texts = TokenTexts(table, texts.replaces_each_byte, texts.leading_spaces)
             entry = self._by_shown[shown] = ids, texts
         return entry
+
+
+class IdsOnly(Vocabulary):
+    """No tokenizer (--skip-tokenizer-init): prompts are token ids, and ids have no text."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: rows of the model's embedding."""
+        super().__init__(Tokenizer(models.BPE()), TokenizerFiles(), size)
+
+    def check_text(self, param: str) -> None:
+        """Raises InvalidRequest."""
+        raise InvalidRequest(
+            "this server has no tokenizer (--skip-tokenizer-init); send token ids", param=param
+        )
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Raises InvalidRequest."""
+        self.check_text("prompt")
+        return []
+
+    def encode_within(
+        self, text: str, second: str | None, most: int, add_special: bool = True
+    ) -> tuple[list[int], int]:
+        """Raises InvalidRequest."""
+        return self.encode(text), 0
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:

@@ -65,7 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "truncated": (cut, [FILE, "download"]),
     "garbage": (lambda folder: (folder / FILE).write_bytes(b"<html>not found</html>"), [FILE, "download"]),
     "empty": (lambda folder: (folder / FILE).write_bytes(b""), [FILE, "download"]),
-    "other format": (rename, ["*.bin", "safetensors"]),
+    "other format": (rename, ["pytorch_model.bin", "torch.save"]),
     "no weights": (lambda folder: (folder / FILE).unlink(), ["no weights", "dummy"]),
     "in two files": (twice, ["is in both a.safetensors and b.safetensors"]),
     "index broken": (lambda folder: (folder / INDEX_FILE).write_text("{}"), [INDEX_FILE, "weight_map"]),

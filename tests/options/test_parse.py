@@ -64,8 +64,10 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("stray", "stray stands alone"),
         ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
         (
-            "--load-format pt",
-            "--load-format pt is not here yet; choose one of auto, dummy, gguf, safetensors",
+            "--load-format private",
+            "--load-format private is not here yet; choose one of auto, bitsandbytes, dummy, "
+            "fastsafetensors, gguf, layered, mistral, npcache, pt, remote, runai_streamer, safetensors, "
+            "sharded_state",
         ),
         ("--disable-radix-cache=7", "expected bool"),
         ("--json-model-override-args {", "is not JSON: "),

@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 # tasks of the event loop that are linked by messages only
 ACTORS = ("detokenizer", "events", "router", "scheduler", "storage", "tokenizer")
-# what the ranks load; everything else belongs to the event-loop process
+# what the ranks and other processes load; everything else belongs to the event-loop process
 RANK_SIDE = (
     "runtime.ranks",
     "runtime.devices.ascend",
@@ -50,6 +50,7 @@ RANK_SIDE = (
     "runtime.grammar.llguidance",
     "runtime.grammar.outlines",
     "runtime.grammar.xgrammar",
+    "runtime.hub.convert_tokenizer",  # a process of its own
     "runtime.layers",
     "runtime.models",
 )

@@ -106,12 +106,17 @@ def public_names_are_documented(path: Path) -> Iterator[str]:
             yield f"{function.lineno}: {function.name} has no docstring"
 
 
+def is_restricted(node: ast.Call) -> bool:
+    """Whether a call unpickles tensors alone: torch's restricted unpickler runs no code."""
+    return any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+
+
 def no_forbidden_forms(path: Path) -> Iterator[str]:
     for node in source.nodes(path):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Global):
             yield f"{line}: no global state"
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED_CALLS:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED_CALLS and not is_restricted(node):
             yield f"{line}: {ast.unparse(node.func)} is not allowed"
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
@@ -172,6 +177,7 @@ def test_no_large_files() -> None:
         ("def f() -> None:\n    global x\n", no_forbidden_forms),
         ("import pickle\n", no_forbidden_forms),
         ("import torch\nw = torch.load('x')\n", no_forbidden_forms),
+        ("import torch\nw = torch.load('x', weights_only=False)\n", no_forbidden_forms),
         ("try:\n    f()\nexcept Exception:\n    pass\n", no_forbidden_forms),
         ("class PageManager:\n    'x'\n", names_say_what_a_thing_is),
         ("class A(B, C):\n    'x'\n", classes_are_narrow),

@@ -7,16 +7,19 @@ from typing import TypeVar
 import msgspec
 
 from runtime.errors import ModelError
+from runtime.json_value import JsonDict
 from runtime.models.config.gguf.config import config_fields
 from runtime.models.config.gguf.container import is_gguf
+from runtime.models.config.mistral_params import PARAMS_FILE, Params, config_of_params
 from runtime.regular_file import read_regular
 
 MAX_BYTES = 1 << 24  # of config.json
 T = TypeVar("T")
 
 
-def raw_files(folder: Path) -> tuple[bytes, bytes]:
-    """config.json and generation_config.json, of a GGUF file what they would say. Raises ModelError."""
+def raw_files(folder: Path, config_file: str | None = None) -> tuple[bytes, bytes]:
+    """config.json and generation_config.json, of a GGUF file what they would say. `config_file`: read in
+    place of config.json. Raises ModelError."""
     if is_gguf(folder):
         config, generation = config_fields(folder)
         return msgspec.json.encode(config), msgspec.json.encode(generation)
@@ -25,15 +28,27 @@ def raw_files(folder: Path) -> tuple[bytes, bytes]:
             f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors, or a "
             "GGUF file"
         )
+    config_path = Path(config_file) if config_file else folder / "config.json"
+    if not config_path.exists() and not config_file and (folder / PARAMS_FILE).is_file():
+        raw = read_regular(folder / PARAMS_FILE, MAX_BYTES)
+        config, generation = config_of_params(
+            decode(raw, Params, PARAMS_FILE), decode(raw, JsonDict, PARAMS_FILE)
+        )
+        return msgspec.json.encode(config), msgspec.json.encode(generation)
     try:
-        raw = read_regular(folder / "config.json", MAX_BYTES)
+        raw = read_regular(config_path, MAX_BYTES)
     except FileNotFoundError:
+        if config_file:
+            raise ModelError(
+                f"--decrypted-config-file {config_file} does not exist; name another one"
+            ) from None
         raise ModelError(
             f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
         ) from None
     except OSError as error:
         raise ModelError(
-            f"config.json of {folder} cannot be read ({error.strerror}); restore it from the model's source"
+            f"{config_path.name} of {config_path.parent} cannot be read ({error.strerror}); "
+            "restore it from the model's source"
         ) from None
     path = folder / "generation_config.json"
     return raw, read_regular(path) if path.is_file() else b"{}"

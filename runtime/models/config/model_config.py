@@ -144,21 +144,22 @@ def read_config(
     quantization: str | None = None,
     overrides: Mapping[str, JsonValue] | None = None,
     model_impl: str = "auto",
+    config_file: str | None = None,
 ) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy. Reads no weights and
     imports no torch.
 
     `is_embedding`: use a generating model for embeddings instead; `pooling`: how (see tasks.py);
     `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
-    config.json; `model_impl`: see transformers_config.py.
+    config.json; `model_impl`: see transformers_config.py; `config_file`: read in place of config.json.
     """
     try:
-        return _read(Path(folder), is_embedding, pooling, quantization, overrides, model_impl)
+        return _read(Path(folder), is_embedding, pooling, quantization, overrides, model_impl, config_file)
     except ModelError as error:
         if not overrides:
             raise
         # raises what is wrong without them
-        _read(Path(folder), is_embedding, pooling, quantization, None, model_impl)
+        _read(Path(folder), is_embedding, pooling, quantization, None, model_impl, config_file)
         raise ModelError(f"--json-model-override-args ({', '.join(overrides)}): {error}") from None
 
 
@@ -169,8 +170,9 @@ def _read(
     quantization: str | None,
     overrides: Mapping[str, JsonValue] | None,
     model_impl: str,
+    config_file: str | None,
 ) -> ModelConfig:
-    raw, raw_generation = raw_files(folder)
+    raw, raw_generation = raw_files(folder, config_file)
     if overrides:
         raw = msgspec.json.encode(decode(raw, JsonDict, "config.json") | dict(overrides))
     architecture = (decode(raw, HfArchitectures, "config.json").architectures or [""])[0]

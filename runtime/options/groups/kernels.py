@@ -176,8 +176,12 @@ def fp8_gemm_backend(device: DeviceFacts) -> Derived:
     return Derived("own", f"{device.name} has one way")
 
 
-def grammar_backend(device: DeviceFacts, machine: MachineFacts, model: ModelFacts) -> Derived:
+def grammar_backend(
+    device: DeviceFacts, machine: MachineFacts, model: ModelFacts, has_no_tokenizer: bool
+) -> Derived:
     """The fastest installed grammar library; "none" where no grammar can be used."""
+    if has_no_tokenizer:
+        return Derived("none", "--skip-tokenizer-init leaves no tokens that a grammar could read")
     if model.pooling is not None:
         return Derived("none", "the model generates no text")
     if not device.has_logits:

@@ -24,20 +24,13 @@ LoadFormat = Literal[
     "remote",
     "remote_instance",
     "fastsafetensors",
+    "runai_streamer",
+    "mistral",
     "private",
 ]
-LATER_FORMATS = (
-    "pt",
-    "npcache",
-    "sharded_state",
-    "bitsandbytes",
-    "layered",
-    "flash_rl",
-    "remote",
-    "remote_instance",
-    "fastsafetensors",
-    "private",
-)
+THREAD_SETTINGS = ("num_threads", "concurrency")  # of --model-loader-extra-config
+MAX_THREADS = 64
+LATER_FORMATS = ("flash_rl", "remote_instance", "private")
 
 
 class Model(Group, frozen=True, kw_only=True):
@@ -57,9 +50,11 @@ class Model(Group, frozen=True, kw_only=True):
     ] = "auto"
     tokenizer_mode: A[
         Literal["auto", "slow"],
-        superseded(
-            "Which tokenizer implementation reads the folder.",
-            "tokenizer.json is read directly, which is the fast form; there is no slow one.",
+        option(
+            "auto takes tokenizer.json, slow what it was made from (tokenizer.model, tekken.json, "
+            "*.tiktoken), if that is there.",
+            note="what is no tokenizer.json is converted to one by transformers, once, in a process of its "
+            "own; see models.md",
         ),
     ] = "auto"
     tokenizer_worker_num: A[
@@ -69,16 +64,32 @@ class Model(Group, frozen=True, kw_only=True):
             "one tokenizer actor encodes in the server, long texts in worker threads.",
         ),
     ] = 1
-    skip_tokenizer_init: A[bool, planned("Serve token ids only, without loading a tokenizer.")] = False
+    skip_tokenizer_init: A[
+        bool,
+        option(
+            "Serve token ids only, without loading a tokenizer.",
+            note="prompts are token ids, answers have output_ids and no text; what needs text (chats, stop "
+            "strings, grammars) is refused",
+        ),
+    ] = False
     load_format: A[
         LoadFormat,
         option(
-            "Where weights come from: safetensors, gguf, or dummy for random ones; auto takes what the "
-            "folder has.",
+            "What the weights are stored as; dummy makes random ones, auto takes what the folder has.",
+            note="pickles (pt, npcache) are read as tensors alone; fastsafetensors and runai_streamer are "
+            "read by this runtime's own parallel reader, and layered is how every format is read; models.md "
+            "has the formats",
             later=LATER_FORMATS,
         ),
     ] = "auto"
-    model_loader_extra_config: A[Json, planned("Settings of the loader of --load-format, as JSON.")] = {}
+    model_loader_extra_config: A[
+        Json,
+        option(
+            "Settings of the loader, as JSON.",
+            note='{"num_threads": 8} (also "concurrency"): threads that read one tensor, of 4 otherwise; '
+            '"enable_multithread_load" is always on',
+        ),
+    ] = {}
     trust_remote_code: A[
         bool,
         superseded(

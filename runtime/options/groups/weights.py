@@ -24,7 +24,12 @@ class Weights(Group, frozen=True, kw_only=True):
         tuple[str, ...] | None, planned("Python functions that load updated weights.")
     ] = None
     weight_loader_disable_mmap: A[
-        bool, planned("Read safetensors files instead of mapping them into memory.")
+        bool,
+        option(
+            "Read safetensors files without mapping them into memory.",
+            note="otherwise only a range of columns, which a rank of several may need, is taken from a "
+            "mapped file",
+        ),
     ] = False
     remote_instance_weight_loader_seed_instance_ip: A[
         str | None, planned("Address of the server to fetch weights from.")
@@ -56,7 +61,11 @@ class Weights(Group, frozen=True, kw_only=True):
     ] = False
     enable_draft_weights_cpu_backup: A[bool, planned("The same for the draft model's weights.")] = False
     decrypted_config_file: A[
-        str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")
+        str | None,
+        option(
+            "File with the decrypted config.json of an encrypted checkpoint.",
+            note="read in place of config.json; the weights must be readable as they are",
+        ),
     ] = None
     decrypted_draft_config_file: A[str | None, planned("The same for the draft model.")] = None
     packed_weights_dir: A[

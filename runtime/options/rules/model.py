@@ -2,6 +2,7 @@
 
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
+from runtime.options.groups.model import MAX_THREADS, THREAD_SETTINGS
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag, is_set
 
@@ -138,7 +139,35 @@ def checksums_are_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
     return None
 
 
-OPTION_RULES: tuple[OptionRule, ...] = (null_timing_needs_the_null_device,)
+def loader_settings_are_known(options: Values) -> str | None:
+    """--model-loader-extra-config has settings that the loader knows."""
+    given = dict(options["model_loader_extra_config"])
+    if not isinstance(given.pop("enable_multithread_load", True), bool):
+        return "--model-loader-extra-config: enable_multithread_load is true or false"
+    for name, value in given.items():
+        if name not in THREAD_SETTINGS:
+            return (
+                f"--model-loader-extra-config has {name}, which is not known; known are "
+                f"{', '.join(THREAD_SETTINGS)} and enable_multithread_load"
+            )
+        if not isinstance(value, int) or not 1 <= value <= MAX_THREADS:
+            return f"--model-loader-extra-config: {name} is a number from 1 to {MAX_THREADS}"
+    return None
+
+
+def grammars_have_tokens(options: Values) -> str | None:
+    """A library for grammars needs the tokenizer."""
+    backend = options["grammar_backend"]
+    if options["skip_tokenizer_init"] and backend not in ("auto", "none"):
+        return f"--grammar-backend {backend} needs a tokenizer, which --skip-tokenizer-init leaves out"
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (
+    null_timing_needs_the_null_device,
+    loader_settings_are_known,
+    grammars_have_tokens,
+)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     context_within_model,

@@ -22,6 +22,21 @@ def test_the_defaults_go_together() -> None:
 
 # wrong values, part of the sentence, what mends them
 CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    (
+        {"model_loader_extra_config": {"num_threads": 0}},
+        "num_threads is a number from 1",
+        {"model_loader_extra_config": {"num_threads": 8}},
+    ),
+    (
+        {"model_loader_extra_config": {"tensorizer_uri": "x"}},
+        "has tensorizer_uri, which is not known",
+        {"model_loader_extra_config": {"concurrency": 8, "enable_multithread_load": True}},
+    ),
+    (
+        {"skip_tokenizer_init": True, "grammar_backend": "xgrammar"},
+        "--grammar-backend xgrammar needs a tokenizer",
+        {"grammar_backend": "auto"},
+    ),
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
