@@ -78,7 +78,7 @@ def wanted(files: list[RemoteFile], part: Part, load_format: str = "auto") -> li
         chosen = [file for file in known if any(fnmatch(file.name, pattern) for pattern in PATTERNS[part])]
     kinds = sorted({Path(file.name).suffix for file in files} & OTHER_FORMATS)
     others = f" (it has {', '.join(kinds)})" if kinds else ""
-    missing = {"weights": "weights that are read here", "config": "config.json"}[part]
+    missing = {"weights": "safetensors or *.bin", "config": "config.json"}[part]
     configs = ("config.json", "params.json")
     is_there = bool(chosen) if part == "weights" else any(file.name in configs for file in chosen)
     if not is_there:

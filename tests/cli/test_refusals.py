@@ -26,7 +26,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--host no.such.name.invalid", "cannot listen on no.such.name.invalid"),
     ("--config {nowhere}", "--config"),
     ("--profile nosuch", "--profile nosuch is neither"),
-    ("--load-format private", "is not here yet"),
+    ("--load-format private", "take auto, or the format that the folder has"),
     ("--speculative-algorithm EAGLE", "is planned"),
     # the model
     ("--model-path {nowhere}", "does not exist"),

@@ -76,7 +76,7 @@ def test_the_same_weights_in_other_forms_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("names", "part", "error"),
     [
-        (["config.json", "model.onnx"], "weights", r"no weights.*\(it has .onnx\)"),
+        (["config.json", "model.onnx"], "weights", r"no safetensors.*\(it has .onnx\)"),
         (["model.Q4_K_M.gguf"], "config", r"no config.json.*\(it has .gguf\)"),
         (["README.md"], "config", "no config.json"),
     ],

@@ -63,12 +63,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--port 99999999999999999999999", "is not possible"),
         ("stray", "stray stands alone"),
         ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
-        (
-            "--load-format private",
-            "--load-format private is not here yet; choose one of auto, bitsandbytes, dummy, "
-            "fastsafetensors, gguf, layered, mistral, npcache, pt, remote, runai_streamer, safetensors, "
-            "sharded_state",
-        ),
+        ("--hicache-mem-layout page_head", "--hicache-mem-layout page_head is not here yet; choose one of "),
         ("--disable-radix-cache=7", "expected bool"),
         ("--json-model-override-args {", "is not JSON: "),
         ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),

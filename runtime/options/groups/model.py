@@ -30,7 +30,15 @@ LoadFormat = Literal[
 ]
 THREAD_SETTINGS = ("num_threads", "concurrency")  # of --model-loader-extra-config
 MAX_THREADS = 64
-LATER_FORMATS = ("flash_rl", "remote_instance", "private")
+# choices of --load-format that are refused -> what to take instead
+NO_LOADER = {
+    "flash_rl": "reads weights that a trainer quantizes by a profile of FlashRL; take auto, with "
+    "--quantization for weights that are quantized while they are loaded",
+    "private": "stands for loaders that are not part of any release; take auto, or the format that the "
+    "folder has",
+    "remote_instance": "takes weights out of another server's memory, which no device here offers; take "
+    "remote with the URL of that server's model folder",
+}
 
 
 class Model(Group, frozen=True, kw_only=True):
@@ -79,7 +87,8 @@ class Model(Group, frozen=True, kw_only=True):
             note="pickles (pt, npcache) are read as tensors alone; fastsafetensors and runai_streamer are "
             "read by this runtime's own parallel reader, and layered is how every format is read; models.md "
             "has the formats",
-            later=LATER_FORMATS,
+            missing="flash_rl, private and remote_instance, each of which is refused with what to take "
+            "instead",
         ),
     ] = "auto"
     model_loader_extra_config: A[

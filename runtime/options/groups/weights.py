@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Derived, Group, Whole, on_device, option, planned
+from runtime.options.declare import Count, Derived, Group, Whole, on_device, option, planned, superseded
 from runtime.options.facts import MachineFacts
 
 
@@ -46,7 +46,14 @@ class Weights(Group, frozen=True, kw_only=True):
     remote_instance_weight_loader_start_seed_via_transfer_engine: A[
         bool, on_device("cuda", "Offer the weights of this server to others through the transfer engine.")
     ] = False
-    delete_ckpt_after_loading: A[bool, planned("Delete the checkpoint's files once they are loaded.")] = False
+    delete_ckpt_after_loading: A[
+        bool,
+        superseded(
+            "Delete the checkpoint's files once they are loaded.",
+            "no file of a model is ever deleted: ranks that fail are started again from it; delete the "
+            "folder yourself when the server has ended.",
+        ),
+    ] = False
     enable_memory_saver: A[
         bool,
         option(

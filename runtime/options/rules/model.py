@@ -2,7 +2,7 @@
 
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
-from runtime.options.groups.model import MAX_THREADS, THREAD_SETTINGS
+from runtime.options.groups.model import MAX_THREADS, NO_LOADER, THREAD_SETTINGS
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag, is_set
 
@@ -155,6 +155,12 @@ def loader_settings_are_known(options: Values) -> str | None:
     return None
 
 
+def load_format_has_a_loader(options: Values) -> str | None:
+    """--load-format names a format that is read here."""
+    name = options["load_format"]
+    return f"--load-format {name} {NO_LOADER[name]}" if name in NO_LOADER else None
+
+
 def grammars_have_tokens(options: Values) -> str | None:
     """A library for grammars needs the tokenizer."""
     backend = options["grammar_backend"]
@@ -167,6 +173,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     null_timing_needs_the_null_device,
     loader_settings_are_known,
     grammars_have_tokens,
+    load_format_has_a_loader,
 )
 
 PLAN_RULES: tuple[PlanRule, ...] = (

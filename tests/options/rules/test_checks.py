@@ -37,6 +37,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "--grammar-backend xgrammar needs a tokenizer",
         {"grammar_backend": "auto"},
     ),
+    ({"load_format": "private"}, "--load-format private stands for loaders", {"load_format": "pt"}),
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
