@@ -38,7 +38,9 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     captured_samplers: tuple[tuple[int, bool], ...] = ()
     has_score_caps: bool = True  # attention for models that cap their scores
     has_sinks: bool = True  # attention for models whose heads have a logit next to their scores
-    has_sparse_latents: bool = False  # latent attention to tokens that an indexer chooses
+    # attention of its own kind can be computed in torch (layers/attention/gathered.py): to tokens that an
+    # indexer chooses, and within chunks
+    gathers_rows: bool = False
     has_tree_attention: bool = False  # attention to drafts that form trees
     offload_problem: str = ""  # why weights cannot be offloaded to host memory; empty: they can
     has_logits: bool = True  # False: tokens do not come from logits, so no grammar can constrain them

@@ -86,7 +86,7 @@ def _attention(attention: AttentionLayer) -> AttentionSpec | LatentSpec | None:
         return _latent_spec(attention) if all(map(_is_plain, norms)) else None
     if type(attention) is not SelfAttention or attention.position_scale is not None:
         return None
-    if attention.norm_kind not in ("none", "head"):
+    if attention.norm_kind not in ("none", "head") or attention.attention.chunk:
         return None
     return _attention_spec(attention)
 

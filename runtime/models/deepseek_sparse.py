@@ -10,7 +10,8 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
-from runtime.layers.attention.sparse_latents import GatheredPlan, SparseLatents
+from runtime.layers.attention.gathered import GatheredPlan
+from runtime.layers.attention.sparse_latents import SparseLatents
 from runtime.layers.linear import Linear
 from runtime.layers.norm import LayerNorm
 from runtime.layers.weight import Layer
@@ -58,7 +59,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         super().__init__(device, dtype, config, index)
         mla = self.mla
         assert mla.indexer is not None
-        if not device.facts.has_sparse_latents or device.all_to_all is not None:
+        if not device.facts.gathers_rows or device.all_to_all is not None:
             raise ModelError(
                 "sparse attention of DeepSeek V3.2 is computed on --device cpu, without --moe-a2a-backend; "
                 "leave these out"

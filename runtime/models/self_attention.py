@@ -30,7 +30,7 @@ class SelfAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         heads, dim = config.num_heads, config.head_dim
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.qkv_proj = QkvLinear(
             device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias
         )
@@ -63,12 +63,14 @@ class SelfAttention(Layer):
         self.position_scale = config.position_scale_of(index)
         scores = Scores(config.score_scale, config.windows[index], config.score_cap)
         self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
-        self.attention.norms_rotated = config.qk_norm == "rotated"
+        self.attention.norms_rotated = config.qk_norm in ("rotated", "unit")
+        self.attention.chunk = config.chunk if rope.rope_type != "none" else 0
+        self.is_rotated = rope.rope_type != "none"
 
     def _norm(self, dtype: torch.dtype, config: ModelConfig, part: str) -> RMSNorm | ShardedNormWeight | None:
         dim, shard = config.head_dim, self.qkv_proj.outputs[part]
         match config.qk_norm:
-            case "none":
+            case "none" | "unit":
                 return None
             case "projection":
                 return ShardedNormWeight(self.device, dtype, shard, (shard.full,))
@@ -87,6 +89,10 @@ class SelfAttention(Layer):
             self._reorder(self.row_order)
         if self.q_norm is not None and self.k_norm is not None:
             self._join_norms(self.q_norm.weight.tensor, self.k_norm.weight.tensor)
+        if self.norm_kind == "unit" and self.is_rotated:
+            (q_heads, kv_heads, _), dim = self.qkv_proj.heads, self.attention.key_dim
+            weight = torch.ones(q_heads + kv_heads, dim, dtype=self.dtype, device=self.device.torch_device)
+            self.qk_norm = weight, self.norm_eps
         if self.k_scale is not None and self.v_scale is not None:
             scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
             self.attention.cache_scales = None if scales == (1, 1) else scales

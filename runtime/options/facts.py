@@ -102,6 +102,11 @@ class ModelFacts(Protocol):
         ...
 
     @property
+    def chunk(self) -> int:
+        """Tokens of a chunk that attention of some layers stays within; 0: no chunks."""
+        ...
+
+    @property
     def has_sinks(self) -> bool:
         """Whether attention heads have sinks."""
         ...

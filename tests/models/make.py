@@ -34,6 +34,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     InternLM3Config,
+    Llama4TextConfig,
     LlamaConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
@@ -198,6 +199,20 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "hunyuan_moe": (
         HunYuanMoEV1Config,
         {"num_experts": 8, "moe_topk": 3, "intermediate_size": 24, "head_dim": 32, "pad_token_id": None},
+    ),
+    "llama4": (
+        Llama4TextConfig,
+        LOCAL_EXPERTS
+        | {
+            "num_experts_per_tok": 1,
+            "head_dim": 16,
+            "intermediate_size_mlp": 72,
+            "interleave_moe_layer_step": 2,
+            "num_hidden_layers": 4,
+            "attention_chunk_size": 12,
+            "floor_scale": 8,
+            "pad_token_id": None,
+        },
     ),
     "minimax_m2": (MiniMaxM2Config, LOCAL_EXPERTS | {"head_dim": 32, "rotary_dim": 16}),
     "olmoe": (OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}),

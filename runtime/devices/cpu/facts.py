@@ -17,7 +17,7 @@ FACTS = DeviceFacts(
     graph_max_running=0,
     standby_bytes=200 << 20,
     schemes=SCHEMES,
-    has_sparse_latents=True,
+    gathers_rows=True,
     has_tree_attention=True,
     offload_problem="it computes in host memory",
 )

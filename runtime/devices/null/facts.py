@@ -5,7 +5,7 @@ from runtime.models.config.quantization_schemes import SCHEMES
 
 FACTS = DeviceFacts(
     name="null",
-    has_sparse_latents=True,
+    gathers_rows=True,
     page_size=16,
     chunk_tokens=8192,
     max_running=256,

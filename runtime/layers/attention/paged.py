@@ -5,6 +5,8 @@ from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device, ForwardBatch, Ops, PackedLatent
+from runtime.layers.attention.chunked import attend_chunks
+from runtime.layers.attention.gathered import GatheredPlan
 from runtime.layers.fused_ops import fused_ops_of, split_and_rotate
 from runtime.models.config.mla_config import MlaConfig
 
@@ -25,6 +27,7 @@ class Attention:
         # scales of keys and values, where a checkpoint has them for an fp8 cache
         self.cache_scales: tuple[float, float] | None = None
         self.norms_rotated = False  # the norm comes behind the rotation
+        self.chunk = 0  # tokens of a chunk that attention stays within (layers/attention/chunked.py); 0: none
 
     def prepare(
         self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -58,14 +61,17 @@ class Attention:
         D]."""
         if batch.page_loads is not None:
             batch.page_loads.wait(self.index)
-        k_cache, v_cache = batch.kv[self.index]
+        k_cache, _ = batch.kv[self.index]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
-            return self.ops.attention(q, k_cache, v_cache, batch.attention, self.scores).flatten(1)
+            return self._attend(q, batch).flatten(1)
         k_scale, v_scale = self.cache_scales
-        return (
-            self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.scores).flatten(1)
-            * v_scale
-        )
+        return self._attend(q * k_scale, batch).flatten(1) * v_scale
+
+    def _attend(self, q: Tensor, batch: ForwardBatch) -> Tensor:
+        caches, plan = batch.kv[self.index], batch.attention
+        if self.chunk and isinstance(plan, GatheredPlan) and plan.longest > self.chunk:
+            return attend_chunks(q, caches, plan.gathered, self.scores, self.chunk)
+        return self.ops.attention(q, *caches, plan, self.scores)
 
 
 class MlaAttention:

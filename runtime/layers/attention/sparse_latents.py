@@ -9,7 +9,6 @@ Computed in torch, over keys that are gathered row by row, so devices need to ha
 """
 
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,16 +16,6 @@ from torch import Tensor
 from runtime.devices.attention_scores import Scores
 from runtime.layers.attention import sdpa
 from runtime.layers.attention.kv_dtype import read_as
-
-
-@runtime_checkable
-class GatheredPlan(Protocol):
-    """An AttentionPlan of a device that knows where the keys of a step's rows are, for attention in torch."""
-
-    @property
-    def gathered(self) -> sdpa.AttentionPlan:
-        """The plan of attention in torch."""
-        ...
 
 
 class SparseLatents:

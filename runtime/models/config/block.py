@@ -24,8 +24,9 @@ Placement = Literal["pre", "both", "post", "parallel", "parallel_two_norms"]
 #   head        each head, before it is rotated
 #   rotated     each head, after it is rotated
 #   projection  all heads together, before they are rotated
+#   unit        as rotated, with weights of 1, in layers that rotate
 #   head_layer  each head by mean and variance, with weights of its own for each head, before it is rotated
-QkNorm = Literal["none", "head", "rotated", "projection", "head_layer"]
+QkNorm = Literal["none", "head", "rotated", "projection", "unit", "head_layer"]
 
 # gelu is the exact one, gelu_tanh its approximation, relu2 the square of relu
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]

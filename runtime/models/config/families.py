@@ -47,6 +47,41 @@ def phi_moe(raw: Fields) -> Fields:
     return {"has_head_bias": bool(raw.get("lm_head_bias"))}
 
 
+class HfLlama4(Struct, frozen=True, kw_only=True):
+    """Keys of Llama 4."""
+
+    num_hidden_layers: sizes.Layers
+    use_qk_norm: bool = True
+    no_rope_layers: list[int] | None = None  # 1 for a layer with positions
+    no_rope_layer_interval: A[int, Meta(gt=0)] = 4
+    layer_types: list[str] | None = None
+    attention_chunk_size: A[int, Meta(gt=0)] | None = 8192
+    attn_temperature_tuning: bool = True
+    attn_scale: float = 0.1
+    floor_scale: A[float, Meta(gt=0)] = 8192
+
+
+def llama4(raw: Fields) -> Fields:
+    """Layers without positions, which see everything and scale their queries; the others attend within
+    chunks, and normalize rotated heads. Raises ModelError for other combinations."""
+    hf = decoded(raw, HfLlama4)
+    count, rope = hf.num_hidden_layers, read_rope(decoded(raw, HfRope))
+    kinds = hf.no_rope_layers or [int((i + 1) % hf.no_rope_layer_interval != 0) for i in range(count)]
+    types = ["chunked_attention" if kind else "full_attention" for kind in kinds]
+    if len(kinds) != count or hf.layer_types not in (None, types):
+        raise ModelError(
+            f"config.json: no_rope_layers and layer_types must say the same of each of the {count} layers: "
+            "chunked_attention for those with positions"
+        )
+    scale = PositionScale(beta=hf.attn_scale, interval=hf.floor_scale, offset=1)
+    return {
+        "layer_ropes": tuple(rope if kind else NO_ROPE for kind in kinds),
+        "position_scales": tuple(None if kind or not hf.attn_temperature_tuning else scale for kind in kinds),
+        "chunk": hf.attention_chunk_size or 0,
+        "qk_norm": "unit" if hf.use_qk_norm else "none",
+    }
+
+
 def _without(key: str) -> Callable[[Fields], Fields]:
     """A reader that refuses a key of which no released model has another value than null or false."""
 

@@ -77,6 +77,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     score_factor: float = 0.0  # factor on attention scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # cap of attention scores (devices/attention_scores.py); 0: none
     logit_cap: float = 0.0  # cap of logits; 0: none
+    chunk: int = 0  # tokens of a chunk that attention of layers with positions stays within; 0: no chunks
     has_head_bias: bool = False  # the head has a bias
     has_sinks: bool = False  # attention heads have sinks: a learned logit among their scores
     moe: MoeConfig | None  # None: no experts

@@ -272,6 +272,16 @@ FAMILIES = {
     ),
     "InternLM3": Family(keys=(("qkv_bias", "attention_bias"), ("bias", "mlp_bias")), mlp_bias=None),
     "Llama": Family(is_pooled=True, mlp_bias=None),
+    "Llama4": Family(
+        is_rope_interleaved=True,
+        moe=experts.llama4,
+        read=families.llama4,
+        renames=(
+            (".feed_forward.", ".mlp."),
+            (".mlp.router.", ".mlp.gate."),
+            (".shared_expert.", ".shared_experts."),
+        ),
+    ),
     "MiniCPM3": Family(
         model_class="runtime.models.deepseek:DeepSeek",
         is_mla=True,

@@ -118,7 +118,7 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
     """Models that cap attention scores, have sinks or choose tokens need a device whose attention does
     that."""
     if model.mla is not None and model.mla.indexer is not None:
-        if not device.has_sparse_latents:
+        if not device.gathers_rows:
             return (
                 f"this model's tokens attend to some others (index_topk), which {device.name} does not "
                 "compute; take --device cpu"
@@ -128,6 +128,12 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
                 f"--moe-a2a-backend {plan.experts.moe_a2a_backend} spreads tokens over ranks, which this "
                 "model's attention (index_topk) does not know; leave it out"
             )
+    longest = plan.limits.context_length
+    if model.chunk and longest > model.chunk and not device.gathers_rows:
+        return (
+            f"this model attends within chunks of {model.chunk} tokens, which {device.name} does not compute "
+            f"for longer texts; give --context-length {model.chunk}, or take --device cpu"
+        )
     if model.score_cap and not device.has_score_caps:
         return (
             "this model caps its attention scores (attn_logit_softcapping), which no operator of "

@@ -27,6 +27,9 @@ MOE_MODELS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", {"num_hidden_layers": 2}),
     ("deepseek_v2", {"num_hidden_layers": 1, "q_lora_rank": None, "first_k_dense_replace": 0}),
     ("qwen3_moe", {"num_key_value_heads": 1, "decoder_sparse_step": 2, "stacked": True}),
+    ("phimoe", {"num_hidden_layers": 1}),  # routing, norms and a head of its own
+    ("minimax_m2", {"num_hidden_layers": 1}),  # norms of whole projections
+    ("deepseek_v32", {"num_hidden_layers": 2}),
 ]
 
 
