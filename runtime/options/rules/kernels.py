@@ -128,7 +128,7 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
                 f"--moe-a2a-backend {plan.experts.moe_a2a_backend} spreads tokens over ranks, which this "
                 "model's attention (index_topk) does not know; leave it out"
             )
-    longest = plan.limits.context_length
+    longest = plan.model.context_length
     if model.chunk and longest > model.chunk and not device.gathers_rows:
         return (
             f"this model attends within chunks of {model.chunk} tokens, which {device.name} does not compute "
