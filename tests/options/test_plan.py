@@ -96,6 +96,7 @@ def test_nothing_is_left_to_choose() -> None:
     left = [name for name, origin in plan().why.items() if origin.value == "auto"]
     assert left == [
         "load_format",
+        "model_impl",
         "chat_template",
         "completion_template",
         "reasoning_parser",

@@ -121,7 +121,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         """Numbers in the norms of queries and keys of a layer."""
         if self.qk_norm in ("projection", "head_layer"):
             return (self.num_heads + self.num_kv_heads) * self.head_dim
-        return 0 if self.qk_norm == "none" else 2 * self.head_dim
+        return 0 if self.qk_norm in ("none", "unit") else 2 * self.head_dim
 
     def rope_of(self, index: int) -> Rope:
         """Rotary positions of a layer."""
