@@ -19,6 +19,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     FlexOlmoConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -181,6 +182,10 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "moe_num_shared_experts": 2,
             "num_hidden_layers": 3,
         },
+    ),
+    "exaone_moe": (
+        ExaoneMoeConfig,
+        EXPERTS | {"num_hidden_layers": 4, "sliding_window": 9, "num_shared_experts": 2},
     ),
     "flex_olmo": (
         FlexOlmoConfig,

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral stacked, window": ("mixtral", {"stacked": True, "sliding_window": 7}),
     "dots1": ("dots1", {}),
     "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "exaone_moe": ("exaone_moe", {}),
     "flex_olmo": ("flex_olmo", {}),
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe no norms, stacked": (
@@ -232,6 +233,7 @@ BY_LAYERS = {
     "cohere2",
     "deepseek_v32",
     "exaone4",
+    "exaone_moe",
     "flex_olmo",
     "gemma3",
     "granite",

@@ -219,6 +219,15 @@ FAMILIES = {
         read=families.ernie_moe,
         renames=((".mlp.moe_statics.", ".mlp.gate."), (".gate.moe_statics.", ".gate.")),
     ),
+    "ExaoneMoe": Family(
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm="head",
+        defaults={"sliding_window_pattern": 4},
+        moe=experts.deepseek3_behind_one,
+        read=families.rope_in_local_layers,
+        renames=((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),),
+    ),
     "FlexOlmo": Family(placement="post", qk_norm="projection", moe=experts.olmoe, renames=SANDWICH_NAMES),
     "Glm4Moe": Family(o_bias=False, moe=experts.deepseek3_behind_one, read=families.glm4_moe),
     "Glm4MoeLite": Family(
