@@ -120,12 +120,6 @@ def linear_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
     return plain_frequencies(rope, exponents) / rope.factor
 
 
-def alpha_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
-    """The plain frequencies of theta * alpha^(D / (D - 2)): fixed NTK-aware scaling (Hunyuan, 2024)."""
-    dim = 2 * len(exponents)
-    return 1.0 / ((rope.rope_theta * rope.alpha ** (dim / (dim - 2))) ** exponents)
-
-
 def yarn_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
     """YaRN: high frequencies stay, low ones are divided by `factor`, with a ramp between them."""
     plain = plain_frequencies(rope, exponents)
@@ -206,7 +200,6 @@ SCALES = {"yarn": yarn_scale, "longrope": longrope_scale}
 FREQUENCIES = {
     "none": no_frequencies,
     "longrope": longrope_frequencies,
-    "ntk_alpha": alpha_frequencies,
     "default": plain_frequencies,
     "linear": linear_frequencies,
     "dynamic": plain_frequencies,  # up to max_position_embeddings

@@ -238,6 +238,7 @@ FAMILIES = {
     "HunYuanMoEV1": Family(
         qk_norm="rotated",
         moe=experts.hunyuan,
+        read=families.hunyuan,
         renames=(
             (".query_layernorm.", ".q_norm."),
             (".key_layernorm.", ".k_norm."),

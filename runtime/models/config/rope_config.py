@@ -21,7 +21,6 @@ class Rope(Struct, frozen=True, kw_only=True):
     rope_type: str = "default"
     rope_theta: A[float, Meta(gt=0)] = 10000.0
     factor: A[float, Meta(gt=0)] = 1.0
-    alpha: A[float, Meta(gt=0)] = 1.0  # of ntk_alpha
     attention_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
@@ -115,8 +114,6 @@ def read_rope(hf: HfRope) -> Rope:
         values["factor"] = longest / original
     if kind == "longrope" and values.get(mscale := MSCALES[longest > original]) is not None:
         values["attention_factor"] = values[mscale]
-    if kind == "dynamic" and values.get("alpha"):
-        values["rope_type"] = "ntk_alpha"
     known = {name: values[name] for name in Rope.__struct_fields__ if values.get(name) is not None}
     try:
         return msgspec.convert(known, Rope)
