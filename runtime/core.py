@@ -11,6 +11,7 @@ A scheduler and its ranks are a replica (actors/replica.py); everything else exi
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,9 @@ from msgspec import structs
 from runtime import __version__, log
 from runtime.actors.channels import Channel
 from runtime.actors.dispatcher import Dispatcher
+from runtime.actors.early_ranks import begin_loading
 from runtime.actors.open_requests import OpenRequests
+from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.actors.text_pipeline import TextPipeline
@@ -57,9 +60,12 @@ class Core:
 
     tenant = DEFAULT_TENANT
 
-    def __init__(self, plan: Plan, num_replicas: int = 1) -> None:
-        """Checks all that a start needs (start.py) before anything acts. Raises StartError."""
-        self.plan, prepared = plan, prepare(plan)
+    def __init__(self, plan: Plan, num_replicas: int = 1, processes: RankProcesses | None = None) -> None:
+        """Checks all that a start needs (start.py) before anything acts. `processes`: those of the first
+        replica's ranks, which begin to load while the tokenizer is read; None: they are started by `run`.
+        Raises StartError."""
+        self.plan = plan
+        prepared = prepare(plan, partial(begin_loading, processes, plan) if processes else None)
         self.model: ModelConfig = prepared.model
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included
@@ -85,6 +91,7 @@ class Core:
             plan,
             self.model,
             inboxes=inboxes,
+            processes=processes,
             outbox=step_tokens,
             metrics=metrics,
             adapters=None if self.adapters is None else self.adapters.setup,

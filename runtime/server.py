@@ -4,7 +4,6 @@ Everything that the process does is started here: read `main` top to bottom.
 """
 
 import gc
-import resource
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,8 @@ from anyio.abc import TaskStatus
 from msgspec import Struct
 
 from runtime import log
+from runtime.actors.child_environment import raise_open_files
+from runtime.actors.rank_processes import RankProcesses
 from runtime.admin.adapter_registry import AdapterRegistry, open_adapters
 from runtime.admin.systemd import Notifier
 from runtime.core import Core
@@ -29,7 +30,7 @@ from runtime.http.key_file import read_key_file
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import check_address, listen, serve, tls_context
 from runtime.http.settings import HttpSettings, http_settings
-from runtime.options.facts import MOST_OPEN_FILES, missing_device
+from runtime.options.facts import missing_device
 from runtime.options.groups.http import other_files
 from runtime.options.plan import Plan
 from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
@@ -39,9 +40,9 @@ from runtime.start import Prepared, prepare
 GC_THRESHOLDS = (10_000, 10, 10)
 
 
-def run(plan: Plan) -> int:
-    """Serves until a signal, or until the ranks cannot be started again. -> exit code. Raises StartError when
-    the server cannot start."""
+def run(plan: Plan, processes: RankProcesses | None = None) -> int:
+    """Serves until a signal, or until the ranks cannot be started again. -> exit code. `processes`: those of
+    the ranks, where they have been started. Raises StartError when the server cannot start."""
     log.setup(plan.logs.log_level, plan.logs.log_format)
     log.take_logging()
     for notice in plan.notices:
@@ -49,16 +50,13 @@ def run(plan: Plan) -> int:
     _raise_open_files(plan)
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.set_threshold(*GC_THRESHOLDS)
-    return uvloop.run(main(plan))
+    return uvloop.run(main(plan, processes))
 
 
 def _raise_open_files(plan: Plan) -> None:
     """Lets this process and its ranks open as many files as the machine allows them, and warns where these
     are too few for --max-connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    most = raise_open_files()
     needed = plan.http.max_connections + other_files(plan.parallel.num_ranks)
     if needed > most:
         log.get("server").warning(
@@ -112,12 +110,12 @@ def _rpc() -> ModuleType:
     return rpc
 
 
-async def main(plan: Plan) -> int:
+async def main(plan: Plan, processes: RankProcesses | None = None) -> int:
     """Starts the core and a server, and waits for their end. -> exit code. Raises StartError."""
     tls = _read_tls(plan)
     check_address(plan.http.host, plan.http.port)
     settings = http_settings(plan)
-    core = Core(plan)
+    core = Core(plan, processes=processes)
     stored_objects = open_stored_objects(core, plan, core.instruments)
     stop = anyio.Event()  # set to close the server
     # the server listens from here on

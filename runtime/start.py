@@ -8,6 +8,7 @@ ends behind it. It reads files, and it writes, sends and starts nothing.
 
 import ast
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -39,12 +40,12 @@ class Prepared(Struct, frozen=True):
     warmups: list[str]
 
 
-def prepare(plan: Plan) -> Prepared:
+def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> Prepared:
     """Reads the model's configuration, tokenizer, templates and the headers of its weights, and checks what
-    else the options name. Raises StartError (ModelError, OptionsError) for what cannot be served."""
+    else the options name. `begin` is called before the tokenizer is read, which takes longest: the rest was
+    checked then. Raises StartError (ModelError, OptionsError) for what cannot be served."""
     model = model_config(plan)
-    text = open_text(plan, model)
-    prepared = Prepared(model, text, model_card(plan, model, text.formats), warmup.parse(plan.http.warmups))
+    warmups = warmup.parse(plan.http.warmups)
     check_weights(plan)
     check_offload(plan, model)
     check_machine(plan)
@@ -53,7 +54,10 @@ def prepare(plan: Plan) -> Prepared:
     check_grammars(plan)
     if plan.observe.kv_events_config is not None and plan.observe.kv_events_config.is_on:
         require_zmq()
-    return prepared
+    if begin is not None:
+        begin(model)
+    text = open_text(plan, model)
+    return Prepared(model, text, model_card(plan, model, text.formats), warmups)
 
 
 def check_weights(plan: Plan) -> None:

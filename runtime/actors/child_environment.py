@@ -1,11 +1,14 @@
 """Child processes: how they are started, and their environment."""
 
 import os
+import resource
 import site
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from runtime.options.facts import MOST_OPEN_FILES
 
 
 def environment(num_threads: int | None) -> dict[str, str]:
@@ -28,6 +31,16 @@ def environment(num_threads: int | None) -> dict[str, str]:
     if root not in paths and root not in site.getsitepackages():
         paths.append(root)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def raise_open_files() -> int:
+    """Lets this process and its children open as many files as the machine allows them. -> how many; at
+    most MOST_OPEN_FILES are asked for"""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def start_module(

@@ -18,6 +18,7 @@ from runtime.messages.ranks import (
     FromRank,
     GrammarPrepared,
     LoadProgress,
+    ProcessSetup,
     RankFailed,
     RankReady,
     StandingBy,
@@ -121,11 +122,12 @@ class Launch(NamedTuple):
     rank: int
     generation: int
     is_standby: bool = False
+    imports: bool = False  # before it reads a StartRank, as standby ranks do
 
 
 def spawn(
     launch: Launch,
-    setup: StartRank,
+    setup: ProcessSetup | StartRank,
     plans: ring.RingFds,
     results: ring.RingFds,
     shared: Sequence[int],
@@ -146,7 +148,8 @@ def spawn(
         str(plans),
         "--results",
         str(results),
-        *(("--standby", setup.device) if launch.is_standby else ()),
+        *(("--import", setup.device) if launch.is_standby or launch.imports else ()),
+        *(("--standby",) if launch.is_standby else ()),
     ]
     process = child_environment.start_module(
         "runtime.ranks.worker",

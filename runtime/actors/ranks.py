@@ -14,17 +14,16 @@ A rank that died is not started again here: a new generation is a new Ranks (act
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
 
 import anyio
-import msgspec
 
-from runtime.actors.rank_process import Launch, RankProcess, Replies, cause_of_death, spawn
-from runtime.errors import RankDied, RingError, SpawnError, StartError
+from runtime.actors.rank_process import RankProcess, Replies, cause_of_death
+from runtime.actors.rank_processes import RankProcesses
+from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
@@ -56,16 +55,22 @@ class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(
-        self, setup: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
+        self,
+        setup: StartRank,
+        *,
+        generation: int = 1,
+        ring_bytes: int = ring.DEFAULT_BYTES,
+        processes: RankProcesses | None = None,
     ) -> None:
         """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
-        ring, a multiple of 32; longer messages travel in parts.
+        ring, a multiple of 32; longer messages travel in parts. `processes`: those of this generation that
+        have been started; None: they are started here.
         """
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self._replies = Replies(setup.tp_size)
+        self._replies = Replies(setup.tp_size) if processes is None else processes.replies
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
         self.grammars = self._replies.grammars
@@ -75,9 +80,10 @@ class Ranks:
         self._setup = setup
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
-        self._ranks: list[RankProcess] = []
+        self._processes = processes
+        self._ranks: list[RankProcess] = [] if processes is None else processes.ranks
         self._resources = ExitStack()
-        self._shared: list[int] = []  # descriptors that all ranks inherit
+        self._is_open = False  # the loop watches the processes
         self._results: list[StepResult] = []
         self._wake: Callable[[], None] | None = None
         self._changed = asyncio.Event()  # while starting: a message has come, or a rank has ended
@@ -112,7 +118,7 @@ class Ranks:
         nothing. `on_ready` is called when all have done so. Returns when `start` or `stop` was called (None),
         or with the death of a process before that. Raises SpawnError."""
         self._is_standby = True
-        self._spawn(asyncio.get_running_loop())
+        self._open()
         is_reported = False
         while not self._is_started and not self._is_stopping:
             self._changed.clear()
@@ -141,10 +147,10 @@ class Ranks:
         for index in range(self._setup.tp_size):
             on_progress(LoadProgress(index, "process"))
         try:
-            if not self._ranks:
-                self._spawn(asyncio.get_running_loop())
+            if not self._is_open:
+                self._open()
             self._changed.set()  # `stand_by` ends
-            self._send_setup()
+            self._tell()
             while True:
                 self._changed.clear()
                 for rank in self._ranks:
@@ -239,48 +245,34 @@ class Ranks:
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
-        size = self._setup.tp_size
-        try:
-            plans = self._open_ring(size)
-            if size > 1:
-                self._shared.append(os.memfd_create("rendezvous"))
-                self._resources.callback(os.close, self._shared[0])
-            self._plans = ring.Writer(plans, self.generation)
-            self._resources.callback(self._plans.close)
-            for index in range(size):
-                self._spawn_rank(loop, index, plans.for_reader(index))
-        except OSError as error:
-            raise SpawnError(
-                f"cannot start the rank processes: {error.strerror}; look at the limits of this "
-                "account (ulimit -n, ulimit -u) and at free memory"
-            ) from error
-        for wakes in plans.wakes:
-            loop.add_reader(wakes.credit, self._on_credit)
-            self._resources.callback(loop.remove_reader, wakes.credit)
-
-    def _send_setup(self) -> None:
-        setup = self._setup
-        if self._shared:
-            setup = msgspec.structs.replace(setup, rendezvous=f"/proc/self/fd/{self._shared[0]}")
-        self._plans.try_publish(self._to_ranks.encode(setup))  # a new ring is never full
-
-    def _open_ring(self, num_readers: int) -> ring.RingFds:
-        fds = ring.create(self._ring_bytes, num_readers)
-        self._resources.callback(fds.close)
-        return fds
-
-    def _spawn_rank(self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds) -> None:
-        results = self._open_ring(1)
-        reader = ring.Reader(results, self.generation)
-        self._resources.callback(reader.close)
-        launch = Launch(index, self.generation, self._is_standby)
-        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self._replies)
-        self._resources.callback(os.close, rank.pidfd)
-        self._ranks.append(rank)
-        for fd, callback in ((rank.pidfd, self._on_exit), (reader.fileno(), self._on_data)):
-            loop.add_reader(fd, callback, rank)
+    def _open(self) -> None:
+        """Starts the processes, unless that was done, and watches them. Raises SpawnError."""
+        loop, processes = asyncio.get_running_loop(), self._processes
+        if processes is None:
+            processes = self._processes = RankProcesses(
+                self._setup,
+                self.generation,
+                self._replies,
+                ring_bytes=self._ring_bytes,
+                is_standby=self._is_standby,
+            )
+        self._is_open = True
+        self._ranks, self._plans = processes.ranks, processes.plans
+        self._resources.callback(processes.close)
+        watched: list[tuple[int, Callable[..., None], list[RankProcess]]] = [
+            (credit, self._on_credit, []) for credit in processes.credits
+        ]
+        for rank in self._ranks:
+            watched += [(rank.pidfd, self._on_exit, [rank]), (rank.reader.fileno(), self._on_data, [rank])]
+        for fd, callback, arguments in watched:
+            loop.add_reader(fd, callback, *arguments)
             self._resources.callback(loop.remove_reader, fd)
+
+    def _tell(self) -> None:
+        """Sends what the ranks are to load, unless they know it."""
+        assert self._processes is not None, "open"
+        if not self._processes.is_told:
+            self._processes.send(self._setup)
 
     def _raise_failure(self) -> None:
         for rank in self._ranks:  # the cause first: other ranks may fail because of it

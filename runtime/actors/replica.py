@@ -17,6 +17,7 @@ from runtime.actors.channels import Channel, Signal
 from runtime.actors.events import EventsActor
 from runtime.actors.graph_captures import GraphCapturing
 from runtime.actors.rank_commands import RankCommands
+from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
@@ -51,13 +52,15 @@ class Replica:
         index: int,
         num_replicas: int,
         inbox: Channel[ToScheduler],
+        processes: RankProcesses | None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
         on_progress: Callable[[LoadProgress], None],
     ) -> None:
-        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `adapters` gives
+        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
+        first ones, if they have been started; `adapters` gives
         what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
         ranks start."""
         self.index = index
@@ -69,6 +72,7 @@ class Replica:
             watchdog_s=plan.schedule.watchdog_timeout,
             soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
             num_standby=plan.parallel.standby_ranks,
+            processes=processes,
             adapters=adapters,
             on_death=on_death,
             on_progress=on_progress,

@@ -9,6 +9,7 @@ from anyio.abc import TaskGroup
 
 from runtime.actors.channels import Channel
 from runtime.actors.fan_out import call_all
+from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replica import Replica
 from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
@@ -29,13 +30,15 @@ class Replicas:
         model: ModelConfig,
         *,
         inboxes: Sequence[Channel[ToScheduler]],
+        processes: RankProcesses | None = None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
         on_progress: Callable[[int, LoadProgress], None],
     ) -> None:
-        """The arguments are those of Replica; `on_progress` gets the replica's index as well."""
+        """The arguments are those of Replica; `on_progress` gets the replica's index as well, and
+        `processes` are the first replica's."""
         self._replicas = [
             Replica(
                 plan,
@@ -43,6 +46,7 @@ class Replicas:
                 index=index,
                 num_replicas=len(inboxes),
                 inbox=inbox,
+                processes=None if index else processes,
                 outbox=outbox,
                 metrics=metrics,
                 adapters=adapters,

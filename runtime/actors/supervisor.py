@@ -27,6 +27,7 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
+from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.standby import StandbyRanks
@@ -78,14 +79,16 @@ class Supervisor:
         watchdog_s: float,
         soft_watchdog_s: float = 0.0,
         num_standby: int = 0,
+        processes: RankProcesses | None = None,
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
     ) -> None:
         """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
-        ranks; `adapters` gives the adapters that new ranks must load; `on_death` is called for each death,
-        before the other ranks are stopped; `on_progress` as ranks start, until each is ready."""
-        self.ranks = Ranks(start)
+        ranks; `processes`: those of the first generation, if they have been started; `adapters` gives the
+        adapters that new ranks must load; `on_death` is called for each death, before the other ranks are
+        stopped; `on_progress` as ranks start, until each is ready."""
+        self.ranks = Ranks(start, processes=processes)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
         self.is_recovering = False

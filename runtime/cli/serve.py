@@ -16,6 +16,14 @@ def run(argv: Sequence[str]) -> int:
             return 0
     end_at_once_on_signals()
     plan = plan_for(from_argv(argv))
-    from runtime import server  # here, so that --help and a wrong option answer at once
+    # imported here, so that --help and a wrong option answer at once
+    from runtime.actors.early_ranks import open_early
 
-    return server.run(plan)
+    processes = open_early(plan)
+    try:
+        from runtime import server
+
+        return server.run(plan, processes)
+    finally:
+        if processes is not None:
+            processes.kill()  # if the server did not take them

@@ -42,6 +42,17 @@ class KeepWeights(Struct, frozen=True, array_like=True):
 DeviceOption = bool | int | float | str | list[int] | None
 
 
+class ProcessSetup(Struct, frozen=True, kw_only=True):
+    """What the processes of ranks are started with, before it is known what they load: fields of
+    StartRank."""
+
+    device: str
+    tp_size: int
+    num_threads: int | None
+    environment: dict[str, str] = {}
+    host_fds: list[int] = []
+
+
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
     """The first record of a ring: everything that a rank needs to load its share of the model."""
 

@@ -3,8 +3,8 @@
     plans    reads    StartRank, then RankCommand ..., then StopRank
     results  writes   LoadProgress ..., RankReady, then answers to commands; RankFailed before an end in error
 
-A standby rank (`--standby DEVICE`) imports what the device needs before it reads StartRank, at low
-priority, and writes StandingBy when it has done so.
+With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
+(`--standby`) does so at low priority, and writes StandingBy when it has done so.
 
 Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
 flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
@@ -95,11 +95,19 @@ class RankWorker:
     """A rank between its two rings."""
 
     def __init__(
-        self, rank: int, generation: int, plans: RingFds, results: RingFds, standby: str = ""
+        self,
+        rank: int,
+        generation: int,
+        plans: RingFds,
+        results: RingFds,
+        *,
+        imports: str = "",
+        is_standby: bool = False,
     ) -> None:
-        """`standby`: the device that this rank waits for as a standby; empty: it is started at once."""
+        """`imports`: the device whose libraries are imported before a StartRank is read; empty: none."""
         self._rank = rank
-        self._standby = standby
+        self._imports = imports
+        self._is_standby = is_standby
         self._reader = Reader(plans, generation)
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
@@ -112,13 +120,15 @@ class RankWorker:
     def run(self) -> int:
         """Serves all records of the ring; returns the exit code."""
         doing = "starting"
-        if self._standby:
+        if self._is_standby:
             Thread(target=self._stand_by, name="standby", daemon=True).start()
         try:
+            if self._imports and not self._is_standby:
+                import_device(self._imports)
             start = self._receive()
             if not isinstance(start, StartRank):
                 raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
-            if self._standby:
+            if self._is_standby:
                 set_process_name(f"rank-{self._rank}")
             if start.log_level in log.LEVELS:
                 log.setup(start.log_level, start.log_format)
@@ -145,7 +155,7 @@ class RankWorker:
         Ends the process when that fails: a start would fail as well."""
         os.setpriority(os.PRIO_PROCESS, get_native_id(), LOW_PRIORITY)
         try:
-            import_device(self._standby)
+            import_device(self._imports)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             exit_now(1)
@@ -297,7 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written"
     )
-    parser.add_argument("--standby", default="", metavar="DEVICE", help="wait as a standby for this device")
+    parser.add_argument("--import", default="", dest="imports", metavar="DEVICE", help="device to import")
+    parser.add_argument("--standby", action="store_true", help="import it at low priority")
     args = parser.parse_args(arguments)
     faulthandler.enable()
     # chain: afterwards the signal ends the process, as it does by default
@@ -306,7 +317,10 @@ def main(arguments: list[str] | None = None) -> int:
     name = f"standby-{args.rank}" if args.standby else f"rank-{args.rank}"
     if not bind_to_parent(args.parent, name):
         return 1
-    return RankWorker(args.rank, args.generation, args.plans, args.results, args.standby).run()
+    worker = RankWorker(
+        args.rank, args.generation, args.plans, args.results, imports=args.imports, is_standby=args.standby
+    )
+    return worker.run()
 
 
 if __name__ == "__main__":

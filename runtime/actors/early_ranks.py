@@ -1,0 +1,41 @@
+"""Ranks of `runtime serve` that start before the server does: most of a start is Python importing torch in
+the ranks, and in the event-loop process importing the server and reading the tokenizer.
+
+    plan ──open_early──► processes import their device ──begin_loading──► they load the model
+                         the server is imported, options are checked      the tokenizer is read
+
+Nothing is loaded before everything was checked but the tokenizer and the templates. Ranks end with the
+process where these are refused.
+"""
+
+from runtime.actors.child_environment import raise_open_files
+from runtime.actors.rank_processes import RankProcesses
+from runtime.messages.ranks import ProcessSetup
+from runtime.models.config.model_config import ModelConfig
+from runtime.options.plan import Plan
+
+
+def open_early(plan: Plan) -> RankProcesses | None:
+    """Starts the processes of the first ranks; None where they need descriptors that are opened later.
+    Raises SpawnError."""
+    if plan.tiers.enable_hierarchical_cache:
+        return None
+    raise_open_files()
+    parallel = plan.parallel
+    setup = ProcessSetup(
+        device=parallel.device,
+        tp_size=parallel.tensor_parallel_size,
+        num_threads=parallel.num_threads,
+        environment=plan.ascend.rank_environment,
+    )
+    return RankProcesses(setup, 1, imports=True)
+
+
+def begin_loading(processes: RankProcesses, plan: Plan, model: ModelConfig) -> None:
+    """Has the ranks load a model, unless something has to be done before: weights to be downloaded or
+    compared with checksums, adapters to be read."""
+    from runtime.settings import start_rank  # here, because it imports most of the server
+
+    is_here = plan.model.hub_model is None and not plan.model.model_checksum
+    if is_here and not plan.lora.enable_lora and not plan.graphs.enable_profile_cuda_graph:
+        processes.send(start_rank(plan, model))

@@ -1,0 +1,98 @@
+"""The processes and rings of one generation of ranks. Nothing here needs an event loop: `runtime serve`
+starts the processes of its first ranks before it has imported the server (actors/early_ranks.py).
+"""
+
+import os
+import subprocess
+from contextlib import ExitStack, suppress
+
+import msgspec
+
+from runtime.actors.rank_process import Launch, RankProcess, Replies, spawn
+from runtime.errors import SpawnError
+from runtime.messages.codec import Wire
+from runtime.messages.ranks import ProcessSetup, StartRank, ToRank
+from runtime.ranks import ring
+
+KILL_S = 10.0  # that a process is waited for after SIGKILL
+
+
+class RankProcesses:
+    """Processes that have been started, and wait for a StartRank; their rings are open until `close`."""
+
+    def __init__(
+        self,
+        setup: ProcessSetup | StartRank,
+        generation: int,
+        replies: Replies | None = None,
+        *,
+        ring_bytes: int = ring.DEFAULT_BYTES,
+        is_standby: bool = False,
+        imports: bool = False,
+    ) -> None:
+        """`imports`: ranks import the libraries of their device before they read a StartRank; standby ranks
+        do so too, at low priority. Raises SpawnError; nothing is left of processes and descriptors then."""
+        self.generation = generation
+        self.ring_bytes = ring_bytes
+        self.replies = replies or Replies(setup.tp_size)
+        self.ranks: list[RankProcess] = []
+        self.is_told = False  # a StartRank was sent
+        self._setup = setup
+        self._resources = ExitStack()
+        self._shared: list[int] = []  # descriptors that all ranks inherit
+        with ExitStack() as failed:
+            failed.callback(self.kill)
+            try:
+                self._start(is_standby, imports)
+            except OSError as error:
+                raise SpawnError(
+                    f"cannot start the rank processes: {error.strerror}; look at the limits of this "
+                    "account (ulimit -n, ulimit -u) and at free memory"
+                ) from error
+            failed.pop_all()
+
+    def send(self, start: StartRank) -> None:
+        """Tells all ranks what they are to load. For ranks that were not told."""
+        if self._shared:
+            start = msgspec.structs.replace(start, rendezvous=f"/proc/self/fd/{self._shared[0]}")
+        self.plans.try_publish(Wire[ToRank](ToRank).encode(start))  # a new ring is never full
+        self.is_told = True
+
+    def kill(self) -> None:
+        """Ends the processes at once, and closes everything. A process that outlives SIGKILL, held by a
+        device driver, is left to the kernel."""
+        for rank in self.ranks:
+            rank.process.kill()
+        for rank in self.ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(KILL_S)
+        self.close()
+
+    def close(self) -> None:
+        """Closes every descriptor. For processes that have ended."""
+        self._resources.close()
+
+    def _start(self, is_standby: bool, imports: bool) -> None:
+        size = self._setup.tp_size
+        fds = self._open_ring(size)
+        if size > 1:
+            self._shared.append(os.memfd_create("rendezvous"))
+            self._resources.callback(os.close, self._shared[0])
+        self.plans = ring.Writer(fds, self.generation)
+        self._resources.callback(self.plans.close)
+        self.credits = [wakes.credit for wakes in fds.wakes]
+        for index in range(size):
+            self._start_rank(Launch(index, self.generation, is_standby, imports), fds.for_reader(index))
+
+    def _start_rank(self, launch: Launch, plans: ring.RingFds) -> None:
+        results = self._open_ring(1)
+        reader = ring.Reader(results, self.generation)
+        self._resources.callback(reader.close)
+        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self.replies)
+        self._resources.callback(os.close, rank.pidfd)
+        self.ranks.append(rank)
+
+    def _open_ring(self, num_readers: int) -> ring.RingFds:
+        fds = ring.create(self.ring_bytes, num_readers)
+        self._resources.callback(fds.close)
+        return fds
