@@ -44,7 +44,6 @@ from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
 from runtime.models.config.checksums import check_files
-from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
 from runtime.settings import buckets
@@ -62,22 +61,18 @@ class Core:
 
     def __init__(self, plan: Plan, num_replicas: int = 1, processes: RankProcesses | None = None) -> None:
         """Checks all that a start needs (start.py) before anything acts. `processes`: those of the first
-        replica's ranks, which begin to load while the tokenizer is read; None: they are started by `run`.
-        Raises StartError."""
-        self.plan = plan
-        prepared = prepare(plan, partial(begin_loading, processes, plan) if processes else None)
-        self.model: ModelConfig = prepared.model
+        replica's ranks (actors/early_ranks.py); None: `run` starts them. Raises StartError."""
+        self.plan, prepared = plan, prepare(plan, partial(begin_loading, processes, plan))
+        self.model, self._warmups = prepared.model, prepared.warmups
         self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included
         self._state: State = "loading"
         self._progress = StartProgress.of_model(self.model)
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
-        self._warmups = prepared.warmups
-        requests = Channel[GenerateRequest](math.inf)
+        requests, step_tokens = Channel[GenerateRequest](math.inf), Channel[ToDetokenizer](64)
         # bounded by max_queued_requests, which the router checks
         inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
-        step_tokens = Channel[ToDetokenizer](64)
         self._open_requests = opened = OpenRequests()
         dispatcher = Dispatcher(inboxes, opened.closed)
         self._router = router = Router(opened, requests, dispatcher.send, check_open=self._check_open)

@@ -31,11 +31,13 @@ def open_early(plan: Plan) -> RankProcesses | None:
     return RankProcesses(setup, 1, imports=True)
 
 
-def begin_loading(processes: RankProcesses, plan: Plan, model: ModelConfig) -> None:
-    """Has the ranks load a model, unless something has to be done before: weights to be downloaded or
+def begin_loading(processes: RankProcesses | None, plan: Plan, model: ModelConfig) -> None:
+    """Has ranks that were opened load a model, unless something has to be done before: weights to be downloaded or
     compared with checksums, adapters to be read."""
     from runtime.settings import start_rank  # here, because it imports most of the server
 
+    if processes is None:
+        return
     is_here = plan.model.hub_model is None and not plan.model.model_checksum
     if is_here and not plan.lora.enable_lora and not plan.graphs.enable_profile_cuda_graph:
         processes.send(start_rank(plan, model))
