@@ -32,8 +32,8 @@ def open_early(plan: Plan) -> RankProcesses | None:
 
 
 def begin_loading(processes: RankProcesses | None, plan: Plan, model: ModelConfig) -> None:
-    """Has ranks that were opened load a model, unless something has to be done before: weights to be downloaded or
-    compared with checksums, adapters to be read."""
+    """Has ranks that were opened load a model, unless something has to be done before: weights to be
+    downloaded or compared with checksums, adapters to be read."""
     from runtime.settings import start_rank  # here, because it imports most of the server
 
     if processes is None:
