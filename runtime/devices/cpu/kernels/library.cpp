@@ -11,6 +11,7 @@
 #include "lora.h"
 #include "product_call.h"
 #include "program.h"
+#include "quantize.h"
 #include "refused.h"
 #include "sampling.h"
 #include "team.h"
@@ -125,6 +126,23 @@ void kernels_pack(team::Team* team, const Matrix* w, const void* source) {
 void kernels_pack_int4(team::Team* team, const Matrix* w, const uint8_t* codes, const float* scales, const uint8_t* zeros) {
     team::for_blocks(team, weights::num_blocks(*w), [=](int block) {
         weights::pack_int4_block(*w, codes, scales, zeros, block, const_cast<char*>(w->data));
+    });
+}
+
+// Rows [rows, inputs] of numbers of quantize::Source: `codes` [rows, inputs] int8, or [rows, inputs / 2] with groups, and
+// `scales` [rows, groups]. `group` 0: INT8.
+void kernels_quantize(team::Team* team, int source, const char* from, int64_t rows, int inputs, int group, char* codes,
+                      float* scales) {
+    constexpr int TOGETHER = 16;  // rows of a chunk
+    size_t row_bytes = (size_t)inputs * (source == quantize::FLOAT32 ? 4 : 2);
+    int groups = group ? (inputs + group - 1) / group : 1;
+    team::for_blocks(team, (int)((rows + TOGETHER - 1) / TOGETHER), [=](int chunk) {
+        for (int64_t i = (int64_t)chunk * TOGETHER; i < rows && i < (int64_t)(chunk + 1) * TOGETHER; i++) {
+            const char* row = from + i * row_bytes;
+            auto kind = (quantize::Source)source;
+            if (group) quantize::int4_row(kind, row, inputs, group, (uint8_t*)codes + i * (inputs / 2), scales + i * groups);
+            else scales[i] = quantize::int8_row(kind, row, inputs, (int8_t*)codes + i * inputs);
+        }
     });
 }
 

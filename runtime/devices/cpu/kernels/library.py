@@ -22,6 +22,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_join": (_POINTER, (_POINTER, _INT)),
     "kernels_pack_ggml": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_pack_int4": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_quantize": (None, (_POINTER, _INT, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER)),
     "kernels_pack_float8": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_unpack": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_product": (_POINTER, ()),
