@@ -27,7 +27,7 @@ from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
-from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight
+from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.streams import Streams
 from runtime.models.config.moe_config import Routing
@@ -383,6 +383,7 @@ class Device:
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
+    row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
     side_stream: "SideStream | None" = (
         None  # computes shared experts while the main stream computes routed ones
     )

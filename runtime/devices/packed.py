@@ -77,6 +77,17 @@ class GgmlPart:
     inputs: int  # numbers of a row
 
 
+class RowQuantizer(Protocol):
+    """A device's way of rounding plain weights while they are loaded."""
+
+    def quantize(self, values: "Tensor", group: int, codes: "Tensor", scales: "Tensor") -> bool:
+        """Fills `codes` and `scales` (float32 [rows, groups]) from plain rows [rows, inputs], to the bit as
+        layers/quantization/layouts.py does: int8 [rows, inputs] with a scale for each row (`group` 0), or
+        4-bit codes uint8 [rows, inputs / 2] with a scale for each group of inputs. -> False, and nothing is
+        filled, for what it does not do."""
+        ...
+
+
 class GgmlWeights(Protocol):
     """A device's packing of ggml's types without loss."""
 

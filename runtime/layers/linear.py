@@ -137,6 +137,7 @@ class Linear(Layer):
             self.inputs,
             tensors,
             loads_quant_bias=not self.is_row or self.device.collectives.rank == 0,
+            quantizer=self.device.row_quantizer,
         )
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:

@@ -18,6 +18,7 @@ from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.packed_folder import PackedFolder
+from runtime.devices.cpu.row_quantizer import CpuRowQuantizer
 from runtime.devices.cpu.sampling import CpuFusedOps
 from runtime.devices.cpu.self_check import load_library
 from runtime.devices.options import NoOptions, read_options
@@ -52,6 +53,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
         ggml=None if threads is None else CpuGgml(threads),
+        row_quantizer=None if threads is None else CpuRowQuantizer(threads),
         kept_weights=None if threads is None else _kept_weights(start, threads),
     )
 

@@ -121,6 +121,7 @@ class ExpertWeights:
 
     def _quantized_expert(self, first: WeightFormat, second: WeightFormat, index: int) -> Expert:
         assert self.quantized is not None
+        quantizer = self.device.row_quantizer
         is_local, hidden = self._is_local(index), replicated_shard(self.hidden)
         tensors = [
             {name: t[index] for name, t in stack.items()} if is_local else {} for stack in self.quantized
@@ -129,8 +130,22 @@ class ExpertWeights:
             (self.inner, hidden) if is_local else (Shard(self.inner.full, 0, 0), Shard(self.hidden, 0, 0))
         )
         weights = (
-            QuantizedWeight(first, {"gate": inner, "up": inner}, hidden, tensors[0], loads_quant_bias=True),
-            QuantizedWeight(second, {"": outputs}, self.inner, tensors[1], loads_quant_bias=self.is_first),
+            QuantizedWeight(
+                first,
+                {"gate": inner, "up": inner},
+                hidden,
+                tensors[0],
+                loads_quant_bias=True,
+                quantizer=quantizer,
+            ),
+            QuantizedWeight(
+                second,
+                {"": outputs},
+                self.inner,
+                tensors[1],
+                loads_quant_bias=self.is_first,
+                quantizer=quantizer,
+            ),
         )
         if is_local:
             self.example = weights

@@ -290,6 +290,8 @@ def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
     model. A block of rows at a time, by all threads: what is made of it stays in a cache."""
     values = reader[module.rows, :]
+    if _by_device(module, values):
+        return
     quantize = _online_codes if isinstance(module.format.scheme, PackedInt) else _online_numbers
     step = max(1, ONLINE_COUNT // max(1, values.shape[1]))
     for begin in range(0, len(values), step):
@@ -297,6 +299,18 @@ def load_online(module: ModuleShard, reader: TensorReader) -> None:
         weight, scale = quantize(module, values[rows].float())
         module.tensors["weight"][rows].copy_(weight)
         module.tensors["scale"][rows].copy_(scale)
+
+
+def _by_device(module: ModuleShard, values: Tensor) -> bool:
+    """Has the device quantize plain rows, where it can and this rank has all inputs. -> whether it did"""
+    weight, scheme = module.tensors["weight"], module.format.scheme
+    has_way = isinstance(scheme, Int8) or (isinstance(scheme, PackedInt) and scheme.bits == 4)
+    if module.quantizer is None or weight.device.type != "cpu" or not has_way:
+        return False
+    if module.inputs.size != module.inputs.full:
+        return False
+    group = scheme.group_size if isinstance(scheme, PackedInt) else 0
+    return module.quantizer.quantize(values, group, weight, module.tensors["scale"])
 
 
 def _online_numbers(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from runtime.devices.base import RowQuantizer
 from runtime.errors import ModelError
 from runtime.layers.weight import FLOATS, Shard, SourceTensor, TensorReader
 from runtime.models.config.quantization_schemes import WeightFormat
@@ -27,6 +28,7 @@ class ModuleShard:
     group_ids: Tensor  # int64: for each column of this rank's scales, its column in the checkpoint
     loads_quant_bias: bool  # of the ranks that split the inputs, one adds the checkpoint's quant_bias
     seen: set[str]  # names of tensors that another part of the fused weight has filled; shared by its parts
+    quantizer: RowQuantizer | None = None  # of plain weights; None: torch quantizes them
 
     @property
     def rows(self) -> slice:

@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Quantized
+from runtime.devices.base import Quantized, RowQuantizer
 from runtime.errors import ModelError
 from runtime.layers.quantization.layouts import module_tensors
 from runtime.layers.quantization.module_shard import ModuleShard
@@ -91,9 +91,11 @@ class QuantizedWeight(Layer):
         tensors: dict[str, Tensor],
         *,
         loads_quant_bias: bool,
+        quantizer: RowQuantizer | None = None,
     ) -> None:
         """`tensors`: those of `allocate_quantized`; none are needed for shards of size 0. `loads_quant_bias`:
         of the ranks that split the inputs, one adds the checkpoint's quant_bias, which is for all of them.
+        `quantizer`: the device's, for weights that are quantized while they are loaded.
         Raises ModelError for a split that leaves half a byte."""
         scheme = format.scheme
         if isinstance(scheme, PackedInt) and inputs.size * scheme.bits % 8:
@@ -112,7 +114,9 @@ class QuantizedWeight(Layer):
                 key: t[offset : offset + shard.size] if key in ROW_TENSORS else t
                 for key, t in tensors.items()
             }
-            module = module_tensors(ModuleShard(format, rows, shard, inputs, own.ids, loads_quant_bias, seen))
+            module = module_tensors(
+                ModuleShard(format, rows, shard, inputs, own.ids, loads_quant_bias, seen, quantizer)
+            )
             offset += shard.size
             for leaf, source in module.sources.items():
                 sources.setdefault(leaf, {})[name] = source
