@@ -42,7 +42,7 @@ def load(
     """Codes and scales as a module without other ranks has them."""
     count, inputs = values.shape
     is_int8 = isinstance(scheme, Int8)
-    groups = 1 if is_int8 else -(-inputs // scheme.group_size)
+    groups = 1 if isinstance(scheme, Int8) else -(-inputs // scheme.group_size)
     codes = torch.zeros(
         count, inputs if is_int8 else inputs // 2, dtype=torch.int8 if is_int8 else torch.uint8
     )
