@@ -36,7 +36,7 @@ class RankProcesses:
         self.ring_bytes = ring_bytes
         self.replies = replies or Replies(setup.tp_size)
         self.ranks: list[RankProcess] = []
-        self.is_told = False  # a StartRank was sent
+        self.has_start = False  # a StartRank was sent
         self._setup = setup
         self._resources = ExitStack()
         self._shared: list[int] = []  # descriptors that all ranks inherit
@@ -52,11 +52,11 @@ class RankProcesses:
             failed.pop_all()
 
     def send(self, start: StartRank) -> None:
-        """Tells all ranks what they are to load. For ranks that were not told."""
+        """Sends all ranks what they are to load; once."""
         if self._shared:
             start = msgspec.structs.replace(start, rendezvous=f"/proc/self/fd/{self._shared[0]}")
         self.plans.try_publish(Wire[ToRank](ToRank).encode(start))  # a new ring is never full
-        self.is_told = True
+        self.has_start = True
 
     def kill(self) -> None:
         """Ends the processes at once, and closes everything. A process that outlives SIGKILL, held by a

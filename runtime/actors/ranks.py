@@ -150,7 +150,7 @@ class Ranks:
             if not self._is_open:
                 self._open()
             self._changed.set()  # `stand_by` ends
-            self._tell()
+            self._send_start()
             while True:
                 self._changed.clear()
                 for rank in self._ranks:
@@ -268,10 +268,10 @@ class Ranks:
             loop.add_reader(fd, callback, *arguments)
             self._resources.callback(loop.remove_reader, fd)
 
-    def _tell(self) -> None:
+    def _send_start(self) -> None:
         """Sends what the ranks are to load, unless they know it."""
         assert self._processes is not None, "open"
-        if not self._processes.is_told:
+        if not self._processes.has_start:
             self._processes.send(self._setup)
 
     def _raise_failure(self) -> None:

@@ -31,7 +31,7 @@ async def test_the_first_ranks_of_a_core_are_those_that_were_opened() -> None:
     processes = open_early(plan())
     assert processes is not None
     core = Core(plan(), processes=processes)
-    assert processes.is_told  # before `run`
+    assert processes.has_start  # before `run`
     with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(core.run)
@@ -53,13 +53,13 @@ async def test_they_end_with_a_start_that_is_refused(tmp_path: Path) -> None:
     assert processes is not None
     with pytest.raises(ModelError, match="tokenizer"):
         Core(refused, processes=processes)
-    assert processes.is_told  # the tokenizer is read last
+    assert processes.has_start  # the tokenizer is read last
     processes.kill()
     assert all(is_gone(rank.process.pid) for rank in processes.ranks)
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_ranks_that_wait_are_told_when_they_start() -> None:
+async def test_ranks_that_wait_get_their_setup_when_they_start() -> None:
     """With adapters, checksums or downloads ranks load when these are there; two ranks meet."""
     processes = RankProcesses(ProcessSetup(device="null", tp_size=2, num_threads=None), 1, imports=True)
     ranks = Ranks(start_null(tp_size=2), processes=processes)
