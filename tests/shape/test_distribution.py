@@ -1,6 +1,7 @@
 """The wheel that strangers install: its name is ours, it holds all that the repository has, and every install
 line of the docs and of error texts works on it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.devices.cpu.kernels.levels import LEVELS
 from runtime.errors import DISTRIBUTION, install_line
 from tests.shape.source import ROOT
 
@@ -38,8 +40,8 @@ def install_lines() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the wheel from a copy, for setuptools leaves files behind."""
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources, for setuptools leaves files behind."""
     copy = tmp_path_factory.mktemp("copy")
     for part in PARTS:
         source = ROOT / part
@@ -47,10 +49,45 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(copy))
     (built,) = out.glob("*.whl")
     return built
+
+
+# Zig's compiler, as far as a build sees it: an object is a line that says for what it was compiled
+COMPILER = """
+import sys
+if "-o" in sys.argv:
+    open(sys.argv[sys.argv.index("-o") + 1], "w").write(" ".join(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_a_wheel_for_a_named_machine_has_its_kernels(machine: str, copy: Path, tmp_path: Path) -> None:
+    """And none of this machine's, which lie in the source tree."""
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(COMPILER)
+    here = copy / "runtime/devices/cpu/kernels/lib"
+    here.mkdir(exist_ok=True)
+    (here / "kernels-other-level.so").touch()
+    named = {"RUNTIME_WHEEL_MACHINE": machine, "PYTHONPATH": str(tmp_path)}
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "dist"))
+    _pip("wheel", *options, str(copy), **named)
+    (here / "kernels-other-level.so").unlink()
+    (built,) = (tmp_path / "dist").glob(f"*-py3-none-manylinux_2_28_{machine}.whl")
+    with zipfile.ZipFile(built) as opened:
+        found = {Path(name).name: name for name in opened.namelist() if "/kernels/lib/" in name}
+        assert found.keys() == {level.path.name for level in LEVELS if level.machine == machine}
+        for name in found.values():
+            assert f"-target {machine}-linux-gnu.2.28" in opened.read(name).decode()
 
 
 def test_it_has_every_file_of_the_package(wheel: Path) -> None:
@@ -98,9 +135,10 @@ def test_no_line_installs_the_package_of_a_stranger() -> None:
     assert not wrong
 
 
-def _pip(*arguments: str) -> str:
+def _pip(*arguments: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,

@@ -31,6 +31,7 @@ OPTIONS = (
     "-pthread",
     "-w",
 )
+GLIBC = "2.28"  # the C library, of 2018, that what Zig compiles needs at least
 UNITS = ("library.cpp", "team.cpp", "memory.cpp")
 
 
@@ -42,6 +43,11 @@ def find_compiler(machine: str | None = None) -> tuple[str, ...] | None:
     for name in names:
         if name and shutil.which(name.split()[0]):
             return tuple(name.split())
+    return find_zig()
+
+
+def find_zig() -> tuple[str, ...] | None:
+    """The command of Zig's C++ compiler, from the package `ziglang`. None: that is not installed."""
     if importlib.util.find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "c++"
     return None
@@ -57,7 +63,7 @@ def target_options(compiler: tuple[str, ...], machine: str) -> tuple[str, ...]:
     if not is_zig(compiler):
         return ()
     has_musl = is_this_machine(machine) and platform.libc_ver()[0] != "glibc"
-    return "-target", f"{machine}-linux-musl" if has_musl else f"{machine}-linux-gnu.2.28"
+    return "-target", f"{machine}-linux-musl" if has_musl else f"{machine}-linux-gnu.{GLIBC}"
 
 
 def link_command(compiler: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,13 +122,16 @@ def run(command: list[str]) -> None:
 def knows_level(compiler: tuple[str, ...], level: Level) -> bool:
     """Whether the compiler has the instructions of a level: those of AMX are younger than GCC 10."""
     options = (*target_options(compiler, level.machine), *level_options(level, compiler))
-    command = [*compiler, *options, "-x", "c++", "-fsyntax-only", "/dev/null"]
+    command = [*compiler, *options, "-E", "-x", "c++", "/dev/null"]  # Zig would link, were it not for -E
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
-    """Compiles all levels of an architecture, this machine's if none is named. -> those that were compiled
-    now. Raises RuntimeError where there is no compiler, where it fails, and for a machine without kernels."""
+def build(
+    machine: str | None = None, folder: Path = LIBRARIES, compiler: tuple[str, ...] | None = None
+) -> list[Level]:
+    """Compiles all levels of an architecture, this machine's if none is named, by the compiler that is found
+    if none is given. -> those that were compiled now. Raises RuntimeError where there is no compiler, where
+    it fails, and for a machine without kernels."""
     if machine is None and platform.system() != "Linux":
         raise RuntimeError(f"they need Linux (its futexes), and this is {platform.system()}")
     machine = machine or platform.machine()
@@ -130,7 +139,7 @@ def build(machine: str | None = None, folder: Path = LIBRARIES) -> list[Level]:
     if not levels:
         there_are = ", ".join(sorted({level.machine for level in LEVELS}))
         raise RuntimeError(f"there are none for {machine}, but for {there_are}")
-    compiler = find_compiler(machine)
+    compiler = compiler or find_compiler(machine)
     if compiler is None:
         needed = (
             "g++ or clang++" if is_this_machine(machine) else f"g++-{machine}-linux-gnu".replace("_", "-")
