@@ -88,6 +88,7 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         quantization=plan.precision.quantization,
         kept_weights=keep_weights(plan),
         reading=reading(plan),
+        weight_functions=plan.weights.custom_weight_loader or (),
         config_file=plan.weights.decrypted_config_file,
         log_level=log.level(),
         log_format=plan.logs.log_format,

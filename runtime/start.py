@@ -130,6 +130,13 @@ def check_classes(plan: Plan) -> None:
                 f"--logit-processors {path} can't be loaded ({problem}); give package.module:Class of a "
                 "module that Python finds (for your own file set PYTHONPATH=FOLDER)"
             )
+    for path in plan.weights.custom_weight_loader or ():
+        module, _, name = path.partition(":")
+        if problem := class_problem(module, name or " "):
+            raise StartError(
+                f"--custom-weight-loader {path} can't be loaded ({problem}); give package.module:function of "
+                "a module that Python finds"
+            )
     if plan.tiers.hicache_storage_backend == "dynamic":
         path = str(backend_settings(plan.tiers.hicache_storage_backend_extra_config)["module"])
         module, _, name = path.partition(":")

@@ -106,6 +106,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     expert_steps: int | None = None  # steps that the record of expert counts holds; None: nothing is counted
     kept_weights: KeepWeights = KeepWeights()
     reading: Reading = Reading()
+    weight_functions: tuple[str, ...] = ()  # --custom-weight-loader: package.module:function
     config_file: str | None = None  # read in place of config.json (--decrypted-config-file)
     log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
     log_format: str = "text"  # text or json

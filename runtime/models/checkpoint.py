@@ -1,7 +1,7 @@
 """A model's checkpoint: which tensors its files have, and slices of them without reading the rest."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from runtime.models.file_tensor import open_safetensors
 from runtime.models.mistral_names import mistral_tensor
 from runtime.models.numpy_cache import cached_tensors
 from runtime.models.rank_files import ShardTensor, rank_files, stored_regions
-from runtime.models.torch_files import torch_tensors
+from runtime.models.torch_files import LoadedTensor, torch_tensors
 
 
 class TensorSlice:
@@ -42,6 +42,9 @@ class TensorSlice:
         return stored_bytes(self.reader.get_shape(), self.reader.get_dtype())
 
 
+Function = Callable[[Path], Iterable[tuple[str, Tensor]]]
+
+
 class Checkpoint(Struct, frozen=True, kw_only=True):
     """Where a rank's weights come from, and how they are read."""
 
@@ -50,6 +53,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     reading: Reading = Reading()
     rank: int = 0
     num_ranks: int = 1
+    function: Function | None = None  # of --custom-weight-loader, which reads in place of this module
 
     @property
     def is_random(self) -> bool:
@@ -63,6 +67,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
     def files(self) -> list[Path]:
         """The files that this rank reads. Raises ModelError where one is missing."""
+        if self.function is not None:
+            return []
         paths = weight_files(self.folder, self.load_format)
         return rank_files(paths, self.rank) if self.stored_as == "sharded_state" else paths
 
@@ -70,6 +76,10 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
         """All tensors under their names in the Hugging Face layout, each valid until the next is requested.
         Raises ModelError for a damaged file and for a name that occurs twice."""
         kind = self.stored_as
+        if self.function is not None:
+            for name, tensor in self.function(self.folder):
+                yield TensorSlice(name, self.load_format, LoadedTensor(tensor))
+            return
         if kind == "gguf":
             yield from gguf_tensors(self.folder)
             return

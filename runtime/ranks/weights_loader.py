@@ -2,7 +2,9 @@
 updated."""
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import torch
 from msgspec import structs
@@ -15,10 +17,11 @@ from runtime.errors import ModelError
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_piecewise
-from runtime.models.checkpoint import Checkpoint
+from runtime.models.checkpoint import Checkpoint, Function
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.registry import model_class
+from runtime.models.config.weight_files import READ_AS, StoredAs
 from runtime.models.kept_weights import check_complete, replaced, storages
 from runtime.models.loader import allocate, check_weights, fill, layer_sizes, load
 from runtime.ranks.checkpoint_key import checkpoint_key
@@ -27,6 +30,19 @@ from runtime.ranks.weight_offload import LayerOffload, tensors
 
 # fields of the config that may differ between checkpoints of one model
 FREE_FIELDS = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")
+
+
+def weight_function(path: str) -> Function:
+    """A function of --custom-weight-loader. Raises ModelError."""
+    module, _, name = path.partition(":")
+    try:
+        found: Function = getattr(import_module(module), name)
+    except Exception as error:  # of the user's own module
+        raise ModelError(
+            f"--custom-weight-loader {path} can't be loaded ({type(error).__name__}: {error}); give "
+            "package.module:function of a module that Python finds"
+        ) from error
+    return found
 
 
 def read_model(start: StartRank) -> ModelConfig:
@@ -133,7 +149,8 @@ class WeightsLoader:
         """See checkpoint_key; empty: weights cannot be kept. Raises ModelError."""
         start, device = self.start, self.device
         # the blocks of a GGUF file are packed from where they are mapped, about as fast as they are read
-        if device.kept_weights is None or start.load_format == "dummy" or is_gguf(start.model_path):
+        is_from_files = start.load_format not in ("dummy", *start.weight_functions)
+        if device.kept_weights is None or not is_from_files or is_gguf(start.model_path):
             return ""
         try:
             return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)
@@ -143,6 +160,11 @@ class WeightsLoader:
     def of_checkpoint(self, model_path: str, load_format: str) -> "WeightsLoader":
         """The loader for another checkpoint of the same model. Raises ModelError if it is of another model,
         or if its weights do not fit."""
+        known = {*get_args(StoredAs), *READ_AS, "auto", "dummy", *self.start.weight_functions}
+        if load_format not in known:
+            raise ModelError(
+                f"load_format {load_format} is not known; take one of {', '.join(sorted(known))}"
+            )
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
         config = read_model(start)
         different = [
@@ -167,6 +189,9 @@ class WeightsLoader:
             reading=start.reading,
             rank=ranks.rank,
             num_ranks=ranks.size,
+            function=weight_function(start.load_format)
+            if start.load_format in start.weight_functions
+            else None,
         )
 
     def _empty(self, device: Device) -> Model:

@@ -3,7 +3,7 @@ names."""
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ModelError
+from runtime.messages.memory import UpdateWeights
 from runtime.messages.ranks import Reading
 from runtime.models.config.model_config import read_config
 from runtime.models.config.weight_files import check_weight_files
@@ -176,3 +177,22 @@ def test_the_numpy_cache_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
     names.write_text(json.dumps(["../config.json"]))
     with pytest.raises(ModelError, match="config.json"):
         greedy(tmp_path / "model", load_format="npcache")
+
+
+def renamed(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """A loader of one's own: its files have other names."""
+    for name, tensor in load_file(folder / "mine.dat").items():
+        yield name.removeprefix("own."), tensor
+
+
+def test_an_update_by_a_function_of_the_user(checkpoint: Path, expected: list[int], tmp_path: Path) -> None:
+    folder, path = make_checkpoint("mistral", tmp_path / "other", seed=1), f"{__name__}:renamed"
+    weights = load_file(checkpoint / "model.safetensors")
+    save_file({f"own.{name}": tensor for name, tensor in weights.items()}, folder / "mine.dat")
+    executor, ready = start(folder, dtype="float32", weight_functions=(path,))
+    for load_format, words in ((path, ""), ("nothing:here", "load_format nothing:here is not known")):
+        report = executor.update_weights(UpdateWeights(1, str(folder), load_format, is_trial=True))
+        assert words in report.error and bool(words) == bool(report.error)
+    executor.update_weights(UpdateWeights(2, str(folder), path, is_trial=False))
+    planner = Planner(executor, ready, 4)
+    assert planner.generate(planner.row(0, PROMPT, sampling()), 8) == expected

@@ -13,6 +13,7 @@ from runtime.json_value import Fields
 from runtime.models.config.gguf.container import is_gguf, split_paths
 from runtime.regular_file import open_regular, read_text
 
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")  # files that must be in the list
 MAX_BYTES = 64 * 2**20  # of the list
 THREADS = 4  # hashing releases the GIL, and disks are faster with a few readers
 
@@ -21,7 +22,7 @@ def check_files(folder: Path, list_file: Path) -> int:
     """Compares the files of `folder`, or a GGUF file, with `list_file`. -> how many were compared. Raises
     StartError for a file that differs or is missing, and for weight files that are not in the list."""
     listed = read_list(list_file)
-    weights = [path.name for path in folder.glob("*.safetensors")]
+    weights = [path.name for pattern in WEIGHTS for path in folder.glob(pattern)]
     if is_gguf(folder):  # its own files alone: the folder may have other models
         weights = [path.name for path in split_paths(folder)]
         listed = {name: listed[name] for name in weights if name in listed}

@@ -21,7 +21,12 @@ class Weights(Group, frozen=True, kw_only=True):
         ),
     ] = "default"
     custom_weight_loader: A[
-        tuple[str, ...] | None, planned("Python functions that load updated weights.")
+        tuple[str, ...] | None,
+        option(
+            "Python functions that load updated weights, as package.module:function.",
+            note="an update whose load_format names one calls it on the ranks with the path of the model; it "
+            "yields pairs of name and tensor under the names of the Hugging Face layout",
+        ),
     ] = None
     weight_loader_disable_mmap: A[
         bool,

@@ -85,3 +85,10 @@ async def test_a_server_checks_before_it_loads(tmp_path: Path) -> None:
         and isinstance(core.failure, StartError)
         and "is not what" in str(core.failure)
     )
+
+
+def test_weights_in_pickles_must_be_listed(folder: Path) -> None:
+    (listed := folder.parent / "sums").write_text(LINES)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(StartError, match=r"does not name pytorch_model\.bin"):
+        check_files(folder, listed)
