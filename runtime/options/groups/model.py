@@ -127,8 +127,8 @@ class Model(Group, frozen=True, kw_only=True):
     model_impl: A[
         ModelImpl,
         option(
-            "Whose code computes the model: this runtime's own, or that of transformers over paged "
-            "attention; auto: that of transformers for models that this runtime does not have."
+            "Whose code computes the model: the runtime's own, or that of transformers over paged attention.",
+            note="auto: that of transformers for models that this runtime does not have",
         ),
     ] = "auto"
     download_dir: A[
