@@ -54,6 +54,8 @@ class Rows:
             if own.start < own.stop:
                 found.append(self._reader[(own, *others)] if others else self._reader[own])
             offset += end - begin
+        if not found:
+            return self._reader[(slice(0, 0), *others)] if others else self._reader[slice(0, 0)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
 

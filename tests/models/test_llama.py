@@ -11,7 +11,7 @@ import torch
 
 from runtime.devices.cpu.self_check import load_library
 from tests.devices.drive import Planner, Row, sampling, start
-from tests.models.make import VOCAB_SIZE, make_checkpoint
+from tests.models.make import LONGROPE, VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference
 
 ROPE = {"rope_theta": 10000.0}
@@ -199,6 +199,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "original_max_position_embeddings": 64,
             }
         },
+    ),
+    "phi3 long": (
+        "phi3",
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 1, "attention_factor": 1.2}},
     ),
     **{
         family: (family, {})

@@ -5,8 +5,12 @@ from runtime.models.config.registry import MODELS
 
 
 def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters."""
-    if MODELS.get(config.architecture) != "runtime.models.llama:Llama":
+    """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters:
+    those with attention or a feed-forward of another kind, and those whose rows of queries and keys are
+    reordered when they are loaded."""
+    if MODELS.get(config.architecture) != "runtime.models.llama:Llama" or not config.is_gated:
+        return {}
+    if config.is_rope_interleaved or config.rope.partial_rotary_factor < 1:
         return {}
     hidden, queries, keys = (
         config.hidden_size,
