@@ -21,6 +21,12 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"num_hidden_layers": 1}),
     ("gemma2", {"num_hidden_layers": 1}),
     ("gpt_oss", {"num_hidden_layers": 1}),
+    ("cohere", {"num_hidden_layers": 1}),
+    ("glm4", {"num_hidden_layers": 1}),
+    ("olmo2", {"num_hidden_layers": 1}),
+    ("olmo2", {"num_hidden_layers": 1, "num_key_value_heads": 1}),
+    ("phi3", {"num_hidden_layers": 1}),
+    ("starcoder2", {"num_hidden_layers": 1}),
 ]
 MOE_MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"num_hidden_layers": 1}),
