@@ -276,6 +276,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return checkpoint
 
 
+@pytest.mark.sampled(120)
 @pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_equals_transformers_in_company(
@@ -302,7 +303,8 @@ def test_greedy_equals_transformers_in_company(
 
 
 @pytest.mark.parametrize(
-    "case", ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
+    "case",
+    ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "llama4"],
 )
 def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     folder, _, expected = checkpoints(case)
@@ -316,7 +318,17 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe", "deepseek_v3"]
+    "case",
+    [
+        "llama",
+        "mistral window",
+        "qwen2 tied",
+        "dynamic",
+        "qwen2_moe",
+        "deepseek_v3",
+        "deepseek_v32",
+        "llama4",
+    ],
 )
 def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on."""

@@ -32,6 +32,7 @@ def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tu
     return plan, footprint(plan, read_config(folder), machine, stored_weights(folder))
 
 
+@pytest.mark.sampled(70)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_path: Path) -> None:

@@ -141,9 +141,9 @@ def test_tokens_are_those_without_drafts(folder: Path, params: dict[str, Any], h
                 np.testing.assert_allclose([one[1], *one[3]], [two[1], *two[3]], atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "gemma2", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "gemma2", "gpt_oss", "llama4", "mistral"])
 def test_families(family: str, tmp_path: Path) -> None:
-    """Latent attention, score caps, sinks and windows, in chains and trees."""
+    """Latent and sparse attention, score caps, sinks, chunks and windows, in chains and trees."""
     folder = make_checkpoint(family, tmp_path)
     expected = [row.tokens[row.prompt_len :] for row in decoded(opened(folder), {})]
     for has_trees in (False, True):
