@@ -139,7 +139,8 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    ignored_weights: tuple[str, ...] = ()
+    # multi-token prediction of Ernie 4.5 and EXAONE MoE, which is not loaded
+    ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_")
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
 

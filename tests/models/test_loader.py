@@ -108,6 +108,13 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         start(folder)
 
 
+def test_names_of_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
+    folder = make_checkpoint("ernie4_5_moe", tmp_path)
+    tensors = load_file(folder / FILE)
+    save_file(tensors | {"model.mtp_block.0.mlp.up_proj.weight": torch.zeros(3)}, folder / FILE)
+    start(folder)
+
+
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
 
 
