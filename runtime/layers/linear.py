@@ -11,14 +11,10 @@ from torch import Tensor
 from runtime.devices.base import Device, PackedWeight, Quantized
 from runtime.devices.lora import LoraWeights
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.quantization.allocate import allocate_quantized
+from runtime.layers.quantization.dequantize import dequantized
 from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight, without_ggml
-from runtime.layers.quantization.quantized_weight import (
-    ROW_TENSORS,
-    QuantizedWeight,
-    allocate_quantized,
-    dequantized,
-    quantized_operand,
-)
+from runtime.layers.quantization.quantized_weight import ROW_TENSORS, QuantizedWeight, quantized_operand
 from runtime.layers.weight import (
     FormatLookup,
     Layer,
@@ -130,7 +126,9 @@ class Linear(Layer):
                 self.quantized.weights.pop("bias", None)
 
     def _quantized_weight(self, format: WeightFormat) -> QuantizedWeight:
-        tensors = allocate_quantized(format.scheme, self.size, self.inputs, self.device.torch_device)
+        tensors = allocate_quantized(
+            format.scheme, self.size, self.inputs, self.dtype, self.device.torch_device
+        )
         return QuantizedWeight(
             format,
             self.outputs,
@@ -168,7 +166,8 @@ class Linear(Layer):
         if self.quantized is None:
             assert self.weight is not None
             return self.weight.tensor
-        return dequantized(quantized_operand(self.quantized), self.dtype)
+        operand = quantized_operand(self.quantized)
+        return operand if isinstance(operand, Tensor) else dequantized(operand, self.dtype)
 
     def finish_loading(self) -> None:
         """Packs the weight for the device."""

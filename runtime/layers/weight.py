@@ -95,7 +95,7 @@ class SourceTensor:
     """A checkpoint tensor of shape `shape`. Its `shard` of dimension `dim` is copied to `offset` of the
     weight, unless `load` is given."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (-1,): any length
     dim: int
     shard: Shard
     offset: int = 0

@@ -74,16 +74,14 @@ class RandomTensor:
         return self.tensor[index]
 
 
+INTEGERS = {"I32": torch.int32, "I8": torch.int8, "U8": torch.uint8}
+
+
 def _random_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> Tensor:
-    if dtype in ("I32", "I8"):
-        return (
-            torch.randint(
-                -128, 128, (*shape, 4 if dtype == "I32" else 1), dtype=torch.int8, generator=generator
-            )
-            .flatten()
-            .view(torch.int32 if dtype == "I32" else torch.int8)
-            .view(shape)
-        )
+    if dtype in INTEGERS:
+        kind = INTEGERS[dtype]
+        octets = torch.randint(-128, 128, (*shape, kind.itemsize), dtype=torch.int8, generator=generator)
+        return octets.flatten().view(kind).view(shape)
     values = torch.empty(shape).uniform_(-1, 1, generator=generator)
     return (values * 448).to(torch.float8_e4m3fn) if dtype == "F8_E4M3" else values * 0.05
 
@@ -98,6 +96,10 @@ def _random_codes(shape: tuple[int, ...], dtype: str, generator: torch.Generator
 DUMMY_KINDS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
     "": _random_weight,
     "scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(1e-4, 2e-4, generator=generator),
+    "wide scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(
+        5e-3, 1e-2, generator=generator
+    ),
+    "one": lambda shape, dtype, generator: torch.ones(shape),
     "input scale": lambda shape, dtype, generator: torch.full(shape, 0.02),
     "codes": _random_codes,
     "exponents": lambda shape, dtype, generator: torch.full(shape, 120, dtype=torch.uint8),

@@ -31,7 +31,7 @@ from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
-from runtime.models.config.quantization_schemes import Ggml, WeightFormat
+from runtime.models.config.quantization_schemes import Full, Ggml, WeightFormat
 from runtime.models.config.registry import Renames
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.fused_tensors import FusedModules, split
@@ -40,9 +40,16 @@ from runtime.models.stacked_experts import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFIXES = ("model.", "bert.", "roberta.", "distilbert.")
-LEAVES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}  # other names of the same
+LEAVES = {  # other names of the same
+    "weight_scale_inv": "weight_scale",
+    "activation_scale": "input_scale",
+    "_weight_qdata": "weight",
+    "_weight_scale": "weight_scale",
+    "_weight_zero_point": "weight_zero_point",
+}
 CACHE_SCALES = ("k_scale", "v_scale")  # of a layer's attention, wherever below it the checkpoint has them
-MARKERS = ("weight_scale", "weight_packed", "qweight")  # a module with one of these tensors is quantized
+# a module with one of these tensors is quantized
+MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB")
 # heads that a model does not need to embed
 UNUSED_HEADS = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
@@ -118,6 +125,8 @@ def target_name(tensor_name: str, packed_modules: PackedModules, renames: Rename
         tensor_name = tensor_name.removeprefix(prefix)
     for old, new in renames:
         tensor_name = tensor_name.replace(old, new)
+    path, dot, below = tensor_name.partition(".weight.")  # bitsandbytes: weight.quant_state.bitsandbytes__nf4
+    tensor_name = f"{path}.weight_{below.replace('.', '_')}" if dot else tensor_name
     path, _, leaf = tensor_name.rpartition(".")
     parent, _, module = path.rpartition(".")
     if leaf in CACHE_SCALES:
@@ -191,7 +200,9 @@ def format_lookup(
                     for part, format in formats.items()
                 )
             )
-        return kinds.pop()
+        format = kinds.pop()
+        is_raw = format is not None and isinstance(format.scheme, Full) and format.stored is None
+        return None if quantized is None and is_raw else format  # random weights are plain ones
 
     return lookup
 
@@ -294,7 +305,8 @@ def _pack(model: Model, progress: Progress) -> None:
 def _check(name: str, tensor: TensorSlice, weight: Weight, source: SourceTensor) -> None:
     reader = tensor.reader
     shape = tuple(reader.get_shape())
-    if shape != source.shape and shape not in source.other_shapes:
+    wanted = (source.shape, *source.other_shapes)
+    if shape not in wanted and (-1,) * len(shape) not in wanted:
         raise ModelError(
             f"{tensor.name} in {tensor.file} has shape {list(shape)}, but config.json asks for "
             f"{list(source.shape)}; "

@@ -54,14 +54,14 @@ def start_torch_rank(
     """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start)
+    config = read_model(start, facts.schemes)
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)
     device = open_device(start, rank, dtype)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
-    loader = WeightsLoader(device, start, config, dtype)
+    loader = WeightsLoader(device, start, config, dtype, facts.schemes)
     loaded = loader.load(progress, writes=True)
     model = loaded.model
     adapters = open_adapters(device, model, start, config)

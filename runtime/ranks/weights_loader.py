@@ -20,6 +20,7 @@ from runtime.models.base import CompiledLayer, Model, is_piecewise
 from runtime.models.checkpoint import Checkpoint, Function
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import model_class
 from runtime.models.config.weight_files import READ_AS, StoredAs
 from runtime.models.kept_weights import check_complete, replaced, storages
@@ -45,8 +46,9 @@ def weight_function(path: str) -> Function:
     return found
 
 
-def read_model(start: StartRank) -> ModelConfig:
-    """The config of the model that a rank is to load. Raises ModelError."""
+def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES) -> ModelConfig:
+    """The config of the model that a rank is to load, on a device that computes these schemes. Raises
+    ModelError."""
     config = read_config(
         start.model_path,
         is_embedding=start.is_embedding,
@@ -56,7 +58,8 @@ def read_model(start: StartRank) -> ModelConfig:
         config_file=start.config_file,
         model_impl=start.model_impl,
     )
-    return structs.replace(config, has_wide_head=start.has_wide_head)
+    held = None if config.quantization is None else config.quantization.on_device(schemes)
+    return structs.replace(config, has_wide_head=start.has_wide_head, quantization=held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,17 @@ class LoadedModel:
 class WeightsLoader:
     """Makes the model of one rank from one checkpoint, as often as it is needed."""
 
-    def __init__(self, device: Device, start: StartRank, config: ModelConfig, dtype: torch.dtype) -> None:
-        """Raises StartError if layers cannot be offloaded as `start` says."""
+    def __init__(
+        self,
+        device: Device,
+        start: StartRank,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        schemes: tuple[str, ...] = SCHEMES,
+    ) -> None:
+        """`schemes`: those that the device computes. Raises StartError if layers cannot be offloaded as
+        `start` says."""
+        self.schemes = schemes
         self.start = start
         self.config = config
         self.dtype = dtype
@@ -166,7 +178,7 @@ class WeightsLoader:
                 f"load_format {load_format} is not known; take one of {', '.join(sorted(known))}"
             )
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
-        config = read_model(start)
+        config = read_model(start, self.schemes)
         different = [
             name
             for name in config.__struct_fields__
@@ -179,7 +191,7 @@ class WeightsLoader:
             )
         if load_format != "dummy":
             check_weights(self._empty(self.meta), config, self._checkpoint(start))
-        return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype)
+        return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype, self.schemes)
 
     def _checkpoint(self, start: StartRank) -> Checkpoint:
         ranks = self.meta.collectives

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_scales import WORD, GroupQuantWeight, fake_quantize, pack_group_quant
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import PackedInt
 
 MAX_INPUTS = 20000  # inputs of a product of int8 by int4 are fewer, as CANN documents it for the fused form

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import PackedInt
 
 GROUP, WORD = 32, 8  # inputs of a group are a multiple of GROUP; 4-bit codes in an int32

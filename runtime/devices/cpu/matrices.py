@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.kernels.library import Library
 from runtime.devices.packed import KeptMismatch
-from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 INPUT_MULTIPLE = 64  # inputs are padded to it

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.devices.base import Quantized
+from runtime.layers.quantization.dequantize import dequantized
 from runtime.layers.quantization.layouts import FP8_MAX
-from runtime.layers.quantization.quantized_weight import dequantized
 from runtime.models.config.quantization_schemes import Fp8, Int8
 
 CACHED_COUNT = 1 << 18  # elements of a weight that are dequantized at once

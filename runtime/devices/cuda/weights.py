@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 K_BLOCKS = (128, 64, 32, 16)  # numbers of inputs that gemm_kernel may take at a time

@@ -5,14 +5,11 @@ import torch
 from torch import Tensor
 
 from runtime.devices.all_to_all import PackedExperts
-from runtime.devices.base import Device
+from runtime.devices.base import Device, Quantized
 from runtime.errors import ModelError
 from runtime.layers.moe.ggml_experts import GgmlExperts, ggml_experts, is_ggml
-from runtime.layers.quantization.quantized_weight import (
-    QuantizedWeight,
-    allocate_quantized,
-    quantized_operand,
-)
+from runtime.layers.quantization.allocate import allocate_quantized
+from runtime.layers.quantization.quantized_weight import QuantizedWeight, quantized_operand
 from runtime.layers.weight import (
     FormatLookup,
     Layer,
@@ -96,8 +93,8 @@ class ExpertWeights:
         torch_device, lead = self.device.torch_device, (num_experts,)
         hidden = replicated_shard(self.hidden)
         self.quantized = (
-            allocate_quantized(first.scheme, 2 * self.inner.size, hidden, torch_device, lead),
-            allocate_quantized(second.scheme, self.hidden, self.inner, torch_device, lead),
+            allocate_quantized(first.scheme, 2 * self.inner.size, hidden, self.dtype, torch_device, lead),
+            allocate_quantized(second.scheme, self.hidden, self.inner, self.dtype, torch_device, lead),
         )
         return [self._quantized_expert(first, second, i - self.local.start) for i in range(self.local.full)]
 
@@ -159,12 +156,13 @@ class ExpertWeights:
             return packed
         experts = self.device.experts
         if self.quantized is not None and self.example is not None:
-            packed = experts.pack_quantized(
-                *(
-                    quantized_operand(weight, stack)
-                    for weight, stack in zip(self.example, self.quantized, strict=True)
-                )
-            )
+            stacks = zip(self.example, self.quantized, strict=True)
+            first, second = (quantized_operand(weight, stack) for weight, stack in stacks)
+            if isinstance(first, Quantized) and isinstance(second, Quantized):
+                packed = experts.pack_quantized(first, second)
+            else:
+                assert isinstance(first, Tensor) and isinstance(second, Tensor), "both have one format"
+                packed = experts.pack(first, second)
         else:
             assert self.tensors is not None
             packed = experts.pack(*self.tensors)

@@ -10,26 +10,31 @@
     online      weight, not quantized                 computed from it
 
 n is the number of codes in a 32-bit word; the first code is in the lowest bits, except in the shuffled order
-of awq.
+of awq. byte_layouts.py and bitsandbytes.py have the layouts of codes in bytes.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import gcd
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.errors import ModelError
+from runtime.layers.quantization.bitsandbytes import bitsandbytes_4
+from runtime.layers.quantization.byte_layouts import bitsandbytes_8, float4, int4_bytes, int8_bytes
 from runtime.layers.quantization.module_shard import (
     INTS,
+    SCALES,
     ModuleShard,
     ModuleTensors,
     Shapes,
     load_equal,
     load_largest,
     load_scale,
+    load_scale_factor,
     load_scale_transposed,
     load_weight,
     read_all,
@@ -38,8 +43,9 @@ from runtime.layers.quantization.module_shard import (
     shard_of,
     skip,
 )
+from runtime.layers.quantization.while_loading import dequantized_module
 from runtime.layers.weight import FLOATS, Shard, TensorReader
-from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
+from runtime.models.config.quantization_schemes import Fp8, Full, Int8, PackedInt
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # for each of eight columns, the index of its code in the word
 FP8_MAX = 448.0
@@ -61,7 +67,7 @@ def _fp8_or_int8(module: ModuleShard) -> ModuleTensors:
     scheme, full = module.format.scheme, [(module.outputs.full, module.inputs.full)]
     sources = {
         "weight": module.source(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
-        "weight_scale": module.source(_scale_shapes(module), load_scale, dummy_kind="scale"),
+        "weight_scale": module.source(_scale_shapes(module), load_scale, SCALES, dummy_kind="scale"),
     }
     optional = set()
     if not isinstance(scheme, Fp8):
@@ -90,13 +96,30 @@ def _packing(module: ModuleShard) -> tuple[PackedInt, int, int]:
     """The scheme, the number of codes in a word, and the number of input groups in the checkpoint."""
     scheme = module.format.scheme
     assert isinstance(scheme, PackedInt)
-    return scheme, 32 // scheme.bits, -(-module.inputs.full // scheme.group_size) if scheme.group_size else 1
+    groups = -(-module.inputs.full // scheme.group_size) if scheme.group_size else 1
+    return scheme, 32 // _code_bits(module), groups
+
+
+def _code_bits(module: ModuleShard) -> int:
+    """Bits of a code in the checkpoint."""
+    return module.format.code_bits or getattr(module.format.scheme, "bits", 0)
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """Codes of 32-bit words: int32 [..., n] -> uint8 [..., n * codes in a word]."""
-    packed_bytes = words.contiguous().view(torch.uint8)
-    return packed_bytes if bits == 8 else torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2)
+    """Codes of 32-bit words: int32 [..., n] -> uint8 [..., 32 * n / bits]. Codes follow each other without
+    gaps, so that codes of 3 bits may begin in one word and end in the next."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    if bits == 4:
+        return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+    if bits == 2:
+        return torch.stack([octets >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
+    run = octets.unflatten(-1, (-1, bits)).long()  # eight codes each
+    joined = sum(run[..., i] << 8 * i for i in range(bits))
+    assert isinstance(joined, Tensor)
+    codes = [joined >> bits * i & (1 << bits) - 1 for i in range(8)]
+    return torch.stack(codes, -1).flatten(-2).to(torch.uint8)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -105,28 +128,36 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
-def _word_range(module: ModuleShard, shard: Shard, per_word: int) -> slice:
-    if shard.start % per_word or shard.size % per_word:
+def _word_range(module: ModuleShard, shard: Shard, bits: int) -> slice:
+    """The words of a shard's codes. Raises ModelError where the shard begins or ends within a run of words
+    that holds whole codes."""
+    run = 32 // gcd(bits, 32)  # codes in the shortest run of whole words
+    if shard.start % run or shard.size % run:
         raise ModelError(
-            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has {per_word} "
-            "codes in one word; "
-            f"choose one that leaves multiples of {per_word}"
+            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has {run} "
+            f"codes of {bits} bits side by side; choose one that leaves multiples of {run}"
         )
-    return slice(shard.start // per_word, (shard.start + shard.size) // per_word)
+    return slice(shard.start * bits // 32, (shard.start + shard.size) * bits // 32)
 
 
 def load_packed(module: ModuleShard, reader: TensorReader) -> None:
     """Reads words [out, in/n] of compressed-tensors."""
-    scheme, per_word, _ = _packing(module)
-    words: Tensor = reader[module.rows, _word_range(module, module.inputs, per_word)]
-    module.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
+    bits = _code_bits(module)
+    words: Tensor = reader[module.rows, _word_range(module, module.inputs, bits)]
+    if bits in (4, 8):
+        module.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
+    else:
+        module.tensors["weight"].copy_(pack_codes(unpack_words(words, bits), 4))
 
 
 def load_gptq(module: ModuleShard, reader: TensorReader) -> None:
     """Reads words [in/n, out] of gptq."""
-    scheme, per_word, _ = _packing(module)
-    words: Tensor = reader[_word_range(module, module.inputs, per_word), module.rows]
-    module.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
+    bits = _code_bits(module)
+    words: Tensor = reader[_word_range(module, module.inputs, bits), module.rows]
+    if bits in (4, 8):
+        module.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
+    else:
+        module.tensors["weight"].copy_(pack_codes(unpack_words(words.T, bits), 4))
 
 
 def _unshuffle_awq(codes: Tensor) -> Tensor:
@@ -135,8 +166,8 @@ def _unshuffle_awq(codes: Tensor) -> Tensor:
 
 def load_awq(module: ModuleShard, reader: TensorReader) -> None:
     """Reads shuffled words [in, out/n] of awq."""
-    scheme, per_word, _ = _packing(module)
-    words: Tensor = reader[module.columns, _word_range(module, module.outputs, per_word)]
+    scheme = _packing(module)[0]
+    words: Tensor = reader[module.columns, _word_range(module, module.outputs, 4)]
     module.tensors["weight"].copy_(
         pack_codes(_unshuffle_awq(unpack_words(words, scheme.bits)).T.contiguous(), scheme.bits)
     )
@@ -145,7 +176,7 @@ def load_awq(module: ModuleShard, reader: TensorReader) -> None:
 def load_zeros(unpack: Callable[[Tensor, int], Tensor], module: ModuleShard, reader: TensorReader) -> None:
     """Reads zero points; `unpack` gives them as [out, groups]."""
     module.tensors["zeros"].copy_(
-        shard_of(module, unpack(read_all(reader), _packing(module)[0].bits)[: module.outputs.full])
+        shard_of(module, unpack(read_all(reader), _code_bits(module))[: module.outputs.full])
     )
 
 
@@ -191,15 +222,16 @@ def require_plain_groups(module: ModuleShard, reader: TensorReader) -> None:
 
 
 def _gptq(module: ModuleShard) -> ModuleTensors:
-    scheme, per_word, groups = _packing(module)
+    scheme, _, groups = _packing(module)
+    bits = _code_bits(module)
     outputs, inputs = module.outputs.full, module.inputs.full
     less = 0 if module.format.layout == "gptq_v2" else 1
     unpack = partial(load_zeros, lambda words, bits: unpack_words(words, bits).T + less)
     order = partial(load_equal, "order") if scheme.has_g_idx else require_plain_groups
     return ModuleTensors(
         {
-            "qweight": module.source([(inputs // per_word, outputs)], load_gptq, ("I32",)),
-            "qzeros": module.source([(groups, outputs // per_word)], unpack, ("I32",)),
+            "qweight": module.source([(inputs * bits // 32, outputs)], load_gptq, ("I32",)),
+            "qzeros": module.source([(groups, outputs * bits // 32)], unpack, ("I32",)),
             "scales": module.source([(groups, outputs)], load_scale_transposed, dummy_kind="scale"),
             "g_idx": module.source([(inputs,)], order, INTS, dummy_kind="zero"),
             "bias": module.source([(outputs,)], require_no_bias),
@@ -222,22 +254,25 @@ def load_deq_scale(module: ModuleShard, reader: TensorReader) -> None:
     )
 
 
+def _pairs(shard: Shard) -> slice:
+    """The bytes of a shard's codes, two in a byte. Raises ModelError where it begins or ends within one."""
+    if shard.start % 2 or shard.size % 2:
+        raise ModelError(
+            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has 2 codes in "
+            "one byte; choose one that leaves multiples of 2"
+        )
+    return slice(shard.start // 2, (shard.start + shard.size) // 2)
+
+
 def load_int4(module: ModuleShard, reader: TensorReader) -> None:
     """Reads modelslim's 4-bit codes: as int8, or two outputs in a byte, the first one in its lower half."""
     outputs = module.outputs
     if reader.get_shape()[0] == outputs.full:
         values = reader[module.rows, module.columns]
     else:
-        packed_bytes = reader[_word_range(module, outputs, 2), module.columns].contiguous().view(torch.uint8)
+        packed_bytes = reader[_pairs(outputs), module.columns].contiguous().view(torch.uint8)
         values = torch.stack(((packed_bytes & 15), packed_bytes >> 4), 1).flatten(0, 1)
     module.tensors["weight"].copy_(pack_codes((values.view(torch.uint8) + 8) & 15, 4))
-
-
-def load_scale_factor(module: ModuleShard, reader: TensorReader) -> None:
-    """Multiplies the scale by these factors: modelslim has one for each output and one for each group. The
-    scale is 1 before the first."""
-    scale = module.tensors["scale"]
-    scale.mul_(shard_of(module, read_all(reader).float()).to(scale.device))
 
 
 def _modelslim(module: ModuleShard) -> ModuleTensors:
@@ -247,7 +282,7 @@ def _modelslim(module: ModuleShard) -> ModuleTensors:
     optional = {"weight_offset", "bias"}
     if isinstance(scheme, PackedInt):
         groups = -(-inputs // scheme.group_size) if scheme.group_size else 0
-        if module.outputs.size:
+        if module.outputs.size and module.tensors:
             module.tensors["scale"].fill_(1)
         flat = replace(module, group_ids=torch.zeros_like(module.group_ids))
         sources |= {
@@ -349,9 +384,18 @@ LAYOUTS: dict[str, Callable[[ModuleShard], ModuleTensors]] = {
     "gptq_v2": _gptq,
     "modelslim": _modelslim,
     "online": _online,
+    "nvfp4": float4,
+    "nvfp4_packed": float4,
+    "mxfp4": float4,
+    "mxfp4_packed": float4,
+    "int4_bytes": int4_bytes,
+    "int8_bytes": int8_bytes,
+    "bitsandbytes_4": bitsandbytes_4,
+    "bitsandbytes_8": bitsandbytes_8,
 }
 
 
 def module_tensors(module: ModuleShard) -> ModuleTensors:
     """The tensors that a checkpoint has for this module."""
-    return LAYOUTS[module.format.layout](module)
+    layout = LAYOUTS[module.format.layout]
+    return dequantized_module(module, layout) if isinstance(module.format.scheme, Full) else layout(module)

@@ -15,6 +15,7 @@ from runtime.models.config.quantization_schemes import WeightFormat
 
 Shapes = list[tuple[int, ...]]
 INTS = ("I64", "I32", "I16", "I8")
+SCALES = (*FLOATS, "F8_E8M0", "U8", "F8_E4M3")  # U8: exponents, as F8_E8M0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,31 @@ def shard_of(module: ModuleShard, values: Tensor, block_rows: int = 1) -> Tensor
     return values.index_select(0, rows.clamp_(max=len(values) - 1)).index_select(1, module.group_ids)
 
 
+def to_scales(values: Tensor) -> Tensor:
+    """Scales as float32; bytes are exponents of two, plus 127 (E8M0)."""
+    return (values.view(torch.float8_e8m0fnu) if values.dtype == torch.uint8 else values).float()
+
+
 def load_scale(module: ModuleShard, reader: TensorReader) -> None:
     """Reads scales [outputs, groups], of any shape that `shard_of` takes."""
-    module.tensors["scale"].copy_(shard_of(module, read_all(reader).float(), module.format.block_rows or 1))
+    scales = to_scales(read_all(reader))
+    module.tensors["scale"].copy_(shard_of(module, scales, module.format.block_rows or 1))
+
+
+def _factor(module: ModuleShard, reader: TensorReader) -> Tensor:
+    values = read_all(reader).float()
+    values = values.reshape(1, 1) if values.numel() == 1 else shard_of(module, values)
+    return values.to(module.tensors["scale"].device)
+
+
+def load_scale_factor(module: ModuleShard, reader: TensorReader) -> None:
+    """Multiplies the scale by these factors, where a layout has several. It is 1 before the first."""
+    module.tensors["scale"].mul_(_factor(module, reader))
+
+
+def load_scale_divisor(module: ModuleShard, reader: TensorReader) -> None:
+    """Divides the scale by these numbers."""
+    module.tensors["scale"].div_(_factor(module, reader))
 
 
 def load_scale_transposed(module: ModuleShard, reader: TensorReader) -> None:

@@ -9,7 +9,7 @@ computes.
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.models.config.gguf.types import BY_NAME
@@ -18,8 +18,8 @@ from runtime.models.config.gguf.types import BY_NAME
 class Fp8(Struct, frozen=True, tag="fp8"):
     """float8_e4m3 weights. Activations are quantized to float8 as well, unless `activations` is "none"."""
 
-    # inputs that share a scale; 0: all. With groups, activations have a scale for each token and group as
-    # well
+    # inputs that share a scale; 0: all. With groups, activations that are quantized have a scale for each
+    # token and group as well
     group_size: int = 0
     # scale of the activations: none: not quantized; tensor: from the checkpoint; token: one for each token
     activations: Literal["none", "tensor", "token"] = "token"
@@ -27,14 +27,9 @@ class Fp8(Struct, frozen=True, tag="fp8"):
     @property
     def name(self) -> str:
         """The scheme's name in SCHEMES."""
-        if self.group_size:
+        if self.group_size and self.activations != "none":
             return "fp8_block"
         return {"none": "fp8_weight", "tensor": "fp8_static", "token": "fp8"}[self.activations]
-
-    @property
-    def number_bytes(self) -> float:
-        """Bytes of memory for each weight, with its share of a group's scale."""
-        return 1 + (4 / self.group_size if self.group_size else 0)
 
 
 class Int8(Struct, frozen=True, tag="int8"):
@@ -46,11 +41,6 @@ class Int8(Struct, frozen=True, tag="int8"):
     def name(self) -> str:
         """The scheme's name in SCHEMES."""
         return "int8" if self.activations == "token" else "int8_static"
-
-    @property
-    def number_bytes(self) -> float:
-        """Bytes of memory for each weight."""
-        return 1
 
 
 class PackedInt(Struct, frozen=True, tag="codes"):
@@ -69,11 +59,6 @@ class PackedInt(Struct, frozen=True, tag="codes"):
     def name(self) -> str:
         """The scheme's name in SCHEMES."""
         return f"int{self.bits}_weight" if self.activations == "none" else f"int{self.bits}_int8"
-
-    @property
-    def number_bytes(self) -> float:
-        """Bytes of memory for each weight, with its share of a group's scale and zero point."""
-        return self.bits / 8 + ((4 + self.has_zero_points) / self.group_size if self.group_size else 0)
 
 
 class Ggml(Struct, frozen=True, tag="ggml"):
@@ -95,7 +80,19 @@ class Ggml(Struct, frozen=True, tag="ggml"):
         return max(BY_NAME[name].num_bytes / BY_NAME[name].block for _, name in self.types)
 
 
-Scheme = Fp8 | Int8 | PackedInt | Ggml
+class Full(Struct, frozen=True, tag="full"):
+    """Numbers in the dtype of the model: what a checkpoint has in few bits is dequantized while it is loaded,
+    because no kernel computes with it."""
+
+    activations: Literal["none"] = "none"
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "full"
+
+
+Scheme = Fp8 | Int8 | PackedInt | Ggml | Full
 SCHEMES = (
     "fp8",
     "fp8_static",
@@ -108,7 +105,23 @@ SCHEMES = (
     "int4_int8",
 )
 Layout = Literal[
-    "fp8", "compressed-tensors", "packed", "awq", "gptq", "gptq_v2", "modelslim", "online", "gguf"
+    "fp8",
+    "compressed-tensors",
+    "packed",
+    "awq",
+    "gptq",
+    "gptq_v2",
+    "modelslim",
+    "online",
+    "gguf",
+    "nvfp4",
+    "nvfp4_packed",
+    "mxfp4",
+    "mxfp4_packed",
+    "int4_bytes",
+    "int8_bytes",
+    "bitsandbytes_4",
+    "bitsandbytes_8",
 ]
 
 
@@ -117,7 +130,36 @@ class WeightFormat(Struct, frozen=True):
 
     scheme: Scheme
     layout: Layout
-    block_rows: int = 0  # fp8: outputs of a square block that shares a scale; 0: none
+    block_rows: int = 0  # fp8: outputs of a block that shares a scale; 0: each has its own
+    code_bits: int = 0  # of the checkpoint's codes, where the scheme has more; 0: those of the scheme
+    # what the checkpoint has, where the scheme is Full; None: the layout alone says it
+    stored: Scheme | None = None
+
+    def in_full(self) -> "WeightFormat":
+        """The same weights, dequantized while they are loaded."""
+        return (
+            self
+            if isinstance(self.scheme, Full)
+            else structs.replace(self, scheme=Full(), stored=self.scheme)
+        )
+
+
+def held_bytes(scheme: Scheme, outputs: int, inputs: int, item: int) -> int:
+    """Bytes of a weight [outputs, inputs] of one rank; `item`: bytes of a number of the model's dtype.
+    layers/quantization/quantized_weight.py allocates them."""
+    if isinstance(scheme, Full):
+        return outputs * inputs * item
+    if isinstance(scheme, Ggml):
+        return int(outputs * inputs * scheme.number_bytes)
+    group = 0 if isinstance(scheme, Int8) else scheme.group_size
+    scales = outputs * (-(-inputs // group) if group else 1)
+    if isinstance(scheme, PackedInt):
+        order = 4 * inputs * scheme.has_g_idx
+        return outputs * inputs * scheme.bits // 8 + scales * (4 + scheme.has_zero_points) + order
+    static = 0
+    if scheme.activations == "tensor":  # scale, and for int8 offset and a sum for each output
+        static = 4 if isinstance(scheme, Fp8) else 8 + 4 * outputs
+    return outputs * inputs + 4 * scales + static
 
 
 def check_supported(names: tuple[str, ...], supported: tuple[str, ...], device: str) -> str | None:

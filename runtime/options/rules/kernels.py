@@ -52,11 +52,10 @@ def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
 
 def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """The device has kernels for the model's quantization schemes."""
-    return (
-        None
-        if model.quantization is None
-        else check_supported(model.quantization.schemes, device.schemes, device.name)
-    )
+    if model.quantization is None:
+        return None
+    held = model.quantization.on_device(device.schemes)
+    return check_supported(held.schemes, device.schemes, device.name)
 
 
 def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config.quantization_config import read_quantization
-from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
-from tests.models.quantise import config, inputs
+from runtime.models.config.quantization_schemes import Fp8, Full, Int8, PackedInt, Scheme
+from tests.models.quantisers import config, inputs
 
 PROJ, EXPERT, GATE = "layers.3.self_attn.q_proj", "layers.3.mlp.experts.7.down_proj", "layers.3.mlp.gate"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -84,6 +84,38 @@ def test_named_groups_come_before_the_one_for_all(tmp_path: Path) -> None:
     )
 
 
+def test_gptq_may_have_other_bits_for_some_modules(tmp_path: Path) -> None:
+    given = GPTQ | {"dynamic": {"-:.*experts.*": {}, "+:.*_proj": {"bits": 8, "group_size": -1}}}
+    assert scheme(given, EXPERT, tmp_path) is None
+    assert scheme(given, PROJ, tmp_path) == PackedInt(8, 0, has_zero_points=True)
+
+
+def test_modelopt_may_have_a_file_of_its_own(tmp_path: Path) -> None:
+    fields = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*.gate"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": fields}))
+    found = read_quantization(tmp_path, None, "modelopt_fp4")
+    assert found is not None and found.format_of(GATE) is None
+    one = found.format_of(PROJ)
+    assert one is not None and one.scheme == Fp8(16, "none") and one.layout == "nvfp4"
+
+
+def test_modelopt_may_mix(tmp_path: Path) -> None:
+    layers = {f"model.{PROJ}": {"quant_algo": "FP8"}, f"model.{EXPERT}": {"quant_algo": "NVFP4"}}
+    given = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    found = [scheme(given, name, tmp_path) for name in (PROJ, EXPERT, GATE)]
+    assert found == [Fp8(activations="tensor"), Fp8(16, "none"), None]
+
+
+def test_floats_that_a_device_lacks_are_dequantised(tmp_path: Path) -> None:
+    found = read_quantization(tmp_path, FP8, None)
+    assert found is not None and found.on_device(("fp8",)) == found
+    held = found.on_device(("int8",))
+    one = held.format_of(PROJ)
+    assert one is not None and one.scheme == Full() and one.stored == Fp8() and held.schemes == ()
+    online = read_quantization(tmp_path, None, "fp8")
+    assert online is not None and online.on_device(("int8",)).schemes == ("fp8",)
+
+
 def test_modelslim_names_each_module(tmp_path: Path) -> None:
     names = {
         f"model.{PROJ}.weight": "W8A8",
@@ -106,14 +138,23 @@ def test_modelslim_names_each_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"quant_method": "quark"}, ["quark", "unquantised"]),
+        ({"quant_method": "hqq"}, ["hqq", "unquantised"]),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, ["modelopt", "W4A8_AWQ"]),
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}},
+            },
+            ["torchao", "Int4WeightOnlyConfig"],
+        ),
+        ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "neither"]),
         (AWQ | {"version": "gemv"}, ["awq", "gemv"]),
         (GPTQ | {"lm_head": True}, ["gptq", "lm_head"]),
-        (GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}, ["dynamic"]),
+        (GPTQ | {"dynamic": {"+:.*": {"bits": 5}}}, ["5 bits"]),
         (GPTQ | {"checkpoint_format": "marlin"}, ["marlin"]),
-        (FP8 | {"weight_block_size": [128, 64]}, ["128, 64"]),
+        (FP8 | {"weight_block_size": [128, 64], "activation_scheme": "static"}, ["128, 64", "static"]),
         ({"quant_method": "compressed-tensors", "format": "x"}, ["compressed-tensors", "config_groups"]),
-        (config("nvfp4-pack-quantized", "float", 4, "tensor_group", None), ["4 bits", "nvfp4"]),
+        (config("mxfp6-pack-quantized", "float", 6, "group", None), ["6 bits", "mxfp6"]),
         (config("int-quantized", "int", 8, "channel", inputs("int", True, False)), ["activations"]),
         (config("int-quantized", "int", 8, "group", inputs("int", True)), ["int8 weights by group"]),
     ],
