@@ -44,6 +44,7 @@ from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
 from runtime.models.config.checksums import check_files
+from runtime.options.footprint import loading_notice
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
 from runtime.settings import buckets
@@ -172,6 +173,8 @@ class Core:
                     "transformers' own code computes this model, over paged attention",
                     architecture=self.model.architecture,
                 )
+            if (notice := loading_notice(self.plan, self.model)) is not None:
+                log.get("start").info(notice)
             await check_model(self.plan, self._progress)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:

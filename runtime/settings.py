@@ -25,6 +25,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.groups.model import THREAD_SETTINGS
+from runtime.options.facts import device_facts
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
@@ -209,8 +210,8 @@ def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> Cha
 
 
 def model_config(plan: Plan) -> ModelConfig:
-    """Reads config.json. Raises ModelError."""
-    return read_config(
+    """Reads config.json, for what the device computes. Raises ModelError."""
+    model = read_config(
         plan.model.model_path,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
@@ -219,6 +220,10 @@ def model_config(plan: Plan) -> ModelConfig:
         config_file=plan.weights.decrypted_config_file,
         model_impl=plan.model.model_impl,
     )
+    if model.quantization is None:
+        return model
+    schemes = device_facts(plan.parallel.device).schemes
+    return msgspec.structs.replace(model, quantization=model.quantization.on_device(schemes))
 
 
 def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelCard:

@@ -16,7 +16,7 @@ import msgspec
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
 from runtime.options.facts import MachineFacts, this_machine
-from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
+from runtime.options.footprint import Footprint, Stored, footprint, loading_notice, stored_weights
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
@@ -69,6 +69,7 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     checked = _check(plan)
     shown = plan.public()
     notices = [*plan.notices, *checked.notes]
+    notices += filter(None, [loading_notice(plan, checked.prepared.model)])
     if plan.memory.max_total_tokens is not None:
         notices += filter(None, [plan.memory.pool_notice(_footprint(plan, checked, machine)[0].pool_tokens)])
     if arguments.diff:
@@ -105,7 +106,9 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints the memory of one rank. Returns 0 if it fits, else 1."""
     plan = plan_for(from_argv(options))
     machine = this_machine()
-    rank, stored = _footprint(plan, _check(plan), machine)
+    checked = _check(plan)
+    rank, stored = _footprint(plan, checked, machine)
+    notice = loading_notice(plan, checked.prepared.model, stored.dtype)
     fits = (
         rank.num_pages > 1 and rank.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
     )
@@ -118,11 +121,14 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
                     "fits": fits,
+                    "notice": notice,
                 }
             )
         )
     else:
         print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits)))
+        if notice is not None:
+            print(f"note: {notice}")
     return 0 if fits else 1
 
 

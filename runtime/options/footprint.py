@@ -29,9 +29,9 @@ from runtime.options.model_sizes import (
     float_bytes,
     kv_heads,
     offloaded_bytes,
-    saved_bytes,
     weight_count,
 )
+from runtime.options.quantized_sizes import Ranks, quantization_notice, saved_bytes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
@@ -116,14 +116,9 @@ def footprint(
 
     Raises StartError where the weights that are to be offloaded cannot lie in host memory.
     """
-    dtype = plan.precision.dtype if plan.precision.dtype != "auto" else STORED.get(stored.dtype, "float32")
-    item = DTYPE_BYTES[dtype]
-    sizes = (
-        plan.parallel.tensor_parallel_size,
-        plan.experts.expert_parallel_size,
-        1 if plan.experts.uses_all_to_all else plan.parallel.tensor_parallel_size,
-    )
-    weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, *sizes, item)
+    item = DTYPE_BYTES[_dtype(plan, stored.dtype)]
+    sizes = _ranks(plan)
+    weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, sizes, item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
     all_weights, weights = weights, weights - offloaded + buffers
@@ -158,6 +153,22 @@ def footprint(
         budget_bytes=budget,
         bound=bound,
     )
+
+
+def _dtype(plan: Plan, stored: str) -> str:
+    return plan.precision.dtype if plan.precision.dtype != "auto" else STORED.get(stored, "float32")
+
+
+def _ranks(plan: Plan) -> Ranks:
+    ranks = plan.parallel.tensor_parallel_size
+    return Ranks(ranks, plan.experts.expert_parallel_size, 1 if plan.experts.uses_all_to_all else ranks)
+
+
+def loading_notice(plan: Plan, model: ModelConfig, stored: str = "") -> str | None:
+    """One line where weights are quantized or dequantized while they are loaded; None: they are not.
+    `stored`: the dtype of most of the checkpoint's bytes."""
+    dtype = _dtype(plan, stored)
+    return quantization_notice(model, _ranks(plan), dtype, DTYPE_BYTES[dtype])
 
 
 def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:

@@ -6,6 +6,7 @@ from runtime.messages.memory import OffloadSpec, offloaded_layers
 from runtime.models.config.encoder_config import Encoder, RotaryEncoder
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
+from runtime.options.quantized_sizes import Ranks, layer_saved_bytes
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
     from runtime.messages.lora import AdapterSetup
@@ -68,9 +69,10 @@ def offloaded_bytes(
     `sizes`: ranks, expert ranks and shared ranks, as in weight_count."""
     if spec is None:
         return 0, 0
-    full = weight_count(model, *sizes) * item
-    part = 1.0 if not full else 1 - saved_bytes(model, *sizes, item) / full
-    layers = [int(layer_count(model, i, *sizes) * item * part) for i in range(model.num_layers)]
+    layers = [
+        layer_count(model, i, *sizes) * item - layer_saved_bytes(model, i, Ranks(*sizes), item)
+        for i in range(model.num_layers)
+    ]
     kept = [layers[i] for i in offloaded_layers(spec, layers)]
     return sum(kept), max(kept) * (spec.ahead + 1)
 
@@ -169,26 +171,6 @@ def feed_forward_count(
     return hidden * (
         3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
     )
-
-
-def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks: int, item: int) -> int:
-    """Bytes that quantization saves on one rank, within a few per cent: scales of single outputs are not
-    counted."""
-    if model.quantization is None:
-        return 0
-    saved, format_of = 0.0, model.quantization.format_of
-    for i in range(model.num_layers):
-        expert = "experts.0." if model.moe is not None and model.moe.layers[i] else ""
-        for name, count in (
-            (f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
-            (
-                f"layers.{i}.mlp.{expert}down_proj",
-                feed_forward_count(model, i, ranks, expert_ranks, shared_ranks),
-            ),
-        ):
-            if (stored := format_of(name)) is not None:
-                saved += count * (item - stored.scheme.number_bytes)
-    return int(saved)
 
 
 def float_bytes(model: ModelConfig) -> int:

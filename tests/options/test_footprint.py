@@ -29,7 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tuple[Plan, Footprint]:
     plan = plan_for(from_values({"model_path": str(folder)} | options), machine)
-    return plan, footprint(plan, read_config(folder), machine, stored_weights(folder))
+    model = read_config(folder, quantization=options.get("quantization"))
+    return plan, footprint(plan, model, machine, stored_weights(folder))
 
 
 @pytest.mark.sampled(70)
@@ -162,17 +163,42 @@ def test_broken_files_are_named(content: bytes, tmp_path: Path) -> None:
         stored_weights(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["awq", "fp8 block", "ct int8", "modelslim W4A8_DYNAMIC"])
-def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path) -> None:
-    """Scales of single outputs, which count in a model as small as this one, are left out."""
+SAMPLED = (
+    "awq",
+    "fp8 static",
+    "fp8 block",
+    "ct int8 static",
+    "gptq 3",
+    "gptq order",
+    "nf4",
+    "modelopt nvfp4",
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_quantised_weights_are_those_of_a_rank(name: str, family: str, tmp_path: Path) -> None:
     from tests.devices.drive import start
     from tests.models.quantise import quantise
 
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128}
-    quantise(make_checkpoint("qwen3_moe", tmp_path / "plain", **sizes), tmp_path, name)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64}
+    if family == "deepseek_v3":
+        sizes |= {"q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32}
+    quantise(make_checkpoint(family, tmp_path / "plain", **sizes), tmp_path, name)
     _, found = planned(tmp_path / "quantised")
-    assert found.weights_bytes == pytest.approx(start(tmp_path / "quantised")[1].weights_bytes, rel=0.06)
-    assert found.weights_bytes < 0.5 * planned(tmp_path / "plain")[1].weights_bytes
+    taken = start(tmp_path / "quantised")[1].weights_bytes
+    assert found.weights_bytes == pytest.approx(taken, rel=0.002)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "w8a8_int8", "int4"])
+def test_weights_quantised_while_loading_are_those_of_a_rank(quantization: str, tmp_path: Path) -> None:
+    from tests.devices.drive import start
+
+    folder = make_checkpoint("qwen3_moe", tmp_path, moe_intermediate_size=32)
+    _, found = planned(folder, quantization=quantization)
+    assert found.weights_bytes == pytest.approx(
+        start(folder, quantization=quantization)[1].weights_bytes, rel=0.002
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])

@@ -7,6 +7,7 @@ has for the whole tensor or for a square block is repeated. devices/cpu/quantize
 computes.
 """
 
+from math import gcd
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -144,15 +145,20 @@ class WeightFormat(Struct, frozen=True):
         )
 
 
-def held_bytes(scheme: Scheme, outputs: int, inputs: int, item: int) -> int:
-    """Bytes of a weight [outputs, inputs] of one rank; `item`: bytes of a number of the model's dtype.
-    layers/quantization/quantized_weight.py allocates them."""
+def held_bytes(scheme: Scheme, outputs: int, inputs: int, full_inputs: int, item: int) -> int:
+    """Bytes of one rank's weight [outputs, inputs]; `full_inputs`: before a split over ranks, `item`: bytes
+    of a number of the model's dtype. layers/quantization/allocate.py allocates them."""
     if isinstance(scheme, Full):
         return outputs * inputs * item
     if isinstance(scheme, Ggml):
         return int(outputs * inputs * scheme.number_bytes)
     group = 0 if isinstance(scheme, Int8) else scheme.group_size
-    scales = outputs * (-(-inputs // group) if group else 1)
+    if group and isinstance(scheme, PackedInt) and scheme.has_g_idx:
+        inputs_of_groups, width = full_inputs, group
+    else:  # a split in the middle of a group makes smaller groups of it
+        inputs_of_groups = inputs
+        width = group if inputs == full_inputs or not group or inputs % group == 0 else gcd(group, inputs)
+    scales = outputs * (-(-inputs_of_groups // width) if group else 1)
     if isinstance(scheme, PackedInt):
         order = 4 * inputs * scheme.has_g_idx
         return outputs * inputs * scheme.bits // 8 + scales * (4 + scheme.has_zero_points) + order

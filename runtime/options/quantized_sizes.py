@@ -1,0 +1,142 @@
+"""What quantization changes in the bytes of a rank's weights, from config.json alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.moe_config import MoeConfig
+from runtime.models.config.quantization_schemes import Full, Scheme, WeightFormat, held_bytes
+
+BITS_OF_FOUR = 4.5  # bits of a number of bitsandbytes: 4, and a float32 for 64 numbers
+
+
+class Ranks(NamedTuple):
+    """Ranks that split a dense weight, experts, and a shared expert."""
+
+    dense: int
+    experts: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of one rank. Parts of a fused weight are named one by one."""
+
+    names: tuple[str, ...]  # those of the checkpoint's modules
+    outputs: tuple[int, ...]  # of each part
+    inputs: int
+    full_inputs: int  # before a split over ranks
+    copies: int = 1  # experts
+
+    @property
+    def count(self) -> int:
+        """Numbers of the weight and its copies."""
+        return self.copies * sum(self.outputs) * self.inputs
+
+    def held_bytes(self, formats: list[WeightFormat | None], item: int) -> int:
+        """Bytes where each part has a format; None: it is plain. `item`: bytes of a plain number."""
+        schemes = [None if one is None else one.scheme for one in formats]
+        if len(set(schemes)) == 1:
+            return self.copies * self._bytes(schemes[0], sum(self.outputs), item)
+        parts = zip(schemes, self.outputs, strict=True)
+        return self.copies * sum(self._bytes(scheme, outputs, item) for scheme, outputs in parts)
+
+    def _bytes(self, scheme: Scheme | None, outputs: int, item: int) -> int:
+        if scheme is None:
+            return outputs * self.inputs * item
+        return held_bytes(scheme, outputs, self.inputs, self.full_inputs, item)
+
+
+def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
+    """The weights of a layer that may be quantized."""
+    yield from _attention(model, f"layers.{layer}.self_attn.", ranks.dense)
+    block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
+    if moe is None or not moe.layers[layer]:
+        yield from _mlp(block, hidden, model.intermediate_size, ranks.dense)
+    elif not moe.is_stacked:
+        split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
+        yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
+        if moe.shared_size:
+            yield from _mlp(block + shared_name(moe), hidden, moe.shared_size, ranks.shared)
+
+
+def shared_name(moe: MoeConfig) -> str:
+    """The module of the shared experts."""
+    return "shared_expert." if moe.has_shared_gate else "shared_experts."
+
+
+def _mlp(block: str, hidden: int, inner: int, ranks: int, copies: int = 1) -> Iterator[Weight]:
+    own = inner // ranks
+    yield Weight((block + "gate_proj", block + "up_proj"), (own, own), hidden, hidden, copies)
+    yield Weight((block + "down_proj",), (hidden,), own, inner, copies)
+
+
+def _attention(model: ModelConfig, block: str, ranks: int) -> Iterator[Weight]:
+    hidden, latent, heads = model.hidden_size, model.mla, model.num_heads // ranks
+    if latent is None:
+        q, kv = heads * model.head_dim, max(1, model.num_kv_heads // ranks) * model.head_dim
+        names = tuple(f"{block}{name}_proj" for name in "qkv")
+        yield Weight(names, (q, kv, kv), hidden, hidden)
+        yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
+        return
+    queries, values = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim
+    first = latent.q_rank or queries
+    rest = latent.kv_rank + latent.rope_dim
+    names = (block + ("q_a_proj" if latent.q_rank else "q_proj"), block + "kv_a_proj_with_mqa")
+    yield Weight(names, (first, rest), hidden, hidden)
+    if latent.q_rank:
+        yield Weight((block + "q_b_proj",), (queries,), latent.q_rank, latent.q_rank)
+    up = heads * (latent.nope_dim + latent.value_dim)
+    yield Weight((block + "kv_b_proj",), (up,), latent.kv_rank, latent.kv_rank)
+    yield Weight((block + "o_proj",), (hidden,), values, model.num_heads * latent.value_dim)
+
+
+def layer_saved_bytes(model: ModelConfig, layer: int, ranks: Ranks, item: int) -> int:
+    """Bytes that quantization saves on one rank in a layer."""
+    if model.quantization is None or model.encoder is not None:
+        return 0
+    saved, format_of = 0, model.quantization.format_of
+    for weight in weights_of_layer(model, layer, ranks):
+        saved += weight.count * item - weight.held_bytes([format_of(name) for name in weight.names], item)
+    return saved
+
+
+def saved_bytes(model: ModelConfig, ranks: Ranks, item: int) -> int:
+    """Bytes that quantization saves on one rank."""
+    return sum(layer_saved_bytes(model, i, ranks, item) for i in range(model.num_layers))
+
+
+def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int) -> str | None:
+    """One line where weights are quantized or dequantized while they are loaded, with the bytes of a rank;
+    None: they are read as they are."""
+    if model.quantization is None or model.encoder is not None:
+        return None
+    held = stored = 0
+    names: set[str] = set()
+    for i in range(model.num_layers):
+        for weight in weights_of_layer(model, i, ranks):
+            formats = [model.quantization.format_of(name) for name in weight.names]
+            if model.quantization.is_online and formats[0] is not None:
+                stored += weight.count * item
+                names.add(formats[0].scheme.name)
+            elif (one := formats[0]) is not None and isinstance(one.scheme, Full):
+                stored += _stored_bytes(weight, one)
+                names.add(one.layout.removesuffix("_4") if one.stored is None else one.stored.name)
+            else:
+                continue
+            held += weight.held_bytes(formats, item)
+    if not names:
+        return None
+    kinds, sizes = ", ".join(sorted(names)), f"{held / 1e9:.2f} GB a rank in place of {stored / 1e9:.2f}"
+    if model.quantization.is_online:
+        method = model.quantization.method
+        return f"--quantization {method}: weights are quantized to {kinds} while loading, {sizes}"
+    return f"no kernel computes {kinds}: weights are dequantized to {dtype} while loading, {sizes}"
+
+
+def _stored_bytes(weight: Weight, format: WeightFormat) -> int:
+    if format.stored is None:
+        return int(weight.count * BITS_OF_FOUR / 8)
+    outputs = sum(weight.outputs)
+    return weight.copies * held_bytes(format.stored, outputs, weight.inputs, weight.full_inputs, 1)
