@@ -23,9 +23,11 @@ from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, KeepWeights, Reading, StartRank
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
+from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.facts import device_facts
+from runtime.options.groups.precision import requested_quantization
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
@@ -86,11 +88,12 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         has_wide_head=plan.precision.enable_fp32_lm_head,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
-        quantization=plan.precision.quantization,
+        quantization=requested_quantization(plan.precision),
         kept_weights=keep_weights(plan),
         reading=reading(plan),
         weight_functions=plan.weights.custom_weight_loader or (),
         config_file=plan.weights.decrypted_config_file,
+        cache_scales=cache_scales(plan, model),
         log_level=log.level(),
         log_format=plan.logs.log_format,
     )
@@ -102,6 +105,14 @@ def reading(plan: Plan) -> Reading:
     counts = [count for name in THREAD_SETTINGS if isinstance(count := given.get(name), int)]
     uses_mmap = not plan.weights.weight_loader_disable_mmap
     return Reading(counts[0], uses_mmap) if counts else Reading(uses_mmap=uses_mmap)
+
+
+def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
+    """The scales of --quantization-param-path, by rank and layer. Raises ModelError."""
+    path = plan.precision.quantization_param_path
+    if path is None:
+        return ()
+    return read_cache_scales(path, plan.parallel.tensor_parallel_size, model.num_layers)
 
 
 def keep_weights(plan: Plan) -> KeepWeights:
@@ -215,7 +226,7 @@ def model_config(plan: Plan) -> ModelConfig:
         plan.model.model_path,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
-        quantization=plan.precision.quantization,
+        quantization=requested_quantization(plan.precision),
         overrides=plan.model.json_model_override_args,
         config_file=plan.weights.decrypted_config_file,
         model_impl=plan.model.model_impl,

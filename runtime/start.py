@@ -27,7 +27,7 @@ from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
 from runtime.service import ModelCard
-from runtime.settings import TextSetup, model_card, model_config, open_text
+from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
 
 
@@ -47,6 +47,7 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     model = model_config(plan)
     warmups = warmup.parse(plan.http.warmups)
     check_weights(plan)
+    cache_scales(plan, model)
     check_offload(plan, model)
     check_machine(plan)
     check_folders(plan)

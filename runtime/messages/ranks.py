@@ -93,7 +93,9 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
-    quantization: str | None = None  # --quantization
+    quantization: str | None = None  # what the checkpoint's shall be, or what it is quantized to
+    # of an fp8 cache, by rank and layer, in place of the checkpoint's; (): the checkpoint's
+    cache_scales: tuple[tuple[float, ...], ...] = ()
     model_impl: str = "auto"  # whose code computes the model (models/config/transformers_config.py)
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph may serve fewer sequences than it has rows

@@ -49,6 +49,7 @@ class SelfAttention(Layer):
         self.qk_norm: tuple[Tensor, float] | None = None
         self.projection_norm: Callable[[Tensor], Tensor] | None = None  # of queries and keys, in other kinds
         is_quantized = config.quantization is not None
+        self.given_scales = config.cache_scales[index : index + 1]  # in place of the checkpoint's
         self.k_scale, self.v_scale = (kv_cache_scale() if is_quantized else None for _ in range(2))
         own = even_shard(heads, device.collectives, "attention heads")
         self.sinks = (
@@ -97,6 +98,8 @@ class SelfAttention(Layer):
             scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
             self.attention.cache_scales = None if scales == (1, 1) else scales
             self.k_scale = self.v_scale = None
+        if self.given_scales:
+            self.attention.cache_scales = self.given_scales[0], self.given_scales[0]
 
     def _reorder(self, order: list[int]) -> None:
         """Brings the rows of each query and key head, and the numbers of their norms, into this order."""

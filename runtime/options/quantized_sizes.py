@@ -131,7 +131,7 @@ def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int)
     kinds, sizes = ", ".join(sorted(names)), f"{held / 1e9:.2f} GB a rank in place of {stored / 1e9:.2f}"
     if model.quantization.is_online:
         method = model.quantization.method
-        return f"--quantization {method}: weights are quantized to {kinds} while loading, {sizes}"
+        return f"{method}: weights are quantized to {kinds} while loading, {sizes}"
     return f"no kernel computes {kinds}: weights are dequantized to {dtype} while loading, {sizes}"
 
 

@@ -212,7 +212,7 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
         folders.model.value,
         is_embedding=parsed.options.model.is_embedding,
         pooling=parsed.options.model.pooling,
-        quantization=parsed.options.precision.quantization,
+        quantization=precision.requested_quantization(parsed.options.precision),
         overrides=parsed.options.model.json_model_override_args,
         config_file=parsed.options.weights.decrypted_config_file,
         model_impl=parsed.options.model.model_impl,

@@ -54,7 +54,7 @@ def start_torch_rank(
     """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start, facts.schemes)
+    config = read_model(start, facts.schemes, rank)
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)

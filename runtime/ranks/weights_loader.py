@@ -46,8 +46,8 @@ def weight_function(path: str) -> Function:
     return found
 
 
-def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES) -> ModelConfig:
-    """The config of the model that a rank is to load, on a device that computes these schemes. Raises
+def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES, rank: int = 0) -> ModelConfig:
+    """The config of the model that this rank is to load, on a device that computes these schemes. Raises
     ModelError."""
     config = read_config(
         start.model_path,
@@ -59,7 +59,8 @@ def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES) -> ModelCon
         model_impl=start.model_impl,
     )
     held = None if config.quantization is None else config.quantization.on_device(schemes)
-    return structs.replace(config, has_wide_head=start.has_wide_head, quantization=held)
+    scales = start.cache_scales[rank] if start.cache_scales else ()
+    return structs.replace(config, has_wide_head=start.has_wide_head, quantization=held, cache_scales=scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class WeightsLoader:
                 f"load_format {load_format} is not known; take one of {', '.join(sorted(known))}"
             )
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
-        config = read_model(start, self.schemes)
+        config = read_model(start, self.schemes, self.device.collectives.rank)
         different = [
             name
             for name in config.__struct_fields__

@@ -21,6 +21,8 @@ CASES: list[Scheme] = [
     Fp8(activations="tensor"),
     Fp8(activations="none"),
     Fp8(group_size=16),
+    Fp8(group_size=16, activations="none"),
+    Fp8(group_size=32, activations="none"),
     Int8(),
     Int8("tensor"),
     PackedInt(4, 16),

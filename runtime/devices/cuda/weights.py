@@ -83,10 +83,13 @@ def pack(weight: Quantized) -> PackedWeight:
             sums=sums,
         )
     numbers, group = numbers.view(torch.uint8), scheme.group_size if has_groups else 0
-    width = -(-group // GROUP_ALIGNMENT) * GROUP_ALIGNMENT
+    width, columns = -(-group // GROUP_ALIGNMENT) * GROUP_ALIGNMENT, None
     if group and (width != group or ins % group):
         numbers = torch.nn.functional.pad(numbers, (0, -ins % group)).unflatten(2, (-1, group))
         numbers = torch.nn.functional.pad(numbers, (0, width - group)).flatten(2)
+        if not inputs:  # activations that are not quantized are read in the order of padded groups
+            order = (torch.arange(ins, device=numbers.device) // group).expand(len(numbers), ins)
+            columns, _ = align_groups(order, scales.shape[1], width)
     return PackedWeight(
         scheme.name,
         "fp8",
@@ -99,6 +102,7 @@ def pack(weight: Quantized) -> PackedWeight:
         group,
         k_block_of(width),
         scales,
+        columns=columns,
         input_scale=input_scale,
     )
 

@@ -8,10 +8,10 @@ weight.quant_state.bitsandbytes__nf4   JSON in bytes: sizes of blocks, the offse
 """
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from runtime.errors import ModelError
@@ -45,10 +45,26 @@ def bitsandbytes_4(module: ModuleShard) -> ModuleTensors:
     return ModuleTensors(sources, {name for name in sizes if "nested" in name or "state" in name})
 
 
-def _state(module: ModuleShard) -> dict[str, Any] | None:
-    """What quant_state says; None: it was not read."""
+class _State(Struct):
+    """What quant_state says."""
+
+    blocksize: int  # numbers that share a factor
+    shape: list[int]
+    nested_blocksize: int = 0
+    nested_offset: float | None = None  # None: factors are not quantized
+
+
+def _state(module: ModuleShard) -> _State | None:
+    """None: it was not read. Raises ModelError for one of another form."""
     name = next((name for name in STATES if name in module.tensors), None)
-    return None if name is None else msgspec.json.decode(bytes(module.tensors[name].tolist()))
+    if name is None:
+        return None
+    try:
+        return msgspec.json.decode(bytes(module.tensors[name].tolist()), type=_State)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"a quant_state of bitsandbytes cannot be read: {error}; download it again"
+        ) from None
 
 
 def is_complete(module: ModuleShard) -> bool:
@@ -56,7 +72,7 @@ def is_complete(module: ModuleShard) -> bool:
     found, state = module.tensors, _state(module)
     if state is None:
         return False
-    return "nested_offset" not in state or {"weight_nested_absmax", "weight_nested_quant_map"} <= set(found)
+    return state.nested_offset is None or {"weight_nested_absmax", "weight_nested_quant_map"} <= set(found)
 
 
 def bitsandbytes_meaning(module: ModuleShard) -> Tensor:
@@ -66,14 +82,14 @@ def bitsandbytes_meaning(module: ModuleShard) -> Tensor:
     fields = _state(module)
     assert fields is not None, "see is_complete"
     absmax = found["weight_absmax"].float()
-    if "nested_offset" in fields:
+    if fields.nested_offset is not None:
         codes = found["weight_absmax"].long()
-        factors = found["weight_nested_absmax"].repeat_interleave(int(fields["nested_blocksize"]))
-        absmax = found["weight_nested_quant_map"][codes] * factors[: len(codes)] + fields["nested_offset"]
-    size, count = int(fields["blocksize"]), outputs * inputs
-    if list(fields["shape"]) != [outputs, inputs] or len(absmax) != -(-count // size):
+        factors = found["weight_nested_absmax"].repeat_interleave(fields.nested_blocksize)
+        absmax = found["weight_nested_quant_map"][codes] * factors[: len(codes)] + fields.nested_offset
+    size, count = fields.blocksize, outputs * inputs
+    if fields.shape != [outputs, inputs] or len(absmax) != -(-count // size):
         raise ModelError(
-            f"a weight of bitsandbytes has shape {fields['shape']} and {len(absmax)} blocks, but config.json "
+            f"a weight of bitsandbytes has shape {fields.shape} and {len(absmax)} blocks, but config.json "
             f"asks for [{outputs}, {inputs}]; use the config.json that belongs to these weights"
         )
     begin, end = module.rows.start * inputs, module.rows.stop * inputs

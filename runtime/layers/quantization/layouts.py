@@ -357,16 +357,18 @@ def _online_numbers(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor
 
 
 def _online_codes(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor]:
-    """4-bit codes around 8 of plain rows [rows, inputs], and the scales of their groups. Of each group the
-    number that is farthest from 0 becomes code 0 whatever its sign is, and is exact but for the rounding of
-    its scale to float16."""
+    """Codes around the middle one of plain rows [rows, inputs], and the scales of their groups. Of each group
+    the number that is farthest from 0 becomes code 0 whatever its sign is, and is exact but for the rounding
+    of its scale to float16."""
     scheme = module.format.scheme
     assert isinstance(scheme, PackedInt)
-    group = scheme.group_size
+    group, middle = scheme.group_size or values.shape[1], 1 << scheme.bits - 1
     grouped = pad(values, (0, -values.shape[1] % group)).unflatten(1, (-1, group))
     farthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scale = (farthest / -8).clamp_(-HALF_MAX, HALF_MAX).half().float()
-    codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(8).clamp_(0, 15)
+    scale = (farthest / -middle).clamp_(-HALF_MAX, HALF_MAX)
+    if scheme.has_half_scales:
+        scale = scale.half().float()
+    codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(middle).clamp_(0, 2 * middle - 1)
     own = codes.to(torch.uint8).flatten(1)[:, module.columns]
     return pack_codes(own, scheme.bits), scale[:, module.group_ids.to(scale.device), 0]
 

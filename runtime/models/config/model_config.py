@@ -100,6 +100,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     sampling_defaults: dict[str, float]
     pooling: Pooling | None = None  # None: the model generates
     encoder: Encoder | None = None  # None: the model is a decoder
+    # of an fp8 cache, one for each layer, in place of the checkpoint's (--quantization-param-path)
+    cache_scales: tuple[float, ...] = ()
     has_wide_head: bool = False  # the head computes in float32 whatever the dtype (--enable-fp32-lm-head)
     quantization: Quantization | None = None  # None: weights are not quantized
     # config.json, of a model that transformers' code computes; None: this runtime's own code does

@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
+from runtime.models.config.online_quantization import PREFIX, SCHEMES, online_scheme
 from runtime.models.config.quantization_exports import (
     read_auto_round,
     read_bitsandbytes,
@@ -37,14 +38,6 @@ from runtime.regular_file import read_regular
 
 MODELOPT_FILE = "hf_quant_config.json"
 DESCRIPTION = "quant_model_description*.json"
-# schemes that a plain checkpoint can be quantized to while it is loaded, by --quantization
-ONLINE: dict[str, Scheme] = {
-    "fp8": Fp8(),
-    "w8a8_fp8": Fp8(),
-    "w8a8_int8": Int8(),
-    "int8": Int8(),
-    "int4": PackedInt(bits=4, group_size=32, has_half_scales=True),
-}
 # other names of a checkpoint's method
 METHODS = {
     "gptq_marlin": "gptq",
@@ -130,16 +123,11 @@ def read_quantization(folder: Path, hf: Fields | None, requested: str | None) ->
     if requested is None:
         return result
     if result is None:
-        if requested not in ONLINE:
-            raise ModelError(
-                f"--quantization {requested}, but the checkpoint is not quantised; leave the flag out, or "
-                "choose "
-                f"{', '.join(ONLINE)}, which quantise while loading"
-            )
-        return Quantization(
-            method=requested,
-            rules=all_but(WeightFormat(ONLINE[requested], "online"), ["lm_head"]),
-            is_online=True,
+        return _online(requested)
+    if requested.startswith(PREFIX):
+        raise ModelError(
+            f"--torchao-config {requested.removeprefix(PREFIX)}, but the checkpoint is quantised by "
+            f"{result.method} already; leave the flag out"
         )
     kind = LAYERWISE.get(requested)
     is_all = kind is not None and all(
@@ -151,6 +139,19 @@ def read_quantization(folder: Path, hf: Fields | None, requested: str | None) ->
             f"--quantization {requested}, but the checkpoint says {result.method}; leave the flag out"
         )
     return result
+
+
+def _online(requested: str) -> Quantization:
+    """Raises ModelError for a request that says how a checkpoint is quantized, and not how to quantize it."""
+    scheme = online_scheme(requested)
+    if scheme is None:
+        raise ModelError(
+            f"--quantization {requested}, but the checkpoint is not quantised; leave the flag out, or choose "
+            f"{', '.join(SCHEMES)}, which quantise while loading"
+        )
+    method = requested.replace(PREFIX, "torchao ")
+    rules = all_but(WeightFormat(scheme, "online"), ["lm_head"])
+    return Quantization(method=method, rules=rules, is_online=True)
 
 
 def _read(folder: Path, hf: Fields | None) -> Quantization | None:

@@ -38,7 +38,7 @@ def glob(pattern: str) -> str:
     return "re:" + translate(pattern) if "*" in pattern else pattern
 
 
-def all_but(format: WeightFormat, ignored: list[str]) -> tuple[Rule, ...]:
+def all_but(format: WeightFormat | None, ignored: list[str]) -> tuple[Rule, ...]:
     """One format for all modules but those that the patterns mean."""
     return (*(Rule(pattern, None) for pattern in ignored), Rule("Linear", format))
 

@@ -4,6 +4,7 @@ from typing import Annotated as A
 from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.online_quantization import PREFIX
 from runtime.options.declare import Derived, Group, on_device, option
 from runtime.options.facts import ModelFacts
 
@@ -49,27 +50,18 @@ class Precision(Group, frozen=True, kw_only=True):
         Quantization | None,
         option(
             "Format of quantized weights; none of it reads what the checkpoint says.",
-            later=(
-                "mxfp8",
-                "marlin",
-                "bitsandbytes",
-                "modelopt",
-                "modelopt_fp8",
-                "modelopt_fp4",
-                "petit_nvfp4",
-                "qoq",
-                "w4afp8",
-                "mxfp4",
-                "auto-round",
-                "quark_int4fp8_moe",
-            ),
+            later=("marlin", "qoq", "mxfp4", "quark_int4fp8_moe"),
             note="fp8, w8a8_fp8, int8 (w8a8_int8) and int4 quantise a plain checkpoint while it is loaded; "
             "the others, and these with a quantised one, "
             "only check that the checkpoint is what they say; see quantization.md",
         ),
     ] = None
     quantization_param_path: A[
-        str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")
+        str | None,
+        option(
+            "JSON file with the scales of an fp8_e4m3 cache, by rank and layer.",
+            note="they take the place of those in the checkpoint",
+        ),
     ] = None
     kv_cache_dtype: A[
         Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"],
@@ -86,7 +78,13 @@ class Precision(Group, frozen=True, kw_only=True):
             "has a copy of its own."
         ),
     ] = False
-    modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None
+    modelopt_quant: A[
+        str | None,
+        option(
+            "ModelOpt quantization to apply while loading.",
+            note="with --quantize-and-serve: fp8, as --quantization fp8; no calibration is made",
+        ),
+    ] = None
     modelopt_checkpoint_restore_path: A[
         str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")
     ] = None
@@ -96,13 +94,35 @@ class Precision(Group, frozen=True, kw_only=True):
     modelopt_export_path: A[
         str | None, on_device("cuda", "Where to export a ModelOpt model in Hugging Face layout.")
     ] = None
-    quantize_and_serve: A[bool, on_device("cuda", "Quantize with ModelOpt and serve the result at once.")] = (
-        False
-    )
+    quantize_and_serve: A[
+        bool,
+        option(
+            "Quantize a plain checkpoint while it is loaded, as --modelopt-quant or --quantization says.",
+            note="fp8 and modelopt_fp8; weights of 4 bits: --quantization int4",
+        ),
+    ] = False
     rl_quant_profile: A[
         str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")
     ] = None
-    torchao_config: A[str, on_device("cuda", "Quantization by torchao to apply while loading.")] = ""
+    torchao_config: A[
+        str,
+        option(
+            "Quantize a plain checkpoint while it is loaded, in torchao's words: int8wo, int8dq, "
+            "int4wo-<group size>, fp8wo, fp8dq-per_row.",
+            note="fp8dq-per_tensor is refused: an answer would depend on its company",
+        ),
+    ] = ""
+
+
+SERVED = ("fp8", "modelopt", "modelopt_fp8")  # what --quantize-and-serve quantizes to fp8
+
+
+def requested_quantization(given: Precision) -> str | None:
+    """What the quantization of a checkpoint shall be (models/config/quantization_config.py); None: whatever
+    it is."""
+    if given.torchao_config:
+        return PREFIX + given.torchao_config
+    return "fp8" if given.quantize_and_serve else given.quantization
 
 
 class PrecisionPlan(Precision, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from runtime.devices.attention_backends import why_not, why_unsuited
 from runtime.devices.facts import DeviceFacts
 from runtime.models.config.quantization_schemes import check_supported
 from runtime.options.facts import ModelFacts
+from runtime.options.groups.precision import SERVED
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule, flag
 from runtime.options.table import by_name
@@ -56,6 +57,30 @@ def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | N
         return None
     held = model.quantization.on_device(device.schemes)
     return check_supported(held.schemes, device.schemes, device.name)
+
+
+def cache_scales_have_a_use(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Scales of a cache are for one of 8-bit floats that holds keys and values."""
+    if plan.precision.quantization_param_path is None:
+        return None
+    if model.mla is not None:
+        return "--quantization-param-path has no use with latent attention (MLA); leave it out"
+    if plan.precision.kv_cache_dtype != "fp8_e4m3":
+        return "--quantization-param-path has scales for --kv-cache-dtype fp8_e4m3; add that, or leave it out"
+    return None
+
+
+def quantizing_is_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--quantize-and-serve names what weights are quantized to, and can do it without calibration."""
+    if not plan.precision.quantize_and_serve:
+        return None
+    wanted = plan.precision.modelopt_quant or plan.precision.quantization
+    if wanted in SERVED:
+        return None
+    return (
+        f"--quantize-and-serve cannot quantize to {wanted or 'what no option names'}; add --modelopt-quant "
+        "fp8, or take --quantization int4 in its place"
+    )
 
 
 def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -172,6 +197,8 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     dtype_known,
     kv_dtype_known,
     schemes_known,
+    cache_scales_have_a_use,
+    quantizing_is_known,
     pages_fit_the_kernels,
     kernels_are_the_devices,
     kernels_suit_the_model,

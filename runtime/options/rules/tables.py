@@ -49,6 +49,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepep_mode", ("moe_a2a_backend",)),
     ("enable_weights_cpu_backup", ("enable_memory_saver",)),
     ("offload_num_in_group", ("offload_group_size",)),
+    ("modelopt_quant", ("quantize_and_serve",)),
     ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 
@@ -67,6 +68,8 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("encoder_only", "disaggregation_mode"),
     ("dllm_algorithm", "enable_lora"),
     ("cpu_offload_gb", "offload_group_size"),
+    ("torchao_config", "quantization"),
+    ("torchao_config", "quantize_and_serve"),
     ("enable_weights_cpu_backup", "cpu_offload_gb"),
     ("enable_weights_cpu_backup", "offload_group_size"),
     ("enable_piecewise_cuda_graph", "cpu_offload_gb"),

@@ -21,7 +21,7 @@ from runtime.devices.cpu.kernels.levels import supported_levels
 from runtime.devices.cpu.matrices import Matrix
 from runtime.devices.cpu.moe import CpuExperts, ExpertStack, ExpertWeights
 from runtime.devices.cpu.ops import CpuOps
-from runtime.layers.quantization.quantized_weight import dequantized
+from runtime.layers.quantization.dequantize import dequantized
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.make_gguf import write_gguf

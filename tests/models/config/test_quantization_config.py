@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
+from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.quantization_config import read_quantization
 from runtime.models.config.quantization_schemes import Fp8, Full, Int8, PackedInt, Scheme
 from tests.models.quantisers import config, inputs
@@ -114,6 +115,58 @@ def test_floats_that_a_device_lacks_are_dequantised(tmp_path: Path) -> None:
     assert one is not None and one.scheme == Full() and one.stored == Fp8() and held.schemes == ()
     online = read_quantization(tmp_path, None, "fp8")
     assert online is not None and online.on_device(("int8",)).schemes == ("fp8",)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("int8wo", PackedInt(8, 0)),
+        ("int8dq", Int8()),
+        ("int4wo-128", PackedInt(4, 128, has_half_scales=True)),
+        ("fp8wo", Fp8(activations="none")),
+        ("fp8dq-per_row", Fp8()),
+    ],
+)
+def test_words_of_torchao(name: str, expected: Scheme, tmp_path: Path) -> None:
+    found = read_quantization(tmp_path, None, "torchao:" + name)
+    assert found is not None and found.is_online and found.method == "torchao " + name
+    one = found.format_of(PROJ)
+    assert one is not None and one.scheme == expected and found.format_of("lm_head") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("fp8dq-per_tensor", "choose fp8dq-per_row"), ("int4wo-7", "int4wo-32"), ("gemlite-8-4-64", "int8wo")],
+)
+def test_words_of_torchao_that_are_refused(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_quantization(tmp_path, None, "torchao:" + name)
+    with pytest.raises(ModelError, match="quantised by fp8 already"):
+        read_quantization(tmp_path, FP8, "torchao:" + name)
+
+
+def test_scales_of_a_cache(tmp_path: Path) -> None:
+    path = tmp_path / "scales.json"
+
+    def write(scales: dict[str, Any], dtype: str = "float8_e4m3fn") -> str:
+        path.write_text(
+            json.dumps({"model_type": "llama", "kv_cache": {"dtype": dtype, "scaling_factor": scales}})
+        )
+        return str(path)
+
+    good = {"0": {"0": 0.5, "1": 2}, "1": {"1": 3, "0": 1}}
+    assert read_cache_scales(write(good), 2, 2) == ((0.5, 2.0), (1.0, 3.0))
+    for scales, dtype, words in (
+        (good, "int8", "int8"),
+        ({"0": good["0"]}, "float8_e4m3fn", "each of 2 layers on each of 2 ranks"),
+        (good | {"1": {"0": 1}}, "float8_e4m3fn", "each of 2 layers"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            read_cache_scales(write(scales, dtype), 2, 2)
+    with pytest.raises(ModelError, match="positive"):
+        read_cache_scales(write({"0": {"0": 0}}), 1, 1)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_cache_scales(str(tmp_path / "none.json"), 1, 1)
 
 
 def test_modelslim_names_each_module(tmp_path: Path) -> None:
