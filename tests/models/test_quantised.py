@@ -141,8 +141,8 @@ def test_plain_checkpoints_are_quantised_while_loaded(quantization: str, family:
     folder = make_checkpoint(family, tmp_path)
     found, tokens = log_probabilities(folder, quantization=quantization)
     expected = wanted(Reference(folder), tokens)[: len(found)]
-    rounding = 0.3 if "int4" in quantization else 0.1
-    assert 1e-4 < (found - expected).abs().mean() < rounding * expected.abs().mean()
+    bound = 0.3 if "int4" in quantization else 0.1
+    assert 1e-4 < (found - expected).abs().mean() < bound * expected.abs().mean()
 
 
 @pytest.mark.parametrize(
