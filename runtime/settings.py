@@ -25,8 +25,8 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
-from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.facts import device_facts
+from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.groups.precision import requested_quantization
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
