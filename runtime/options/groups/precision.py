@@ -107,8 +107,8 @@ class Precision(Group, frozen=True, kw_only=True):
     torchao_config: A[
         str,
         option(
-            "Quantize a plain checkpoint while it is loaded, in torchao's words: int8wo, int8dq, "
-            "int4wo-<group size>, fp8wo, fp8dq-per_row.",
+            "Quantize a plain checkpoint while loading, in torchao's words: int8wo, int8dq, "
+            "int4wo-<group>, fp8wo, fp8dq-per_row.",
             note="fp8dq-per_tensor is refused: an answer would depend on its company",
         ),
     ] = ""
