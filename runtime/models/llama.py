@@ -16,6 +16,7 @@ from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.reward_head import RewardHead
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces
@@ -157,8 +158,9 @@ class Llama(Layer):
         ]
         self.norm = NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps)
         self.lm_head: Head | None = None
-        self.score: ReplicatedLinear | None = None  # a classifier's head
-        if config.pooling is None:
+        self.score: ReplicatedLinear | RewardHead | None = None  # a classifier's head
+        self.judge_ids = () if config.pooling is None else config.pooling.judge_ids
+        if config.pooling is None or self.judge_ids:
             tied = self.embed_tokens if config.is_tied else None
             self.lm_head = Head(
                 device,
@@ -169,6 +171,8 @@ class Llama(Layer):
                 is_quantized=config.quantization is not None and config.quantization.rounds_head,
                 has_bias=config.has_head_bias,
             )
+        elif config.pooling.has_inner_head:
+            self.score = RewardHead(device, dtype, config.hidden_size, config.pooling.size)
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
@@ -233,9 +237,17 @@ class Llama(Layer):
             logits = logits * self.logit_scale
         return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits
 
+    def judged(self, hidden: Tensor) -> Tensor:
+        """Scores of a model that judges (Pooling.judge_ids): [N, hidden] -> float32 [N, 1]."""
+        logits = self.logits(hidden)
+        scores = logits[:, self.judge_ids[:1]]
+        return scores if len(self.judge_ids) == 1 else scores - logits[:, self.judge_ids[1:]]
+
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
         """Embeddings or class scores, float32 [N, size]."""
         if pooling.mode == "mean":
             return pooling.mean(self.norm.forward(hidden))
+        if self.judge_ids:
+            return self.judged(pooling.select(hidden))
         selected = self.norm.forward(pooling.select(hidden))
         return (selected if self.score is None else self.score.forward(selected)).float()

@@ -36,12 +36,15 @@ def weight_count(
     if model.encoder is not None:
         return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
-    vocabulary = (
-        -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
-    )
-    vocabulary += (
-        model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
-    )
+    vocabulary = -(-model.vocab_size // ranks) * hidden
+    if not model.is_tied and (model.pooling is None or model.pooling.judge_ids):
+        vocabulary *= 2
+    if model.pooling is not None and model.pooling.task == "classify" and not model.pooling.judge_ids:
+        vocabulary += (
+            (hidden + 1) * (hidden + model.pooling.size)
+            if model.pooling.has_inner_head
+            else (model.pooling.size * hidden)
+        )
     layers = sum(
         layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
     )

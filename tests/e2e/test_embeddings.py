@@ -20,8 +20,10 @@ from sentence_transformers import SentenceTransformer
 
 import runtime
 from runtime.http.openai.stored_objects import ENDPOINTS
+from runtime.models.config.judge import judge_prompt
 from runtime.text.vocabulary import Vocabulary
-from tests.models.make_pooled import make_pooled, write_modules
+from tests.models.make import make_checkpoint
+from tests.models.make_pooled import make_pooled, make_reward, write_modules
 from tests.models.reference import Reference
 from tests.models.test_pooled import logits, states
 
@@ -155,6 +157,46 @@ async def test_a_cross_encoder_reads_both_texts(tmp_path: Path) -> None:
         long = await post("/v1/score", text_1="q" * 20, text_2="d" * 5000, truncate_prompt_tokens=-1)
         assert long["usage"]["prompt_tokens"] == 128
         await post("/v1/embeddings", 400, input="a")
+
+
+async def test_a_language_model_reranks_by_yes_and_no(tmp_path: Path) -> None:
+    """In the prompt of Qwen3-Reranker, made of query, document and instruction."""
+    folder = make_checkpoint("qwen3", tmp_path)
+    documents = ["Bread is eaten.", "The sky is blue.", "Rain."]
+    reference, vocabulary = Reference(folder), Vocabulary.load(folder, 259)
+    expected = []
+    for document in documents:
+        ids = vocabulary.encode(judge_prompt("Who eats?", document, "Find food"), False)
+        said = reference.logprobs(ids)[-1]
+        yes, no = (said[vocabulary.encode(letter, False)[0]] for letter in "yn")
+        expected.append(float(torch.sigmoid(yes - no)))
+    overrides = {"classifier_from_token": ["n", "y"]}
+    async with posting(folder, json_model_override_args=overrides) as post:
+        ranked = await post("/v1/rerank", query="Who eats?", documents=documents, instruct="Find food")
+        found = {item["index"]: item["relevance_score"] for item in ranked["results"]}
+        np.testing.assert_allclose([found[i] for i in range(3)], expected, atol=1e-5)
+        assert list(found) == np.argsort(expected)[::-1].tolist()
+        other = await post("/v1/score", text_1="Who eats?", text_2=documents)
+        assert abs(other["data"][0]["score"] - expected[0]) > 1e-6  # another instruction
+        body = {"query": "a", "documents": ["b"]}
+        assert (await post("/rerank", 400, **body, truncate_prompt_tokens=9))["error"]["param"] == (
+            "truncate_prompt_tokens"
+        )
+
+
+async def test_steps_of_an_answer_have_scores(tmp_path: Path) -> None:
+    """A process reward model; each step's score is that of the text up to its end."""
+    folder = make_reward("Qwen2ForProcessRewardModel", 2, tmp_path)
+    text = "1 + 1 = 2<extra_0>so it is 3<extra_0>"
+    async with posting(folder) as post:
+        (both,) = (await post("/pooling", input=text))["data"]
+        first, second = (await post("/pooling", input=[text[:18], text]))["data"]
+        assert both["data"][:1] == first["data"] and len(both["data"]) == 2
+        np.testing.assert_allclose(both["data"], second["data"], atol=1e-6)
+        np.testing.assert_allclose(np.sum(both["data"], axis=1), 1, atol=1e-6)
+        classes = (await post("/v1/classify", input=text))["data"][0]
+        np.testing.assert_allclose(classes["probs"], both["data"][1], atol=1e-6)
+        assert (await post("/pooling", 400, input="no step"))["error"]["param"] == "input"
 
 
 async def test_classes_have_names_and_probabilities(tmp_path: Path) -> None:

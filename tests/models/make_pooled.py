@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModel,
@@ -67,6 +68,27 @@ def make_pooled(family: str, top: str, folder: str | Path, *, seed: int = 0, **o
     folder = Path(folder)
     kind, sizes = FAMILIES[family]
     make_model(TOPS[top], kind(**(sizes | overrides)), seed).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def make_reward(architecture: str, size: int, folder: Path) -> Path:
+    """A reward model of Qwen 2.5, for which transformers has no class: a body, which is in the folder "body"
+    as well, and a head of two layers."""
+    body = make_pooled("qwen2", "embed", folder / "body", bos_token_id=256, eos_token_id=258)
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(body / "model.safetensors").items()}
+    hidden, generator = 64, torch.Generator().manual_seed(1)
+    shapes = {
+        "0.weight": (hidden, hidden),
+        "0.bias": (hidden,),
+        "2.weight": (size, hidden),
+        "2.bias": (size,),
+    }
+    for name, shape in shapes.items():
+        tensors[f"score.{name}"] = torch.randn(shape, generator=generator) * 0.2
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((body / "config.json").read_text()) | {"architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     return folder
 

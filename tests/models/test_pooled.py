@@ -1,5 +1,6 @@
 """Encoders, embedders and classifiers against transformers, fp32."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModel, AutoModelForSequenceClassification
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from runtime.errors import ModelError
+from runtime.models.config.model_config import read_config
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
-from tests.models.make_pooled import DECODERS, ENCODERS, make_pooled
+from tests.models.make_pooled import DECODERS, ENCODERS, make_pooled, make_reward
 
 PROMPTS = [
     [257, 5, 9, 100, 7, 31, 258],
@@ -131,6 +135,52 @@ def test_a_model_that_generates_embeds_when_configured(tmp_path: Path) -> None:
     expected = torch.stack([states(folder, prompt)[-1] for prompt in PROMPTS])
     for chunk in (1000, 5):
         np.testing.assert_allclose(vectors(folder, PROMPTS, chunk, is_embedding=True), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("is_tied", "false_token"), [(True, 7), (False, 7), (False, None)])
+def test_a_language_model_judges(is_tied: bool, false_token: int | None, tmp_path: Path) -> None:
+    """The score is a difference of logits for the next token, in chunks too."""
+    folder = make_checkpoint("qwen3", tmp_path, tie_word_embeddings=is_tied)
+    (folder / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Transformer", "path": ""},'
+        ' {"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "path": "1_Score"}]'
+    )
+    (folder / "1_Score").mkdir()
+    ids = {"true_token_id": 5} | ({} if false_token is None else {"false_token_id": false_token})
+    (folder / "1_Score" / "config.json").write_text(json.dumps(ids))
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        said = torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
+    expected = said[:, 5] - (0 if false_token is None else said[:, false_token])
+    for chunk in (1000, 5):
+        np.testing.assert_allclose(vectors(folder, PROMPTS, chunk)[:, 0], expected, atol=3e-5)
+
+
+def test_tokens_of_a_judge_by_name(tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen3", tmp_path)
+    overrides: dict[str, Any] = {"classifier_from_token": ["n", "y"]}
+    pooling = read_config(folder, overrides=overrides).pooling
+    assert pooling is not None and len(pooling.judge_ids) == 2
+    with pytest.raises(ModelError, match="classifier_from_token"):
+        read_config(folder, overrides={"classifier_from_token": ["n", "yes"]})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)]
+)
+def test_reward_models(architecture: str, size: int, tmp_path: Path) -> None:
+    """Of Qwen 2.5, whose head has a hidden layer; transformers has no class for them."""
+    folder = make_reward(architecture, size, tmp_path)
+    head = {
+        name: tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if name.startswith("score.")
+    }
+    last = torch.stack([states(tmp_path / "body", prompt)[-1] for prompt in PROMPTS])
+    inner = torch.relu(last @ head["score.0.weight"].T + head["score.0.bias"])
+    expected = inner @ head["score.2.weight"].T + head["score.2.bias"]
+    for chunk in (1000, 5):
+        np.testing.assert_allclose(vectors(folder, PROMPTS, chunk), expected, atol=5e-5)
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -32,7 +32,7 @@ class Pooled(Struct, forbid_unknown_fields=True):
     """The pooled output for input `index`."""
 
     index: int
-    data: Vector
+    data: list[float | list[float]] | str  # as Vector; of a model that scores steps, a vector for each step
     object: Literal["pooling"] = "pooling"
 
 

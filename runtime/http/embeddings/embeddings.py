@@ -1,5 +1,6 @@
 """POST /v1/embeddings of OpenAI, /pooling of vLLM, /encode and the native /classify of SGLang."""
 
+import re
 import time
 from typing import Annotated as A
 from typing import Literal
@@ -30,6 +31,7 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import JsonValue
 from runtime.messages.requests import Text, Tokens
+from runtime.models.config.pooling import Pooling
 from runtime.service import Service
 
 
@@ -84,6 +86,9 @@ def pooled(service: Service, content: bytes) -> Answer:
     size = size_of(body.dimensions, pooling.size)
     is_normalised = pooling.is_normalised if body.normalize is None else body.normalize
 
+    if pooling.step_token:
+        return _steps(service, body, pooling, id)
+
     def write(outputs: list[Output]) -> PooledList:
         is_class = pooling.task == "classify"
         vectors = [
@@ -95,6 +100,39 @@ def pooled(service: Service, content: bytes) -> Answer:
 
     prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
     return answer(service, prompts, write, common=body, id=id)
+
+
+def _steps(service: Service, body: EmbeddingBody, pooling: Pooling, id: str) -> Answer:
+    """Probabilities for each step of each text. A step's are those of the token that ends it, which has seen
+    the text so far: each beginning of a text is a prompt, and all of them share the pages of what they have
+    in common. Raises InvalidRequest."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    ends = [_step_ends(text, pooling.step_token) if isinstance(text, str) else [] for text in texts]
+    if not all(ends):
+        raise InvalidRequest(
+            f"this model scores the steps of texts: give texts with {pooling.step_token} behind each step",
+            param="input",
+        )
+
+    def write(outputs: list[Output]) -> PooledList:
+        rest = iter(outputs)
+        data = [
+            Pooled(i, [activated(next(rest), pooling).tolist() for _ in positions])
+            for i, positions in enumerate(ends)
+        ]
+        return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
+
+    prompts = [
+        Text(str(text)[:end], add_special=body.add_special_tokens is not False)
+        for text, positions in zip(texts, ends, strict=True)
+        for end in positions
+    ]
+    return answer(service, prompts, write, common=body, id=id)
+
+
+def _step_ends(text: str, token: str) -> list[int]:
+    """The positions behind each `token` of a text."""
+    return [found.end() for found in re.finditer(re.escape(token), text)]
 
 
 def encode(service: Service, content: bytes) -> Answer:

@@ -47,6 +47,7 @@ from runtime.http.streaming.exchange import Answer
 from runtime.json_value import JsonValue
 from runtime.messages.requests import Pair, Text, Tokens
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenId
+from runtime.models.config.judge import judge_prompt
 from runtime.service import Service
 
 Texts = str | A[list[str], Meta(min_length=1)]
@@ -69,6 +70,7 @@ class RerankBody(Common, kw_only=True, forbid_unknown_fields=True):
     max_tokens_per_doc: A[int, Meta(ge=1)] | None = None  # Cohere; here of query and document together
     use_activation: bool | None = None  # False: logits instead of probabilities
     activation: bool | None = None  # older name of use_activation
+    instruct: str | None = None  # what relevance means, for a language model that judges
 
 
 class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +79,7 @@ class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
 
     text_1: Texts | None = None
     text_2: Texts | None = None
+    instruct: str | None = None  # see RerankBody
     queries: Texts | None = None  # newer names of text_1 and text_2
     documents: Texts | None = None
     use_activation: bool | None = None
@@ -115,7 +118,7 @@ def rerank(service: Service, content: bytes, *, returns_documents: bool = True) 
     """Documents by relevance. Raises RequestError."""
     body = decode(content, _rerank)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    prompts, scores = _pairs(service, [body.query], texts, is_plain=_is_plain(body))
+    prompts, scores = _pairs(service, [body.query], texts, body)
     if body.truncate_prompt_tokens is None:
         body.truncate_prompt_tokens = body.max_tokens_per_doc
     id, with_documents = (
@@ -160,7 +163,7 @@ def score(service: Service, content: bytes) -> Answer:
             f"text_1 has {len(queries)} texts and text_2 has {len(documents)}; give one, or as many",
             param="text_1",
         )
-    prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(body))
+    prompts, scores = _pairs(service, queries, documents, body)
     id = new_id("score", body)
 
     def write(outputs: list[Output]) -> Scores:
@@ -203,11 +206,13 @@ def _is_plain(body: RerankBody | ScoreBody | ClassifyBody) -> bool:
 
 
 def _pairs(
-    service: Service, queries: list[str], documents: list[str], *, is_plain: bool
+    service: Service, queries: list[str], documents: list[str], body: RerankBody | ScoreBody
 ) -> tuple[Sequence[Prompt], Scoring]:
     """The prompts for pairs of texts, and the function that makes scores of their outputs. One query may go
     with all documents. Raises InvalidRequest."""
-    pooling = pooling_of(service)
+    pooling, is_plain = pooling_of(service), _is_plain(body)
+    if body.instruct is not None and not pooling.judge_ids:
+        raise InvalidRequest("instruct needs a language model that judges; leave it out", param="instruct")
     if pooling.task == "embed":
         return [Text(text) for text in (*queries, *documents)], lambda outputs: _cosines(
             outputs, len(queries)
@@ -217,7 +222,17 @@ def _pairs(
             f"this model has {pooling.size} classes; scores need a model with one (see /v1/classify)"
         )
     queries = queries * len(documents) if len(queries) == 1 else queries
-    pairs = [Pair(query, document) for query, document in zip(queries, documents, strict=True)]
+    zipped = zip(queries, documents, strict=True)
+    pairs: Sequence[Prompt] = (
+        [Text(judge_prompt(*pair, body.instruct), add_special=False) for pair in zipped]
+        if pooling.judge_ids
+        else [Pair(*pair) for pair in zipped]
+    )
+    if pooling.judge_ids and body.truncate_prompt_tokens is not None:
+        raise InvalidRequest(
+            "the prompt of a language model that judges ends with what it must say; shorten the documents",
+            param="truncate_prompt_tokens",
+        )
     return pairs, lambda outputs: [float((raw(o) if is_plain else activated(o, pooling))[0]) for o in outputs]
 
 

@@ -50,6 +50,7 @@ DESCRIPTIONS: dict[str, str] = {
     "lora_path": "Name of a loaded adapter; for loading, its folder.",
     "max_output_tokens": "The longest answer in tokens.",
     "max_tokens": "The longest answer in tokens.",
+    "instruct": "What relevance means, in words, for a language model that judges.",
     "max_tokens_per_doc": "Query and document together are cut to so many tokens.",
     "messages": "The conversation so far.",
     "metadata": "Data of the client's own, kept with what is stored.",

@@ -217,7 +217,14 @@ def _read(
         check_generates(architecture, is_embedding=is_embedding)
         return config
     if (
-        pooled := read_pooling(folder, architecture, config.hidden_size, pooling_options, is_causal=True)
+        pooled := read_pooling(
+            folder,
+            architecture,
+            config.hidden_size,
+            pooling_options,
+            is_causal=True,
+            fields=decode(raw, JsonDict, "config.json"),
+        )
     ) is None:
         return config
     check_pools(architecture)
@@ -323,6 +330,8 @@ def _resolve_encoder(
         bos_id=None,
         eos_ids=(),
         sampling_defaults={},
-        pooling=read_pooling(folder, architecture, hf.hidden_size, pooling_options, is_causal=False),
+        pooling=read_pooling(
+            folder, architecture, hf.hidden_size, pooling_options, is_causal=False, fields={}
+        ),
         encoder=encoder,
     )

@@ -19,3 +19,8 @@ class Pooling(Struct, frozen=True, kw_only=True):
     is_normalised: bool = False  # embeddings are normalized to length 1
     labels: tuple[str, ...] = ()  # names of a classifier's classes
     activation: Activation = "none"  # makes probabilities of a classifier's logits
+    # token ids of a language model that judges: the score is the logit of the first one for the token that
+    # comes next, minus that of the second where there is one; none: the model has a head for its classes
+    judge_ids: tuple[int, ...] = ()
+    step_token: str = ""  # ends each step of an answer, of a model that scores steps; empty: it scores texts
+    has_inner_head: bool = False  # the head for classes has a hidden layer (reward models of Qwen 2.5)

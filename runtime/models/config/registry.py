@@ -18,7 +18,7 @@ from runtime.models.config import moe_families as experts
 from runtime.models.config.block import NormKind, Placement, QkNorm
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
-from runtime.models.config.tasks import GENERATES, family_of
+from runtime.models.config.tasks import GENERATES, REWARDS, family_of
 
 if TYPE_CHECKING:
     from runtime.models.base import Model
@@ -60,6 +60,7 @@ GRANITE_NAMES: Renames = (
 )
 
 # names of a model's experts as the first Mixtral checkpoints had them
+REWARD_NAMES: Renames = (("score.0.", "score.first."), ("score.2.", "score.second."))
 MIXTRAL_NAMES: Renames = (
     (".block_sparse_moe.", ".mlp."),
     (".w1.", ".gate_proj."),
@@ -323,7 +324,9 @@ FAMILIES = {
         defaults={"sliding_window": None},
         fused={"qkv_proj": "qkv", "gate_up_proj": "halves"},
     ),
-    "Qwen2": Family(is_pooled=True, qkv_bias=True, o_bias=False, window="by_layer_types"),
+    "Qwen2": Family(
+        is_pooled=True, renames=REWARD_NAMES, qkv_bias=True, o_bias=False, window="by_layer_types"
+    ),
     "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=experts.qwen2),
     "Qwen3": Family(is_pooled=True, qk_norm="head", head_dim=128, window="by_layer_types"),
     "Qwen3Moe": Family(qk_norm="head", window="all_if_enabled", moe=experts.qwen3),
@@ -353,6 +356,7 @@ MODELS = {
         if family.is_pooled
         for end in POOLED_ARCHITECTURES
     },
+    **{"Qwen2" + end: LLAMA for end in REWARDS},
     **{
         name + end: MODERN_BERT if name == "ModernBert" else BERT
         for name in ENCODERS

@@ -1,17 +1,21 @@
 """The task of a checkpoint: to generate, to embed (the pooling of sentence-transformers folders is read), or
 to classify. Torch-free."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from runtime.errors import ModelError
-from runtime.json_value import Fields
+from runtime.json_value import Fields, JsonValue
+from runtime.models.config.judge import read_judge
 from runtime.models.config.pooling import Activation, Pooling, PoolingMode
 from runtime.regular_file import read_regular
 
 T = TypeVar("T")
+REWARDS = ("ForRewardModel", "ForProcessRewardModel")
+STEP_TOKEN = "<extra_0>"  # of Qwen2.5-Math-PRM
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
 MODES: dict[str, PoolingMode] = {
     "cls": "cls",
@@ -43,7 +47,7 @@ def family_of(architecture: str) -> str:
     return next(
         (
             architecture.removesuffix(end)
-            for end in (GENERATES, CLASSIFIES, "ForMaskedLM", "Model")
+            for end in (GENERATES, CLASSIFIES, *REWARDS, "ForMaskedLM", "Model")
             if architecture.endswith(end)
         ),
         architecture,
@@ -58,9 +62,29 @@ class PoolingOptions(NamedTuple):
 
 
 def read_pooling(
-    folder: Path, architecture: str, hidden_size: int, options: PoolingOptions, *, is_causal: bool
+    folder: Path,
+    architecture: str,
+    hidden_size: int,
+    options: PoolingOptions,
+    *,
+    is_causal: bool,
+    fields: Mapping[str, JsonValue],
 ) -> Pooling | None:
-    """None: the model generates. Raises ModelError for pooling that is not supported."""
+    """None: the model generates. `fields`: config.json. Raises ModelError for pooling that is not
+    supported."""
+    judge_ids = read_judge(folder, fields) if is_causal and not options.is_embedding else ()
+    if judge_ids:
+        return Pooling(
+            task="classify",
+            mode="last",
+            is_whole=False,
+            size=1,
+            labels=("relevant",),
+            activation="sigmoid",
+            judge_ids=judge_ids,
+        )
+    if architecture.endswith(REWARDS):
+        return _reward(architecture)
     if architecture.endswith(CLASSIFIES):
         return _classifier(folder, options.mode, is_causal)
     if not (options.is_embedding or architecture.endswith(EMBEDS)):
@@ -72,6 +96,21 @@ def read_pooling(
         is_whole=is_whole(mode, is_causal=is_causal),
         size=hidden_size,
         is_normalised=is_normalised,
+    )
+
+
+def _reward(architecture: str) -> Pooling:
+    """A reward of a text, or of the steps of one: probabilities of the last one being wrong and right."""
+    is_process = architecture.endswith("ForProcessRewardModel")
+    return Pooling(
+        task="classify",
+        mode="last",
+        is_whole=False,
+        size=2 if is_process else 1,
+        labels=("wrong", "right") if is_process else ("reward",),
+        activation="softmax" if is_process else "none",
+        step_token=STEP_TOKEN if is_process else "",
+        has_inner_head=family_of(architecture) == "Qwen2",
     )
 
 
