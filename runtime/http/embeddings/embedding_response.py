@@ -1,6 +1,7 @@
 """Response bodies of embeddings and scores. Answers are encoded as these types, and the OpenAPI document is
 made of them."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -32,7 +33,8 @@ class Pooled(Struct, forbid_unknown_fields=True):
     """The pooled output for input `index`."""
 
     index: int
-    data: list[float | list[float]] | str  # as Vector; of a model that scores steps, a vector for each step
+    # as Vector; of a model that scores steps, a vector for each step
+    data: Sequence[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 
