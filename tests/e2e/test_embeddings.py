@@ -167,8 +167,8 @@ async def test_a_language_model_reranks_by_yes_and_no(tmp_path: Path) -> None:
     expected = []
     for document in documents:
         ids = vocabulary.encode(judge_prompt("Who eats?", document, "Find food"), False)
-        said = reference.logprobs(ids)[-1]
-        yes, no = (said[vocabulary.encode(letter, False)[0]] for letter in "yn")
+        logprobs = reference.logprobs(ids)[-1]
+        yes, no = (logprobs[vocabulary.encode(letter, False)[0]] for letter in "yn")
         expected.append(float(torch.sigmoid(yes - no)))
     overrides = {"classifier_from_token": ["n", "y"]}
     async with posting(folder, json_model_override_args=overrides) as post:

@@ -150,8 +150,8 @@ def test_a_language_model_judges(is_tied: bool, false_token: int | None, tmp_pat
     (folder / "1_Score" / "config.json").write_text(json.dumps(ids))
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        said = torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
-    expected = said[:, 5] - (0 if false_token is None else said[:, false_token])
+        scores = torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
+    expected = scores[:, 5] - (0 if false_token is None else scores[:, false_token])
     for chunk in (1000, 5):
         np.testing.assert_allclose(vectors(folder, PROMPTS, chunk)[:, 0], expected, atol=3e-5)
 
