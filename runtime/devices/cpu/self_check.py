@@ -24,7 +24,7 @@ from runtime.devices.cpu.products import Products
 from runtime.devices.packed import GgmlPart
 from runtime.layers.quantization.dequantize import dequantized
 from runtime.layers.quantization.ggml import MXFP4_TABLE, dequantize_rows
-from runtime.layers.quantization.layouts import pack_codes
+from runtime.layers.quantization.module_shard import pack_codes
 from runtime.models.config.gguf.types import BY_NAME
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 

@@ -14,7 +14,6 @@ of awq. byte_layouts.py and bitsandbytes.py have the layouts of codes in bytes.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import gcd
 
@@ -25,6 +24,7 @@ from torch.nn.functional import pad
 from runtime.errors import ModelError
 from runtime.layers.quantization.bitsandbytes import bitsandbytes_4
 from runtime.layers.quantization.byte_layouts import bitsandbytes_8, float4, int4_bytes, int8_bytes
+from runtime.layers.quantization.modelslim import modelslim
 from runtime.layers.quantization.module_shard import (
     INTS,
     SCALES,
@@ -34,9 +34,9 @@ from runtime.layers.quantization.module_shard import (
     load_equal,
     load_largest,
     load_scale,
-    load_scale_factor,
     load_scale_transposed,
     load_weight,
+    pack_codes,
     read_all,
     require_no_bias,
     require_zeros,
@@ -120,12 +120,6 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     assert isinstance(joined, Tensor)
     codes = [joined >> bits * i & (1 << bits) - 1 for i in range(8)]
     return torch.stack(codes, -1).flatten(-2).to(torch.uint8)
-
-
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Codes as Quantized.weight has them, with 4 bits two in a byte: uint8 [..., columns] -> uint8 [...,
-    bytes]."""
-    return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def _word_range(module: ModuleShard, shard: Shard, bits: int) -> slice:
@@ -240,87 +234,6 @@ def _gptq(module: ModuleShard) -> ModuleTensors:
     )
 
 
-def load_quant_bias(module: ModuleShard, reader: TensorReader) -> None:
-    """Reads modelslim's quant_bias [out]."""
-    if module.loads_quant_bias:
-        module.tensors["sums"].copy_(reader[module.rows])
-
-
-def load_deq_scale(module: ModuleShard, reader: TensorReader) -> None:
-    """Reads modelslim's deq_scale: float32, or its bits in the lower half of an int64."""
-    values = read_all(reader)
-    module.tensors["scale"].copy_(
-        shard_of(module, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float())
-    )
-
-
-def _pairs(shard: Shard) -> slice:
-    """The bytes of a shard's codes, two in a byte. Raises ModelError where it begins or ends within one."""
-    if shard.start % 2 or shard.size % 2:
-        raise ModelError(
-            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has 2 codes in "
-            "one byte; choose one that leaves multiples of 2"
-        )
-    return slice(shard.start // 2, (shard.start + shard.size) // 2)
-
-
-def load_int4(module: ModuleShard, reader: TensorReader) -> None:
-    """Reads modelslim's 4-bit codes: as int8, or two outputs in a byte, the first one in its lower half."""
-    outputs = module.outputs
-    if reader.get_shape()[0] == outputs.full:
-        values = reader[module.rows, module.columns]
-    else:
-        packed_bytes = reader[_pairs(outputs), module.columns].contiguous().view(torch.uint8)
-        values = torch.stack(((packed_bytes & 15), packed_bytes >> 4), 1).flatten(0, 1)
-    module.tensors["weight"].copy_(pack_codes((values.view(torch.uint8) + 8) & 15, 4))
-
-
-def _modelslim(module: ModuleShard) -> ModuleTensors:
-    scheme, outputs, inputs = module.format.scheme, module.outputs.full, module.inputs.full
-    column: Shapes = [(outputs, 1), (outputs,)]
-    sources = {"weight_offset": module.source(column, require_zeros, (*FLOATS, *INTS), dummy_kind="zero")}
-    optional = {"weight_offset", "bias"}
-    if isinstance(scheme, PackedInt):
-        groups = -(-inputs // scheme.group_size) if scheme.group_size else 0
-        if module.outputs.size and module.tensors:
-            module.tensors["scale"].fill_(1)
-        flat = replace(module, group_ids=torch.zeros_like(module.group_ids))
-        sources |= {
-            "weight": module.source([(outputs, inputs), (outputs // 2, inputs)], load_int4, ("I8",)),
-            "weight_scale": flat.source(column, load_scale_factor, dummy_kind="scale"),
-            "scale_bias": module.source([(outputs, 1), (outputs, 16), (outputs,)], skip),
-        }
-        if groups:
-            sources |= {
-                "weight_scale_second": module.source(
-                    [(outputs, groups)], load_scale_factor, dummy_kind="scale"
-                ),
-                "weight_offset_second": module.source(
-                    [(outputs, groups)], require_zeros, (*FLOATS, *INTS), dummy_kind="zero"
-                ),
-            }
-        return ModuleTensors(sources, optional | {"scale_bias", "weight_offset_second"})
-    sources["weight"] = module.source([(outputs, inputs)], load_weight, ("I8",))
-    if scheme.activations == "token":
-        return ModuleTensors(
-            sources | {"weight_scale": module.source(column, load_scale, dummy_kind="scale")}, optional
-        )
-    one: Shapes = [(1,), (), (1, 1)]
-    sources |= {
-        "weight_scale": module.source(column, skip, dummy_kind="scale"),
-        "deq_scale": module.source(
-            [(outputs,), (outputs, 1)], load_deq_scale, (*FLOATS, "I64"), dummy_kind="scale"
-        ),
-        "quant_bias": module.source([(outputs,)], load_quant_bias, ("I32",)),
-        "input_scale": module.source(one, partial(load_equal, "input_scale"), dummy_kind="input scale"),
-        "input_offset": module.source(
-            one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), dummy_kind="zero"
-        ),
-        "bias": module.source([(outputs,)], skip),
-    }  # it is in quant_bias
-    return ModuleTensors(sources, optional | {"weight_scale"})
-
-
 def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
     model. A block of rows at a time, by all threads: what is made of it stays in a cache."""
@@ -384,7 +297,7 @@ LAYOUTS: dict[str, Callable[[ModuleShard], ModuleTensors]] = {
     "awq": _awq,
     "gptq": _gptq,
     "gptq_v2": _gptq,
-    "modelslim": _modelslim,
+    "modelslim": modelslim,
     "online": _online,
     "nvfp4": float4,
     "nvfp4_packed": float4,

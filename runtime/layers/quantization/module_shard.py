@@ -80,6 +80,12 @@ def load_weight(module: ModuleShard, reader: TensorReader) -> None:
     module.tensors["weight"].copy_(reader[module.rows, module.columns])
 
 
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes as Quantized.weight has them, with 4 bits two in a byte: uint8 [..., columns] -> uint8 [...,
+    bytes]."""
+    return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
+
+
 def shard_of(module: ModuleShard, values: Tensor, block_rows: int = 1) -> Tensor:
     """This rank's part of per-group values [outputs / block_rows, groups of inputs]. A single value is for
     all outputs and groups, a column of values [outputs] for all groups."""

@@ -17,7 +17,7 @@ from runtime.devices.cpu.program import Buffer, Program, Then
 from runtime.devices.decoder_spec import DenseSpec, ExpertsSpec, LinearSpec, NormSpec
 from runtime.layers.moe.routing import route
 from runtime.layers.quantization.dequantize import dequantized
-from runtime.layers.quantization.layouts import pack_codes
+from runtime.layers.quantization.module_shard import pack_codes
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 from runtime.models.gpt_oss import clamped, gate_above_up

@@ -17,7 +17,7 @@ from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
 from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
 from runtime.devices.cpu.products import Products
 from runtime.layers.quantization.dequantize import dequantized
-from runtime.layers.quantization.layouts import pack_codes
+from runtime.layers.quantization.module_shard import pack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
