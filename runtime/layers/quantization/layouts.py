@@ -279,7 +279,7 @@ def _online_codes(module: ModuleShard, values: Tensor) -> tuple[Tensor, Tensor]:
     grouped = pad(values, (0, -values.shape[1] % group)).unflatten(1, (-1, group))
     farthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     scale = (farthest / -middle).clamp_(-HALF_MAX, HALF_MAX)
-    if scheme.has_half_scales:
+    if scheme.bits == 4:
         scale = scale.half().float()
     codes = (grouped / torch.where(scale == 0, 1, scale)).round_().add_(middle).clamp_(0, 2 * middle - 1)
     own = codes.to(torch.uint8).flatten(1)[:, module.columns]
