@@ -34,6 +34,7 @@ class MemoryBudget(Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # of one sequence's states in all recurrent layers; 0: there are none
     state_ratio: float = 0.0  # bytes of states for each byte of keys and values
     num_states: int | None = None  # overrides the ratio
+    most_running: int = 0  # sequences that run at once; 0: not known
 
 
 def has_two_pools(ratio: float, windows: tuple[int, ...], max_len: int) -> bool:
@@ -50,13 +51,20 @@ def least_pages(window: int, page_size: int, step_tokens: int) -> int:
 
 def divide_memory(room: MemoryBudget) -> Pools:
     """Sizes of the pools that fit in memory; 0 pages if not even one of each kind fits. States are taken from
-    the memory before pages are."""
+    the memory before pages are, and no more of them than sequences and pages could keep: two of each sequence
+    that runs, and one at the end of each page. Without attention layers all memory is for states."""
     if not room.state_bytes:
         return _divide_pages(room)
     left = room.num_bytes - room.state_bytes  # without the padding slot
-    part = int(left * room.state_ratio / (1 + room.state_ratio)) // room.state_bytes
+    share = room.state_ratio / (1 + room.state_ratio)
+    if not room.full_page_bytes and not room.window_page_bytes:
+        share = 1.0
+    part = int(left * share) // room.state_bytes
+    if room.most_running:
+        part = min(part, 2 * room.most_running + room.most)
     states = max(room.num_states or part, 1)
-    pages = _divide_pages(structs.replace(room, num_bytes=left - states * room.state_bytes))
+    left -= states * room.state_bytes
+    pages = _divide_pages(structs.replace(room, num_bytes=left)) if left >= 0 else Pools(0)
     return structs.replace(pages, states=states if pages.full else 0)
 
 

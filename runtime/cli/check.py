@@ -173,10 +173,7 @@ def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: i
             if rank.graphs_bytes
             else "none are captured",
         ),
-        *[
-            ("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots")
-            for _ in range(rank.adapters_bytes > 0)
-        ],
+        *_optional_rows(plan, rank),
         (
             "in all",
             rank.total_bytes,
@@ -203,6 +200,17 @@ def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: i
             "--tensor-parallel-size"
         )
     return lines
+
+
+def _optional_rows(plan: Plan, rank: Footprint) -> list[tuple[str, int, str]]:
+    """Rows of the table for what only some models and options take."""
+    rows = []
+    if rank.num_states:
+        about = f"{rank.num_states} of sequences and prefixes, in recurrent layers"
+        rows.append(("states", rank.states_bytes, about))
+    if rank.adapters_bytes:
+        rows.append(("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots"))
+    return rows
 
 
 def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
+from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.models.config.moe_config import Routing
 
@@ -59,8 +60,7 @@ class ForwardBatch:
     positions: "Tensor"  # int64 [T]
     # for each pool int64 [T], where the token's key and value are stored: page id * page_size + offset
     locations: "tuple[Tensor, ...]"
-    # for each layer its keys and values, or its latents and rotary parts: [pages of its pool * page_size, K,
-    # D]
+    # for each layer keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
     kv: "list[tuple[Tensor, Tensor]]"
     attention: AttentionPlan | None  # of Ops.plan_attention; None: the layers have no attention to plan
     types: "Tensor | None" = None  # int64 [T], the segment of each token, for encoders
@@ -69,6 +69,7 @@ class ForwardBatch:
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
+    states: StateRows | None = None  # None: the model has no recurrent layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,10 @@ class Memory(Protocol):
         device can do that. Raises StartError for a shape that the device's attention cannot read."""
         ...
 
+    def allocate_states(self, num_states: int, shape: tuple[int, ...], dtype: "torch.dtype") -> "Tensor":
+        """Zeros [num_states, *shape] for a recurrent layer, with memory as of `allocate_cache`."""
+        ...
+
     def free_host_bytes(self, cache_bytes: int) -> int:
         """Bytes of the machine's memory that this rank's host pages may take, if a cache of `cache_bytes` has
         been allocated but not written yet."""
@@ -267,8 +272,7 @@ class Memory(Protocol):
     def open_page_copier(
         self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int
     ) -> PageCopier:
-        """Copies between the layers' keys and values and the parts of host pages, which have the same order.
-        Raises StartError."""
+        """Copies between layers' caches and the parts of host pages, in the same order. Raises StartError."""
         ...
 
 
@@ -287,8 +291,7 @@ class Collectives(Protocol):
         ...
 
     def reduce_scatter(self, x: "Tensor") -> "Tensor":
-        """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks; may overwrite
-        `x`."""
+        """This rank's part, of `size` equal ones along dimension 0, of the sum; may overwrite `x`."""
         ...
 
     def all_to_all(
@@ -384,9 +387,7 @@ class Device:
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
-    side_stream: "SideStream | None" = (
-        None  # computes shared experts while the main stream computes routed ones
-    )
+    side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)

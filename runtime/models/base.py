@@ -19,7 +19,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.registry import Renames
+from runtime.models.config.renames import Renames
 
 
 class AttentionLayer(Protocol):

@@ -20,7 +20,7 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.config.encoder_config import Encoder
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.registry import Renames
+from runtime.models.config.renames import Renames
 
 
 def activate(name: str, x: Tensor) -> Tensor:

@@ -189,10 +189,11 @@ class Llama(Layer):
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states [T, hidden] before the last norm."""
         pieces = self.piecewise(batch, compiled)
-        attention, queries = next(pieces)
+        attended = None
         try:
             while True:
-                attention, queries = pieces.send(attention.attend(queries, batch))
+                attention, queries = pieces.send(attended)  # type: ignore[arg-type]  # the first one is None
+                attended = attention.attend(queries, batch)
         except StopIteration as end:
             hidden: Tensor = end.value
             return hidden

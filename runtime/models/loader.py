@@ -32,7 +32,7 @@ from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import Full, Ggml, WeightFormat
-from runtime.models.config.registry import Renames
+from runtime.models.config.renames import Renames
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.fused_tensors import FusedModules, split
 from runtime.models.kept_weights import leave_empty, quantized_weights

@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wai
 
 from runtime.options.model_sizes import (
     adapter_count,
+    attention_layers,
     cached_count,
+    decay_bytes,
     float_bytes,
     kv_heads,
     offloaded_bytes,
@@ -60,6 +62,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
     num_pages: int  # with the padding page
     token_bytes: int  # keys and values of one token
     num_window_pages: int = 0  # of sliding-window layers, where they have their own, with a padding page
+    states_bytes: int = 0  # of recurrent layers
+    num_states: int = 0  # with the padding state
     pool_tokens: int
     longest_tokens: int  # of one sequence, by context length and pool
     budget_bytes: int  # memory that weights and pages may take
@@ -71,6 +75,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
         return (
             self.weights_bytes
             + self.pages_bytes
+            + self.states_bytes
             + self.activations_bytes
             + self.graphs_bytes
             + self.adapters_bytes
@@ -79,7 +84,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     @property
     def releasable_bytes(self) -> int:
         """Bytes that --enable-memory-saver can release."""
-        return self.weights_bytes + self.pages_bytes + self.graphs_bytes
+        return self.weights_bytes + self.pages_bytes + self.states_bytes + self.graphs_bytes
 
 
 def stored_weights(folder: Path) -> Stored:
@@ -119,20 +124,26 @@ def footprint(
     item = DTYPE_BYTES[_dtype(plan, stored.dtype)]
     sizes = _ranks(plan)
     weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, sizes, item)
+    weights += decay_bytes(model, sizes[0], item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
     all_weights, weights = weights, weights - offloaded + buffers
     layer_bytes = cached_count(model, plan.parallel.tensor_parallel_size) * KV_BYTES.get(
         plan.precision.kv_cache_dtype, item
     )
-    num_full = sum(window == 0 for window in model.windows)
-    full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
+    num_layers = attention_layers(model)
+    num_window = sum(window > 0 for window in model.windows)
+    full_bytes, window_bytes = (num_layers - num_window) * layer_bytes, num_window * layer_bytes
+    state_bytes = 0
+    if model.recurrent is not None:
+        state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
     budget = int(machine.memory_bytes // plan.parallel.tensor_parallel_size * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
         model,
         budget - weights - adapters,
         (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
+        state_bytes,
     )
     pool = pools.full * plan.memory.page_size
     room = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
@@ -148,6 +159,8 @@ def footprint(
         num_pages=room[0],
         token_bytes=full_bytes + window_bytes,
         num_window_pages=room[1] if pools.window else 0,
+        states_bytes=(pools.states + 1) * state_bytes,
+        num_states=pools.states + 1 if state_bytes else 0,
         pool_tokens=pool,
         longest_tokens=min(pool, plan.model.context_length),
         budget_bytes=budget,
@@ -171,9 +184,11 @@ def loading_notice(plan: Plan, model: ModelConfig, stored: str = "") -> str | No
     return quantization_notice(model, _ranks(plan), dtype, DTYPE_BYTES[dtype])
 
 
-def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
-    """Usable pages, and the option or memory that bounds them. `page_bytes`: bytes of a page in all full
-    layers, and in all sliding-window layers."""
+def _pages(
+    plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int], state_bytes: int
+) -> tuple[Pools, str]:
+    """Usable pages and states, and the option or memory that bounds the pages. `page_bytes`: bytes of a page
+    in all full layers, and in all sliding-window layers; `state_bytes`: of the states of a sequence."""
     longest = -(-plan.model.context_length // plan.memory.page_size)
     bounds = [
         (
@@ -200,6 +215,10 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
             longest=longest,
             ratio=ratio,
             least=least_pages(max(model.windows), plan.memory.page_size, step_tokens),
+            state_bytes=state_bytes,
+            state_ratio=plan.states.mamba_full_memory_ratio,
+            num_states=plan.states.max_mamba_cache_size,
+            most_running=plan.schedule.max_running_requests,
         )
     )
     if pools.full < most:

@@ -6,6 +6,7 @@ from runtime.messages.memory import OffloadSpec, offloaded_layers
 from runtime.models.config.encoder_config import Encoder, RotaryEncoder
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.recurrent_config import Recurrent
 from runtime.options.quantized_sizes import Ranks, layer_saved_bytes
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
@@ -26,6 +27,11 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
         indexer = model.mla.indexer
         return model.mla.kv_rank + model.mla.rope_dim + (0 if indexer is None else indexer.dim)
     return 2 * kv_heads(model, ranks) * model.head_dim
+
+
+def attention_layers(model: ModelConfig) -> int:
+    """Layers that cache keys and values."""
+    return model.num_layers if model.recurrent is None else model.recurrent.num_attention_layers
 
 
 def weight_count(
@@ -84,11 +90,31 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
     """Numbers that one rank holds of a layer."""
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
+    if model.recurrent is not None:
+        return hybrid_layer_count(model, model.recurrent, layer, ranks, expert_ranks, shared_ranks)
     return (
         attention_count(model, ranks)
         + model.norm_count
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
     )
+
+
+def hybrid_layer_count(
+    model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int, expert_ranks: int, shared_ranks: int
+) -> int:
+    """Numbers that one rank holds of a layer of a model with recurrent layers."""
+    kind, hidden = recurrent.kinds[layer], model.hidden_size
+    count = hidden
+    if kind in ("recurrent", "parallel"):
+        count += recurrent.mixer.num_weights(hidden, ranks)
+    if kind in ("attention", "parallel"):
+        count += attention_count(model, ranks)
+        gates = model.num_heads // ranks * model.head_dim * recurrent.gates_attention
+        count += gates * (hidden + model.qkv_bias)
+    if kind == "none" or recurrent.has_feed_forward:
+        count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+        count += hidden * (kind != "none")
+    return count
 
 
 def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
@@ -174,6 +200,12 @@ def feed_forward_count(
     return hidden * (
         3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
     )
+
+
+def decay_bytes(model: ModelConfig, ranks: int, item: int) -> int:
+    """Bytes that decays of recurrent layers, which stay float32 whatever the dtype, take beyond `item` bytes
+    a number."""
+    return 0 if model.recurrent is None else (4 - item) * model.recurrent.float_count(ranks)
 
 
 def float_bytes(model: ModelConfig) -> int:

@@ -13,7 +13,9 @@ no other work of the host.
       other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
     prompts, drafts, pages from host memory,      no graph here: the step is launched kernel by kernel,
-      admits, encoders, states, pooling models    or in piecewise graphs
+      admits, encoders, pooling models            or in piecewise graphs
+
+Recurrent layers find their states by the slots. States are copied outside of graphs, behind them.
 
 Inputs are slots and page updates, packed into one array, int32 [1 + 3 * pools, size]. Everything else,
 positions included, is device state of the slots. Rows up to the size are padding: they belong to a slot that
@@ -45,6 +47,7 @@ from runtime.layers.sampling.sampler import clean
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
 from runtime.models.base import CompiledLayer, GenerativeModel
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 from runtime.ranks.transfers import Transfers
 
@@ -111,6 +114,7 @@ class DecodeGraphs:
         adapters: LoraAdapters | None = None,
         compiled: CompiledLayer | None = None,
         compiled_rows: int = 0,
+        states: RecurrentStates | None = None,
     ) -> None:
         """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences.
         `masks`: layers must know which rows are padding; `adapters`: None without LoRA adapters; `compiled`:
@@ -128,6 +132,7 @@ class DecodeGraphs:
         self.masks = masks
         self.compiled = compiled
         self.compiled_rows = compiled_rows
+        self.states = states
         # elsewhere all rows would pay for penalties in several launches
         self.penalises = device.fused is not None
         if self.penalises:
@@ -147,7 +152,9 @@ class DecodeGraphs:
     def size_for(self, plan: StepPlan) -> int | None:
         """The size whose forward graph computes this plan; None: it must be launched one by one."""
         count = plan.num_decodes
-        if not self.ready or count == 0 or count != len(plan.slots) or plan.admits or plan.states is not None:
+        if not self.ready or count == 0 or count != len(plan.slots) or plan.admits:
+            return None
+        if plan.states is not None and len(plan.states.slots):  # what is kept is copied behind the graph
             return None
         at = bisect_left(self.ready, count)
         if at == len(self.ready):
@@ -180,6 +187,8 @@ class DecodeGraphs:
         graph = recorded.adapted if is_adapted else recorded.forward
         assert graph is not None, "a step with adapters where there are none"
         self.graphs.replay(graph, lengths)
+        if self.states is not None and plan.states is not None:
+            self.states.keep(plan.states)
         return self.hidden[:count]
 
     def sample(self, size: int, plan: StepPlan) -> Tensor | None:
@@ -289,7 +298,9 @@ class DecodeGraphs:
             table.index_put_((at, row), ids.int())
         pages = tables[:, slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
-        attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
+        attention = None
+        if self.kv:
+            attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
         hidden = self.model.forward(
             ForwardBatch(
                 self.slots.last_token[slots],
@@ -299,6 +310,7 @@ class DecodeGraphs:
                 attention,
                 is_decode=True,
                 is_real=slots != self.slots.padding if self.masks else None,
+                states=None if self.states is None else self.states.captured_rows(slots),
             ),
             self.compiled if size <= self.compiled_rows else None,
         )

@@ -20,6 +20,7 @@ from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
 from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.weight_offload import OffloadedModel
 from runtime.ranks.weights_loader import WeightsLoader
 
@@ -33,6 +34,12 @@ def allocate_kv(
     """The cache of one layer: keys and values, or latents and rotary parts, [num_tokens, K, D] each."""
     allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
     return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
+
+
+def num_cache_bytes(kv: list[tuple[Tensor, Tensor]], states: RecurrentStates | None) -> int:
+    """Bytes of the caches and states of all layers."""
+    cached = sum(cache.nbytes for pair in kv for cache in pair)
+    return cached + (0 if states is None else states.num_bytes)
 
 
 def first_line(error: Exception) -> str:
@@ -107,7 +114,7 @@ class MemorySaver:
             in_order(self.released),
             (0 if "weights" in self.released else self.weights_bytes)
             + (adapters.num_bytes if adapters is not None else 0),
-            sum(cache.nbytes for pair in self.runner.kv for cache in pair),
+            num_cache_bytes(self.runner.kv, self.runner.states),
             self.runner.device.memory.used_bytes(),
             error,
         )
@@ -139,20 +146,24 @@ class MemorySaver:
         }
 
     def release_pages(self) -> None:
-        """Drops the caches of all layers."""
+        """Drops the caches and states of all layers."""
         if self.runner.copies is not None:
             self.runner.copies.close()
             self.runner.copies = None
         self.runner.forward.forget()
         self.runner.kv.clear()
+        if self.runner.states is not None:
+            self.runner.states.release()
 
     def resume_pages(self) -> None:
-        """Allocates the caches of all layers. Raises if there is no memory; none is allocated then."""
+        """Allocates caches and states of all layers. Raises if there is no memory; none is allocated then."""
         device, page_size = self.runner.device, self.loader.start.page_size
         try:
             for layer in self.attentions:
                 num_tokens = self.pool_sizes[layer.pool] * page_size
                 self.runner.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
+            if self.runner.states is not None:
+                self.runner.states.allocate()
             if self.host is not None:
                 self.runner.copies = device.memory.open_page_copier(self.runner.kv, self.host, page_size)
         except BaseException:

@@ -30,6 +30,7 @@ from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_inputs import StepInputs
@@ -74,6 +75,7 @@ class ModelRunner:
         load: ExpertLoad | None = None,
         graph_setup: GraphSetup = NO_GRAPHS,
         compiled: CompiledLayer | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
@@ -90,7 +92,8 @@ class ModelRunner:
         self.load = load
         self.forward = Forward(device)
         self.logits_ops = logits_ops_of(device)
-        self.inputs = StepInputs(device, slots, kv, page_size, windows)
+        self.states = states
+        self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
         self.compiled = compiled
@@ -124,6 +127,8 @@ class ModelRunner:
         if self.graphs is not None and size is not None:
             return self.launch_captured(self.graphs, size, plan, begin, is_adapted=is_adapted)
         self.slots.update(plan)
+        if self.states is not None and plan.states is not None:
+            self.states.load(plan.states)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
         starts = self.slots.lengths.starts(plan.slots)
@@ -132,6 +137,8 @@ class ModelRunner:
         rows = sample_rows(plan, starts)
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
         hidden = forwarded.hidden
+        if self.states is not None and plan.states is not None:
+            self.states.keep(plan.states)
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -301,7 +308,7 @@ class ModelRunner:
         captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
         """
         device, setup = self.device, self.graph_setup
-        if device.graphs is None or not self.kv or not is_generative(self.model):
+        if device.graphs is None or not (self.kv or self.states) or not is_generative(self.model):
             return None, None
         decode_graphs = piecewise_graphs = None
         if setup.sizes and self.pooling is None:
@@ -320,8 +327,9 @@ class ModelRunner:
                 adapters=self.adapters,
                 compiled=self.compiled,
                 compiled_rows=setup.compiled_rows,
+                states=self.states,
             )
-        if setup.piecewise_sizes and is_piecewise(self.model):
+        if setup.piecewise_sizes and is_piecewise(self.model) and self.states is None:
             piecewise_graphs = PiecewiseGraphs(
                 device,
                 device.graphs,

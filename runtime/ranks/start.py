@@ -25,12 +25,13 @@ from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
-from runtime.models.loader import resolve_dtype
+from runtime.models.loader import DTYPES, resolve_dtype
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
-from runtime.ranks.memory_saver import MemorySaver, allocate_kv
+from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.profile_run import run_largest_step
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 from runtime.ranks.weights_loader import WeightsLoader, read_model
 
@@ -71,18 +72,17 @@ def start_torch_rank(
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
-    kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
+    dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
-    num_bytes = min(budget, memory_for_pages(device, model, start, config, kv_dtype))
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes))
     progress("pages", 0, 0)
-    sizes, kv = allocate_pages(device, model, start, config, kv_dtype, num_bytes)
+    sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes)
     slots = open_slots(rank, device, start, config, len(sizes))
     host = open_host_tier(rank, start, device, kv, sizes)
     copies = None if host is None else device.memory.open_page_copier(kv, host, start.page_size)
     if experts is not None:
         experts.step.zero_()  # counts of the profile run
-    if adapters is not None and start.adapters is not None:
-        load_adapters(adapters, start.adapters)
+    load_adapters(adapters, start.adapters)
     runner = ModelRunner(
         device,
         model,
@@ -96,8 +96,9 @@ def start_torch_rank(
         experts,
         GraphSetup.of(start),
         loaded.compiled,
+        states,
     )
-    memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, kv_dtype, sizes, host)
+    memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host)
     times.append(perf_counter())
     phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
     ready = RankReady(
@@ -105,16 +106,18 @@ def start_torch_rank(
         num_pages=sizes[0],
         num_window_pages=sizes[1] if len(sizes) > 1 else 0,
         weights_bytes=weights_bytes,
-        pages_bytes=num_cache_bytes(kv),
+        pages_bytes=num_cache_bytes(kv, states),
         device_name=facts.name,
         phases_s=phases,
         used_bytes=device.memory.used_bytes(),
     )
-    return StartedRank(runner, memory_saver, with_host_pages(ready, host), start.trace_folder)
+    return StartedRank(runner, memory_saver, with_sizes(ready, host, states), start.trace_folder)
 
 
-def with_host_pages(ready: RankReady, host: HostPages | None) -> RankReady:
-    """The report of a start with the sizes of the host tier, if there is one."""
+def with_sizes(ready: RankReady, host: HostPages | None, states: RecurrentStates | None) -> RankReady:
+    """The report of a start with the sizes of states and of the host tier, if there are any."""
+    if states is not None:
+        ready = structs.replace(ready, num_state_slots=states.num_state_slots)
     if host is None:
         return ready
     return structs.replace(
@@ -122,21 +125,42 @@ def with_host_pages(ready: RankReady, host: HostPages | None) -> RankReady:
     )
 
 
-def num_cache_bytes(kv: list[tuple[Tensor, Tensor]]) -> int:
-    """Bytes of the caches of all layers."""
-    return sum(cache.nbytes for pair in kv for cache in pair)
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """Types of what a rank keeps of sequences."""
+
+    activations: torch.dtype
+    kv: torch.dtype
+    states: torch.dtype  # recurrent states
 
 
 def allocate_pages(
-    device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype, budget: int
-) -> tuple[list[int], list[tuple[Tensor, Tensor]]]:
-    """Pages of each pool, padding pages included, and the cache of each layer, in `budget` bytes."""
-    pools = count_pages(start, config.windows, budget, token_bytes(model, kv_dtype))
+    device: Device, model: Model, start: StartRank, config: ModelConfig, dtypes: Dtypes, budget: int
+) -> tuple[list[int], list[tuple[Tensor, Tensor]], RecurrentStates | None]:
+    """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
+    layers, in `budget` bytes."""
+    recurrent, ranks = config.recurrent, device.collectives.size
+    state_bytes = 0
+    if recurrent is not None:
+        state_bytes = recurrent.state_bytes(ranks, dtypes.activations.itemsize, dtypes.states.itemsize)
+    pools = count_pages(start, config.windows, budget, token_bytes(model, dtypes.kv), state_bytes)
     sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
-    return sizes, [
-        allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype)
+    kv = [
+        allocate_kv(device, layer, sizes[layer.pool] * start.page_size, dtypes.kv)
         for layer in model.attentions
     ]
+    return sizes, kv, open_states(device, start, config, dtypes, pools.states + 1)
+
+
+def open_states(
+    device: Device, start: StartRank, config: ModelConfig, dtypes: Dtypes, num_state_slots: int
+) -> RecurrentStates | None:
+    """States of recurrent layers, the padding slot included; None: the model has no such layers."""
+    if config.recurrent is None:
+        return None
+    return RecurrentStates(
+        device, config.recurrent, dtypes.activations, dtypes.states, num_state_slots, start.max_slots
+    )
 
 
 def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
@@ -154,24 +178,26 @@ def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig,
 
 
 def memory_for_pages(
-    device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
+    device: Device, model: Model, start: StartRank, config: ModelConfig, dtypes: Dtypes
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
     measure what that takes."""
-    if not model.attentions or config.pooling is not None:
+    if config.encoder is not None or config.pooling is not None:
         return device.memory.free_bytes()
 
     def run() -> None:
         # some operators read pages, so layers of one shape share a cache of the step's size
         num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size
         forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
-        caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}
+        caches = {form: allocate_kv(device, layer, num_tokens, dtypes.kv) for form, layer in forms.items()}
         kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
         slots = Slots(
             start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
         )
         windows = tuple(sorted(set(config.windows)))
-        run_largest_step(ModelRunner(device, model, slots, kv, start.page_size, windows, None, None), start)
+        states = open_states(device, start, config, dtypes, 1)  # all rows use the padding slot
+        runner = ModelRunner(device, model, slots, kv, start.page_size, windows, None, None, states=states)
+        run_largest_step(runner, start)
 
     return device.memory.free_bytes() - device.memory.measure_peak(run)
 
@@ -187,12 +213,14 @@ def open_host_tier(
             "own; add --disable-hybrid-swa-memory"
         )
     parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
-    free_bytes = device.memory.free_host_bytes(num_cache_bytes(kv))
+    free_bytes = device.memory.free_host_bytes(num_cache_bytes(kv, None))
     return open_host(start, rank, sizes[0] - 1, parts, free_bytes)
 
 
-def load_adapters(adapters: LoraAdapters, setup: AdapterSetup) -> None:
-    """Reads the adapters that ranks start with to host memory. Raises ModelError."""
+def load_adapters(adapters: LoraAdapters | None, setup: AdapterSetup | None) -> None:
+    """Reads the adapters that ranks start with, if any, to host memory. Raises ModelError."""
+    if adapters is None or setup is None:
+        return
     with torch.inference_mode():
         for command in setup.loaded:
             adapters.load(command.id, command.folder)
@@ -214,11 +242,15 @@ def token_bytes(model: Model, kv_dtype: torch.dtype) -> tuple[int, int]:
 
 
 def count_pages(
-    start: StartRank, windows: tuple[int, ...], budget: int, bytes_of_token: tuple[int, int]
+    start: StartRank,
+    windows: tuple[int, ...],
+    budget: int,
+    bytes_of_token: tuple[int, int],
+    state_bytes: int = 0,
 ) -> Pools:
-    """Pages that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a token in
-    full layers, and in those with a window. Raises StartError if not even one sequence of one page fits.
-    """
+    """Pages and states that fit in `budget` bytes, and no more than can be used. `bytes_of_token`: bytes of a
+    token in full layers, and in those with a window; `state_bytes`: of a sequence's states, 0 without
+    recurrent layers. Raises StartError if not even one sequence of one page fits."""
     page_size, longest = start.page_size, -(-start.max_len // start.page_size)
     most = start.max_slots * longest
     if start.max_total_tokens is not None:
@@ -234,6 +266,10 @@ def count_pages(
             longest=longest,
             ratio=ratio,
             least=least_pages(max(windows), page_size, start.max_step_tokens),
+            state_bytes=state_bytes,
+            state_ratio=start.state_ratio,
+            num_states=start.num_states,
+            most_running=start.max_slots,
         )
     )
     if most < 1:

@@ -11,6 +11,7 @@ from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
 
@@ -25,13 +26,16 @@ class StepInputs:
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,
         windows: tuple[int, ...],
+        states: RecurrentStates | None = None,
     ) -> None:
-        """`kv`: keys and values of each layer, empty for encoders; `windows`: the layers' sliding windows."""
+        """`kv`: keys and values of each layer, empty without attention over pages; `windows`: the layers'
+        sliding windows; `states`: of recurrent layers, None without them."""
         self.device = device
         self.slots = slots
         self.kv = kv
         self.page_size = page_size
         self.windows = windows
+        self.states = states
 
     def batch(self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None) -> ForwardBatch:
         """`starts`, int64 [R]: the length of each row's slot before the step."""
@@ -42,6 +46,17 @@ class StepInputs:
         host_positions = starts if is_decode else _positions(starts, begins, counts)
         positions = upload_int64(host_positions, torch_device)
         token_ids = self.token_ids(plan, begins)
+        if self.states is not None and not self.kv:  # no layer has attention
+            return ForwardBatch(
+                token_ids,
+                positions,
+                (),
+                self.kv,
+                None,
+                embeds=self.embeds(plan),
+                is_decode=is_decode,
+                states=self.states.rows(plan),
+            )
         if not self.kv:  # an encoder
             second_at = self.slots.second_at[plan.slots]
             types = (second_at > 0).repeat(counts) & (host_positions >= second_at.repeat(counts))
@@ -71,6 +86,7 @@ class StepInputs:
             page_loads=page_loads,
             embeds=self.embeds(plan),
             is_decode=is_decode,
+            states=None if self.states is None else self.states.rows(plan),
         )
 
     def token_ids(self, plan: StepPlan, begins: np.ndarray) -> Tensor:

@@ -34,8 +34,9 @@ class TorchExecutor:
             try:
                 return self.runner.launch(plan)
             except torch.OutOfMemoryError:
-                if self.runner.sampled_step == plan.step or self.runner.device.collectives.size > 1:
-                    raise  # tokens were sampled already, or other ranks wait in a collective
+                is_changed = self.runner.sampled_step == plan.step or self.runner.states is not None
+                if is_changed or self.runner.device.collectives.size > 1:
+                    raise  # tokens were sampled or states moved on, or other ranks wait in a collective
                 log.get("ranks").warning(
                     "no memory for a step; unused memory is freed, and it is launched again",
                     step=plan.step,

@@ -18,6 +18,7 @@ from runtime.messages.steps import (
     PromptLogprobs,
     Samples,
     SlotSampling,
+    StateCopies,
     StepPlan,
     StepResult,
     WindowPages,
@@ -86,6 +87,7 @@ class Row:
     computed: int = 0
     prompt_len: int = 0
     is_admitted: bool = False
+    state_from: int = 0  # state slot of the state it begins with; 0: the empty one
     lora_slot: int = -1  # of its adapter
     window: dict[int, int] = field(default_factory=dict)  # pages of the windows' pool, by page-table row
     sent: set[int] = field(default_factory=set)  # page-table rows whose window pages the rank has
@@ -111,6 +113,8 @@ class Planner:
         self.free_window = list(range(1, ready.num_window_pages))
         self.known_pages: dict[int, int] = {}
         self.step = 0
+        self.has_states = ready.num_state_slots > 0
+        self.keeps: list[tuple[int, int]] = []  # states to keep after the next step: from, to
 
     def row(
         self,
@@ -120,13 +124,14 @@ class Planner:
         *,
         prefix: "Row | None" = None,
         shared: int = 0,
+        state_from: int = 0,
     ) -> Row:
         """A new sequence; with `prefix`, its first `shared` tokens (whole pages) are those of that row,
-        already computed."""
+        already computed; `state_from`: the state slot that has the state after them."""
         assert shared % self.page_size == 0 and (prefix is None or prompt[:shared] == prefix.tokens[:shared])
         pages = prefix.pages[: shared // self.page_size] if prefix else []
         self.known_pages[slot] = 0
-        return Row(slot, list(prompt), params, list(pages), computed=shared, prompt_len=len(prompt))
+        return Row(slot, list(prompt), params, list(pages), shared, len(prompt), state_from=state_from)
 
     def plan(
         self, decodes: list[Row], extends: list[tuple[Row, int]], verifies: Sequence[tuple[Row, Draft]] = ()
@@ -134,7 +139,8 @@ class Planner:
         """Decode rows, verify rows with drafts, and extend rows with so many of their next known tokens."""
         drafted = [(row, 1 + len(draft.tokens)) for row, draft in verifies]
         rows = [(row, 1) for row in decodes] + drafted + extends
-        admits, updates, tokens, targets = [], [], [], []
+        admits, updates, targets = [], [], []
+        tokens = [token for _, draft in verifies for token in draft.tokens]
         for row, count in rows:
             if not row.is_admitted:
                 row.is_admitted = True
@@ -154,8 +160,6 @@ class Planner:
                 (row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))
             ]
             self.known_pages[row.slot] = len(row.pages)
-        for _, draft in verifies:
-            tokens += draft.tokens
         for row, count in extends:
             tokens += row.tokens[row.computed : row.computed + count]
             if row.sampling.prompt_logprobs >= 0:
@@ -185,12 +189,29 @@ class Planner:
             draft_parents=draft_parents([draft for _, draft in verifies]),
             page_copies=self.page_copies,
             window=self.window_pages(rows) if self.window else None,
+            states=self.state_copies([row for row, _ in rows], admits),
             lora_assignment=self.lora_assignment,
         )
         self.page_copies = self.lora_assignment = None
         for row, count in (*((row, 1) for row in decodes), *extends):
             row.computed += count
         return read_only(plan)
+
+    def state_copies(self, rows: list[Row], admits: list[Admit]) -> StateCopies | None:
+        """Rows own the state slot behind their slot's number; others may be used to keep states."""
+        slots, keeps = {admit.slot for admit in admits}, self.keeps
+        admitted, self.keeps = [row for row in rows if row.slot in slots], []
+        if not self.has_states or not (admitted or keeps):
+            return None
+        owned = [(row.slot, row.slot + 1) for row in admitted]
+        loads = [(row.state_from, row.slot + 1) for row in admitted]
+        return StateCopies(
+            *(
+                np.array([pair[i] for pair in pairs], dtype=np.int32)
+                for pairs in (owned, loads, keeps)
+                for i in (0, 1)
+            )
+        )
 
     def window_pages(self, rows: list[tuple[Row, int]]) -> WindowPages:
         """First gives back what no row can see any more, then takes what the step computes."""

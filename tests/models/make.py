@@ -58,6 +58,8 @@ from transformers import (
     Starcoder2Config,
 )
 
+from tests.models.hybrids import HYBRIDS
+
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIALS)
 CHAT_TEMPLATE = (
@@ -301,6 +303,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "seed_oss": (SeedOssConfig, {"head_dim": 16}),
     "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0], "pad_token_id": 0}),
     "starcoder2": (Starcoder2Config, {"sliding_window": 7}),
+    **HYBRIDS,
 }
 
 

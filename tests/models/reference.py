@@ -15,10 +15,13 @@ class Reference:
         with torch.inference_mode():
             out = self.model(torch.tensor([prompt]), use_cache=True)
             tokens = [int(out.logits[0, -1].argmax())]
+            # models without attention have another name for it
+            name = "past_key_values" if hasattr(out, "past_key_values") else "cache_params"
             while len(tokens) < num_tokens:
-                out = self.model(
-                    torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True
-                )
+                cache = {name: getattr(out, name)}
+                if name == "past_key_values":  # Bamba counts positions from the first token that it is given
+                    cache["position_ids"] = torch.tensor([[len(prompt) + len(tokens) - 1]])
+                out = self.model(torch.tensor([tokens[-1:]]), use_cache=True, **cache)
                 tokens.append(int(out.logits[0, -1].argmax()))
         return tokens
 

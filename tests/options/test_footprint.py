@@ -95,9 +95,10 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
     ready = rank.ready
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
         found.weights_bytes,
-        found.pages_bytes,
+        found.pages_bytes + found.states_bytes,
         found.num_pages,
     )
+    assert ready.num_state_slots == found.num_states
 
 
 @pytest.mark.parametrize(

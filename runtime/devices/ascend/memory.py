@@ -68,6 +68,10 @@ class AscendMemory:
             )
         return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device="npu")
 
+    def allocate_states(self, num_states: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros [num_states, *shape]."""
+        return torch.zeros(num_states, *shape, dtype=dtype, device="npu")
+
     def free_host_bytes(self, cache_bytes: int) -> int:
         """This rank's share of the available host memory, in bytes."""
         return available_bytes() // self.num_ranks

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import torch
@@ -74,6 +75,10 @@ class CpuMemory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype).view(num_tokens, num_heads, head_dim)
+
+    def allocate_states(self, num_states: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Memory.allocate_states."""
+        return self.allocate_cache(num_states, 1, prod(shape), dtype).view(num_states, *shape)
 
     def free_host_bytes(self, cache_bytes: int) -> int:
         """Free memory without the cache, which is in the same memory."""

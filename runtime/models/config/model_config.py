@@ -31,6 +31,7 @@ from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.quantization_config import Quantization, read_quantization
+from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.config.registry import (
     MODELS,
     TRANSFORMERS,
@@ -86,7 +87,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     mla: MlaConfig | None
     # multi-token prediction layers of the checkpoint, behind the others; they are not loaded
     draft_layers: int
-    num_recurrent_layers: int = 0  # layers that keep a state for each sequence; no family here has them yet
+    recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
     is_rope_interleaved: bool = False  # dimensions 2i and 2i + 1 of a head rotate together
@@ -106,6 +107,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None  # None: weights are not quantized
     # config.json, of a model that transformers' code computes; None: this runtime's own code does
     transformers_json: JsonDict | None = None
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Layers that keep a state for each sequence."""
+        return 0 if self.recurrent is None else self.recurrent.num_recurrent_layers
 
     @property
     def score_scale(self) -> float:
@@ -197,7 +203,10 @@ def _read(
             )
         return _resolve_encoder(architecture, raw, folder, pooling_options)
     family = decoder_family(architecture) if fields is None else TRANSFORMERS
-    known = with_known_keys(decode(raw, JsonDict, "config.json"), family)
+    known, recurrent = with_known_keys(decode(raw, JsonDict, "config.json"), family), None
+    if family.hybrid is not None:
+        hybrid = family.hybrid(known)
+        known, recurrent = known | hybrid.keys, hybrid.recurrent
     raw = msgspec.json.encode(known)
     hf = decode(raw, HfConfig, "config.json")
     generation = decode(raw_generation, HfGeneration, "generation_config.json")
@@ -211,6 +220,7 @@ def _read(
         ),
         quantization=_quantization(folder, hf, quantization),
         transformers_json=None if fields is None else identity(fields),
+        recurrent=recurrent,
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:

@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.json_value import Fields
+from runtime.json_value import Fields, JsonDict
 from runtime.models.config import families
+from runtime.models.config import hybrid_config as hybrids
 from runtime.models.config import moe_families as experts
 from runtime.models.config.block import NormKind, Placement, QkNorm
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
+from runtime.models.config.renames import (
+    GLM4_NAMES,
+    GRANITE_NAMES,
+    INTERNLM2_NAMES,
+    MIXTRAL_NAMES,
+    POST_NAMES,
+    REWARD_NAMES,
+    SANDWICH_NAMES,
+    Renames,
+)
 from runtime.models.config.tasks import GENERATES, REWARDS, family_of
 
 if TYPE_CHECKING:
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from runtime.models.config.model_config import ModelConfig
 
 LLAMA, BERT = "runtime.models.llama:Llama", "runtime.models.bert:Bert"
+HYBRID = "runtime.models.hybrid:HybridDecoder"
 MODERN_BERT = "runtime.models.modern_bert:ModernBert"
 POOLING_CLASSES = (LLAMA, BERT, MODERN_BERT)  # classes whose `pool` is served
 POOLED_ARCHITECTURES = (
@@ -42,56 +54,8 @@ POOLED_ARCHITECTURES = (
 #   layer_types     as by_layer_types, but layer_types must be there
 #   alternating     layers that layer_types names; without layer_types every second layer, from the first on
 #   named           layers that layer_types names; without layer_types none
-Renames = tuple[tuple[str, str], ...]  # parts of a checkpoint's tensor names -> ours, in this order
 WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating", "named"]
 
-# names of norms in checkpoints whose post_attention_layernorm is that of attention's output
-SANDWICH_NAMES: Renames = (
-    ("post_attention_layernorm.", "attention_output_norm."),
-    ("pre_feedforward_layernorm.", "post_attention_layernorm."),
-    ("post_feedforward_layernorm.", "mlp_output_norm."),
-)
-
-GRANITE_NAMES: Renames = (
-    (".block_sparse_moe.", ".mlp."),
-    (".mlp.router.layer.", ".mlp.gate."),
-    (".mlp.router.", ".mlp.gate."),
-    (".shared_mlp.", ".mlp.shared_experts."),
-)
-
-# names of a model's experts as the first Mixtral checkpoints had them
-REWARD_NAMES: Renames = (("score.0.", "score.first."), ("score.2.", "score.second."))
-MIXTRAL_NAMES: Renames = (
-    (".block_sparse_moe.", ".mlp."),
-    (".w1.", ".gate_proj."),
-    (".w2.", ".down_proj."),
-    (".w3.", ".up_proj."),
-)
-
-
-# the same of GLM-4-0414
-GLM4_NAMES: Renames = (
-    ("post_self_attn_layernorm.", "attention_output_norm."),
-    ("post_mlp_layernorm.", "mlp_output_norm."),
-)
-
-INTERNLM2_NAMES: Renames = (
-    ("tok_embeddings.", "embed_tokens."),
-    ("output.", "lm_head."),
-    (".attention.wo.", ".self_attn.o_proj."),
-    (".attention.", ".self_attn."),
-    (".feed_forward.w1.", ".mlp.gate_proj."),
-    (".feed_forward.w2.", ".mlp.down_proj."),
-    (".feed_forward.w3.", ".mlp.up_proj."),
-    ("attention_norm.", "input_layernorm."),
-    ("ffn_norm.", "post_attention_layernorm."),
-)
-
-# of those whose blocks have no norms of inputs
-POST_NAMES: Renames = (
-    ("post_attention_layernorm.", "attention_output_norm."),
-    ("post_feedforward_layernorm.", "mlp_output_norm."),
-)
 
 # What lies in a fused tensor, one below the other:
 #   halves  gate, up
@@ -123,6 +87,7 @@ class Family(Struct, frozen=True, kw_only=True):
     window: WindowRule = "none"
     moe: Callable[[HfMoeConfig], MoeConfig] | None = None  # reads the experts from config.json; None: dense
     is_mla: bool = False  # multi-head latent attention
+    hybrid: Callable[[JsonDict], hybrids.Hybrid] | None = None  # reads recurrent layers; None: there are none
     activation: str = "silu"
     has_sinks: bool = False  # attention heads have sinks
     is_tied: bool = False  # the head shares the embedding, where config.json does not say
@@ -307,6 +272,25 @@ FAMILIES = {
         defaults={"sliding_window": None},
         read=families.ministral3,
     ),
+    "Bamba": Family(model_class=HYBRID, hybrid=hybrids.bamba, mlp_bias=None, renames=hybrids.BAMBA_NAMES),
+    "Lfm2": Family(
+        model_class=HYBRID,
+        hybrid=hybrids.lfm2,
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm="head",
+        is_tied=True,
+        renames=hybrids.LFM2_NAMES,
+    ),
+    "Qwen3Next": Family(
+        model_class=HYBRID,
+        hybrid=hybrids.qwen3_next,
+        norm="rms_offset",
+        qk_norm="head",
+        moe=experts.qwen2,
+        renames=hybrids.QWEN3_NEXT_NAMES,
+    ),
+    "Mamba2": Family(model_class=HYBRID, hybrid=hybrids.mamba2, renames=hybrids.MAMBA2_NAMES),
     "Mistral": Family(is_pooled=True, qkv_bias=False, o_bias=False, window="all"),
     "Mixtral": Family(qkv_bias=False, o_bias=False, window="all", moe=experts.mixtral, renames=MIXTRAL_NAMES),
     "Olmo2": Family(qk_norm="projection", placement="post", renames=POST_NAMES),

@@ -3,25 +3,28 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Derived, Group, option, planned
-
-RECURRENT = "model families with recurrent layers"
+from runtime.options.declare import Amount, Count, Derived, Group, option, planned, superseded
 
 
 class States(Group, frozen=True, kw_only=True):
     """State-space and diffusion models"""
 
     max_mamba_cache_size: A[
-        Count | None,
+        Count | None, option("Sequence states that the cache holds; overrides --mamba-full-memory-ratio.")
+    ] = None
+    mamba_ssm_dtype: A[
+        Literal["float32", "bfloat16", "float16"] | None,
         option(
-            "Sequence states that the cache holds; overrides --mamba-full-memory-ratio.", missing=RECURRENT
+            "Type of recurrent states; without it float32, in which tokens do not depend on chunks.",
+            note="states of convolutions have the type of the activations",
         ),
     ] = None
-    mamba_ssm_dtype: A[Literal["float32", "bfloat16", "float16"] | None, planned("Type of the states.")] = (
-        None
-    )
     mamba_full_memory_ratio: A[
-        Amount, option("Memory of states in relation to that of keys and values.", missing=RECURRENT)
+        Amount,
+        option(
+            "Memory of states in relation to that of keys and values.",
+            note="models without attention layers have states alone",
+        ),
     ] = 0.9
     mamba_scheduler_strategy: A[
         Literal["auto", "no_buffer", "extra_buffer"],
@@ -29,13 +32,16 @@ class States(Group, frozen=True, kw_only=True):
             "Where states are kept for prefixes: in prompts only, or with a second one of each sequence "
             "also while it decodes.",
             note="both go with overlap and with pages of any size",
-            missing=RECURRENT,
         ),
     ] = "auto"
-    mamba_track_interval: A[
-        Count, option("Tokens between two kept states while a sequence decodes.", missing=RECURRENT)
-    ] = 256
-    mamba_backend: A[Literal["triton", "flashinfer"], planned("Kernels of state-space layers.")] = "triton"
+    mamba_track_interval: A[Count, option("Tokens between two kept states while a sequence decodes.")] = 256
+    mamba_backend: A[
+        Literal["triton", "flashinfer"],
+        superseded(
+            "Kernels of state-space layers.",
+            "Recurrent layers compute tokens and chunks with torch's operators on every device.",
+        ),
+    ] = "triton"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None
     dllm_algorithm_config: A[str | None, planned("YAML file with its settings.")] = None
 
@@ -44,6 +50,11 @@ class StatesPlan(States, frozen=True, kw_only=True):
     """Sequence states in force."""
 
     mamba_scheduler_strategy: Literal["no_buffer", "extra_buffer"]
+
+    @property
+    def state_dtype(self) -> str:
+        """Type of recurrent states."""
+        return self.mamba_ssm_dtype or "float32"
 
     @property
     def state_interval(self) -> int:

@@ -7,6 +7,7 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 
 STATE_OPTIONS = (
     "max_mamba_cache_size",
+    "mamba_ssm_dtype",
     "mamba_full_memory_ratio",
     "mamba_scheduler_strategy",
     "mamba_track_interval",
@@ -57,6 +58,23 @@ def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts
     return None
 
 
+def states_are_not_captured_with_prompts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Recurrent layers compute each prompt for itself, which a graph of a number of tokens cannot."""
+    compiles = plan.graphs.enable_torch_compile
+    if model.num_recurrent_layers and (plan.graphs.enable_piecewise_cuda_graph or compiles):
+        name = "--enable-torch-compile" if compiles else "--enable-piecewise-cuda-graph"
+        return (
+            f"{name} is not possible with this model, whose recurrent layers go on from the states of its "
+            "sequences; leave it out"
+        )
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (states_align_with_pages,)
 
-PLAN_RULES: tuple[PlanRule, ...] = (states_have_layers, states_end_pages, states_stay_on_the_device)
+PLAN_RULES: tuple[PlanRule, ...] = (
+    states_have_layers,
+    states_end_pages,
+    states_stay_on_the_device,
+    states_are_not_captured_with_prompts,
+)

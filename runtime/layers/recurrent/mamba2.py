@@ -1,0 +1,192 @@
+"""The mixer of Mamba 2 (Dao and Gu, "Transformers are SSMs", 2024).
+
+Each head has a state [P, N] for inputs of size P. A token with input x, time step d and vectors B, C [N],
+which the heads of a group share, changes it and reads it:
+
+    state = exp(d * A) * state + d * x Bᵀ,    y = state C + D x
+
+A chunk of tokens is computed as the paper's section 6 does: within the chunk as masked products, as attention
+is, and across chunks by their states.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, silu, softplus
+
+from runtime.devices.base import Collectives, Device, ForwardBatch
+from runtime.layers.linear import Linear, Reduction
+from runtime.layers.recurrent.parts import PartsLinear, parts_weight
+from runtime.layers.recurrent.short_conv import CausalConv, state_rows
+from runtime.layers.weight import Layer, Shard, even_shard, kv_head_shard, scaled_shard
+from runtime.models.config.recurrent_config import Mamba2
+
+CHUNK = 64  # tokens that are computed as masked products
+SEGMENT = 1024  # tokens whose masked products are in memory at a time
+
+
+def expand_groups(x: Tensor, heads: int) -> Tensor:
+    """[..., G, N] -> [..., heads, N], where the heads of a group have the same."""
+    groups = x.shape[-2]
+    return x.unsqueeze(-2).expand(*x.shape[:-1], heads // groups, x.shape[-1]).flatten(-3, -2)
+
+
+def scan_step(
+    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each of R sequences: x [R, H, P], step [R, H], a [H], b and c [R, G, N], state
+    [R, H, P, N] -> y [R, H, P] and the new state. All float32."""
+    b, c = (expand_groups(vectors, x.shape[1]) for vectors in (b, c))
+    decay = (step * a).exp()[:, :, None, None]
+    state = state * decay + (x * step.unsqueeze(2)).unsqueeze(3) * b.unsqueeze(2)
+    return (state @ c.unsqueeze(3)).squeeze(3), state
+
+
+def scan_chunks(
+    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Tokens of one sequence: x [T, H, P], step [T, H], a [H], b and c [T, G, N], state [H, P, N] ->
+    y [T, H, P] and the new state. All float32."""
+    outs = []
+    for begin, end in pairwise([*range(0, len(x), SEGMENT), len(x)]):
+        out, state = _scan_segment(x[begin:end], step[begin:end], a, b[begin:end], c[begin:end], state)
+        outs.append(out)
+    return torch.cat(outs), state
+
+
+def _scan_segment(
+    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    length, heads, _ = x.shape
+    size = min(CHUNK, length)
+    missing = -length % size
+    # padding has time step 0: it leaves the state as it is
+    x, b, c = (pad(part, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, size)) for part in (x, b, c))
+    step = pad(step, (0, 0, 0, missing)).unflatten(0, (-1, size))
+    x = x * step.unsqueeze(3)  # [n, Q, H, P]
+    decay = (step * a).cumsum(1).transpose(1, 2)  # log of the decay since the chunk's begin, [n, H, Q]
+    future = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
+    within = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(future, -torch.inf).exp()  # [n, H, Q, Q]
+    scores = torch.einsum("nigs,njgs->nijg", c, b).unsqueeze(4)
+    scores = scores.expand(*scores.shape[:4], heads // b.shape[2]).flatten(3).permute(0, 3, 1, 2)
+    values = x.transpose(1, 2)  # [n, H, Q, P]
+    out = (scores * within) @ values
+    b, c = (expand_groups(vectors, heads).transpose(1, 2) for vectors in (b, c))  # [n, H, Q, N]
+    ends = decay[:, :, -1:]
+    added = (values * (ends - decay).exp().unsqueeze(3)).transpose(2, 3) @ b  # [n, H, P, N]
+    before = []
+    for chunk, kept in zip(added, ends.exp(), strict=True):
+        before.append(state)
+        state = state * kept.unsqueeze(2) + chunk
+    out += (c * decay.exp().unsqueeze(3)) @ torch.stack(before).transpose(2, 3)
+    return out.transpose(1, 2).flatten(0, 1)[:length], state
+
+
+class GatedGroupNorm(Layer):
+    """norm(x * silu(gate)) or norm(x) * silu(gate), by the root mean square of each group of channels. Groups
+    may be spread over several ranks."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        own: Shard,
+        num_groups: int,
+        eps: float,
+        *,
+        gates_first: bool,
+    ) -> None:
+        self.collectives: Collectives = device.collectives
+        self.weight = parts_weight(device, dtype, [own])
+        self.eps = eps
+        self.gates_first = gates_first
+        self.size = own.full // num_groups  # channels of a group
+        self.first = own.start // self.size
+        self.num_groups = num_groups
+        self.is_spread = own.size < self.size
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """float32 x [T, C] and gate [T, C] -> [T, C] in the dtype of `gate`."""
+        opened = silu(gate.float())
+        if self.gates_first:
+            x = x * opened
+        groups = x.unflatten(1, (1, -1) if self.is_spread else (-1, self.size))
+        sums = groups.square().sum(dim=2, keepdim=True)
+        if self.is_spread:
+            whole = torch.zeros(len(x), self.num_groups, dtype=x.dtype, device=x.device)
+            whole[:, self.first] = sums[:, 0, 0]
+            sums = self.collectives.all_reduce(whole)[:, self.first, None, None]
+        normed = (groups * (sums / self.size + self.eps).rsqrt()).flatten(1)
+        normed = normed.to(gate.dtype) * self.weight.tensor
+        return normed if self.gates_first else (normed.float() * opened).to(gate.dtype)
+
+
+class Mamba2Mixer(Layer):
+    """Projections, convolution, scan and gated norm. Heads are split over the ranks, and groups with them."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        hidden: int,
+        config: Mamba2,
+        place: int,
+        reduction: Reduction,
+    ) -> None:
+        """`place`: of the layer among the recurrent ones."""
+        self.config, self.place = config, place
+        heads = even_shard(config.num_heads, device.collectives, "heads of recurrent layers")
+        groups = kv_head_shard(config.num_groups, device.collectives)
+        inner, shared = scaled_shard(heads, config.head_dim), scaled_shard(groups, config.state_dim)
+        self.num_groups = groups.size
+        self.in_proj = PartsLinear(
+            device, dtype, hidden, [inner, inner, shared, shared, heads], bias=config.has_bias
+        )
+        self.conv1d = CausalConv(
+            device, dtype, [inner, shared, shared], config.kernel, bias=config.has_conv_bias
+        )
+        self.dt_bias, self.A_log, self.D = (parts_weight(device, torch.float32, [heads]) for _ in range(3))
+        self.gated_norm = (
+            None
+            if config.norm == "none"
+            else GatedGroupNorm(
+                device, dtype, inner, config.num_groups, config.eps, gates_first=config.norm == "gated"
+            )
+        )
+        self.out_proj = Linear(
+            device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
+        )
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
+        rows = state_rows(batch)
+        conv_state, state = rows.tensors[self.place]
+        gate, inner, b, c, step = self.in_proj.split(x)
+        if self.config.multipliers:
+            gate, inner, b, c, step = (
+                part * factor
+                for part, factor in zip((gate, inner, b, c, step), self.config.multipliers, strict=True)
+            )
+        mixed = silu(self.conv1d.forward(torch.cat((inner, b, c), dim=1), conv_state, rows)).float()
+        inner, b, c = mixed.split([inner.shape[1], b.shape[1], c.shape[1]], dim=1)
+        inner = inner.unflatten(1, (-1, self.config.head_dim))
+        b, c = (vectors.unflatten(1, (self.num_groups, -1)) for vectors in (b, c))
+        step = softplus(step.float() + self.dt_bias.tensor).clamp(*self.config.step_limits)
+        a = -self.A_log.tensor.exp()
+        outs, num_decodes = [], len(rows.decodes)
+        if num_decodes:
+            part = slice(num_decodes)
+            before = state[rows.decodes].float()
+            out, after = scan_step(inner[part], step[part], a, b[part], c[part], before)
+            state.index_put_((rows.decodes,), after.to(state.dtype))
+            outs.append(out)
+        for slot, begin, count in rows.extends:
+            part = slice(begin, begin + count)
+            out, after = scan_chunks(inner[part], step[part], a, b[part], c[part], state[slot].float())
+            state[slot] = after
+            outs.append(out)
+        out = (torch.cat(outs) + inner * self.D.tensor.unsqueeze(1)).flatten(1)
+        if self.gated_norm is None:
+            return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
+        return self.out_proj.forward(self.gated_norm.forward(out, gate))

@@ -1,0 +1,65 @@
+"""Fused checkpoint tensors, of which a rank has a shard of each part: the rows of an input projection that
+makes gate, input and time steps of a mixer, and the channels of its convolution."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.errors import ModelError
+from runtime.layers.linear import Linear
+from runtime.layers.weight import FormatLookup, Shard, SourceTensor, TensorReader, Weight, replicated_shard
+
+
+def parts_source(shape: tuple[int, ...], parts: Sequence[Shard], target: Tensor) -> SourceTensor:
+    """A checkpoint tensor whose first dimension consists of `parts`, one after the other; this rank's shards
+    of them go to `target` in the same order."""
+
+    def load(reader: TensorReader) -> None:
+        start = offset = 0
+        for part in parts:
+            begin = start + part.start
+            target[offset : offset + part.size].copy_(reader[begin : begin + part.size])
+            start += part.full
+            offset += part.size
+
+    return SourceTensor(shape, 0, replicated_shard(shape[0]), load=load)
+
+
+def parts_weight(device: Device, dtype: torch.dtype, parts: Sequence[Shard], *rest: int) -> Weight:
+    """A weight [sum of the parts, *rest] from one checkpoint tensor."""
+    target = torch.empty(sum(part.size for part in parts), *rest, dtype=dtype, device=device.torch_device)
+    return Weight(target, {"": parts_source((sum(part.full for part in parts), *rest), parts, target)})
+
+
+class PartsLinear(Linear):
+    """A column-parallel layer whose weight is one checkpoint tensor of several parts. With several ranks it
+    cannot be quantized."""
+
+    def __init__(
+        self, device: Device, dtype: torch.dtype, inputs: int, parts: Sequence[Shard], *, bias: bool
+    ) -> None:
+        self.parts = list(parts)
+        self.sizes = [part.size for part in parts]
+        whole = Shard(sum(part.full for part in parts), 0, sum(self.sizes))
+        super().__init__(device, dtype, inputs, {"": whole}, shard="column", bias=bias)
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """See Layer.allocate. Raises ModelError."""
+        super().allocate(formats)
+        if self.device.collectives.size == 1:
+            return
+        if self.weight is None:
+            raise ModelError(
+                "the input projection of a recurrent layer is quantised here, which --tp-size 1 alone can "
+                "read; set it, or take a checkpoint whose recurrent layers are not quantised"
+            )
+        for weight, rest in ((self.weight, (self.inputs.full,)), (self.bias, ())):
+            if weight is not None:
+                shape = (sum(part.full for part in self.parts), *rest)
+                weight.sources[""] = parts_source(shape, self.parts, weight.tensor)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, in] -> the parts, [T, size] each."""
+        return self.forward(x).split(self.sizes, dim=1)
