@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from runtime.devices.cpu.kernels.library import load_library
+from runtime.devices.cpu.self_check import load_library
 from runtime.layers.quantization.mxfp4 import GROUP, VALUES, dequantized
 from tests.devices.cpu.ranks import RunRanks
 from tests.devices.drive import Planner, sampling, start

@@ -10,7 +10,7 @@ from runtime.models.config.registry import FAMILIES, MODELS, TRANSFORMERS, check
 from runtime.models.config.tasks import family_of
 
 
-@pytest.mark.parametrize("path", {*MODELS.values(), TRANSFORMERS.model_class})
+@pytest.mark.parametrize("path", sorted({*MODELS.values(), TRANSFORMERS.model_class}))
 def test_every_row_has_a_class(path: str) -> None:
     module, _, name = path.partition(":")
     assert isinstance(getattr(import_module(module), name), type)
