@@ -59,10 +59,9 @@ class Model(Group, frozen=True, kw_only=True):
     tokenizer_mode: A[
         Literal["auto", "slow"],
         option(
-            "auto takes tokenizer.json, slow what it was made from (tokenizer.model, tekken.json, "
-            "*.tiktoken), if that is there.",
-            note="what is no tokenizer.json is converted to one by transformers, once, in a process of its "
-            "own; see models.md",
+            "Which tokenizer: tokenizer.json, or what that was made from.",
+            note="auto takes tokenizer.json, slow tokenizer.model, tekken.json or *.tiktoken if there is one; "
+            "those are converted by transformers, once, in a process of its own; see models.md",
         ),
     ] = "auto"
     tokenizer_worker_num: A[
