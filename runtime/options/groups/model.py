@@ -60,8 +60,8 @@ class Model(Group, frozen=True, kw_only=True):
         Literal["auto", "slow"],
         option(
             "Which tokenizer: tokenizer.json, or what that was made from.",
-            note="auto takes tokenizer.json, slow tokenizer.model, tekken.json or *.tiktoken if there is one; "
-            "those are converted by transformers, once, in a process of its own; see models.md",
+            note="auto takes tokenizer.json, slow tokenizer.model, tekken.json or *.tiktoken if there is "
+            "one; those are converted by transformers, once, in a process of its own; see models.md",
         ),
     ] = "auto"
     tokenizer_worker_num: A[
