@@ -76,11 +76,11 @@ class Killer:
 @asynccontextmanager
 async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Patches what starts ranks so that one is killed at this moment of its start."""
-    spawn, start = Ranks._spawn, Ranks.start
+    opened, start = Ranks._open, Ranks.start
     current: list[Ranks] = []
 
-    def spawned(self: Ranks, loop: Any) -> None:
-        spawn(self, loop)
+    def spawned(self: Ranks) -> None:
+        opened(self)
         current[:] = [self]
         if moment == "spawned":
             killer.strike(self)
@@ -100,7 +100,7 @@ async def killing_at(moment: str, killer: Killer, patch: pytest.MonkeyPatch) -> 
                 killer.strike(current[0])
 
     with patch.context() as patched:
-        patched.setattr(Ranks, "_spawn", spawned)
+        patched.setattr(Ranks, "_open", spawned)
         patched.setattr(Ranks, "start", started)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch_imports)

@@ -13,7 +13,9 @@ import pytest
 from runtime.errors import OptionsError, StartError
 from runtime.http.key_file import read_key_file
 from runtime.http.server import tls_context
+from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.checksums import check_files
+from runtime.models.config.model_config import read_config
 from runtime.options.parse import from_argv
 from runtime.options.profile import read_profile
 from runtime.options.table import rows
@@ -38,6 +40,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--completion-template": lambda file: find_format(str(file), lambda _: True),
     "--api-key-file": read_key_file,
     "--model-checksum": partial(check_files, POCKET),
+    "--decrypted-config-file": lambda file: read_config(POCKET, config_file=str(file)),
+    "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),
     "--ssl-keyfile": lambda file: tls_context(good(file.parent), str(file), None, None),
     "--ssl-ca-certs": lambda file: tls_context(good(file.parent), None, None, str(file)),

@@ -38,8 +38,10 @@ ROOT = Path(runtime.__file__).parent
 OPTIONS = "options/"
 # read where options are parsed, before there is a plan
 PARSED = {"config", "profile"}
-# read of the options, to find the model: resolve.py
-MODEL = {"download_dir", "revision"}
+# read of the options, to find the model and its tokenizer: resolve.py
+MODEL = {"download_dir", "revision", "tokenizer_mode"}
+# read by requested_quantization of groups/precision.py, whose result settings.py hands on
+PRECISION = {"quantization", "modelopt_quant", "quantize_and_serve", "torchao_config"}
 
 
 @cache
@@ -120,7 +122,7 @@ def is_only_choice(row: Row) -> bool:
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.acts], ids=lambda row: row.flag)
 def test_an_option_that_acts_is_read(row: Row) -> None:
-    if row.name in PARSED | MODEL | set(RANK_VARIABLES) or is_only_choice(row):
+    if row.name in PARSED | MODEL | PRECISION | set(RANK_VARIABLES) or is_only_choice(row):
         return
     assert is_read(row.name, row.group) or derives(row.name), (
         f"nothing outside of options/ reads {row.group}.{row.name}: it is no option that works"

@@ -48,7 +48,11 @@ def opened(folder: Path, page_size: int = 4, **options: Any) -> tuple[Planner, t
     return Planner(executor, ready, page_size), executor.tapes
 
 
-@pytest.mark.parametrize("case", CASES)
+# devices with graphs refuse them: sparse attention, and texts longer than a chunk of attention
+ON_THE_CPU_ALONE = ("deepseek_v32", "llama4")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(ON_THE_CPU_ALONE)])
 def test_greedy_equals_transformers(case: str, checkpoints: Any) -> None:
     """Sequences join one by one, in chunks, and leave: one to four rows decode, with mixed steps between."""
     folder, _, expected = checkpoints(case)

@@ -46,6 +46,10 @@ def raw_files(folder: Path, config_file: str | None = None) -> tuple[bytes, byte
             f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
         ) from None
     except OSError as error:
+        if config_file:
+            raise ModelError(
+                f"--decrypted-config-file {config_file} cannot be read ({error.strerror}); name another one"
+            ) from None
         raise ModelError(
             f"{config_path.name} of {config_path.parent} cannot be read ({error.strerror}); "
             "restore it from the model's source"

@@ -40,7 +40,7 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
     (SGLANG + "--nnodes 1 --node-rank 0 --pp-size 1", "--model-path /m", "it is what happens anyway"),
     (SGLANG + "--nnodes 2", "--model-path /m --nnodes 2", "this version refuses --nnodes: --only-working"),
-    (SGLANG + "--quantization mxfp8", "--model-path /m --quantization mxfp8", "mxfp8 is not here yet"),
+    (SGLANG + "--quantization qoq", "--model-path /m --quantization qoq", "qoq is not here yet"),
     (SGLANG + "--json-model-override-args {", "--model-path /m", "is left out: serve takes json"),
     # variables
     (
@@ -89,7 +89,7 @@ LINES: list[tuple[str, str, str]] = [
         "--model-path /m --port 1 --tensor-parallel-size 2 --expert-parallel-size tp",
         "",
     ),
-    (VLLM + "--tokenizer-mode mistral", "--model-path /m --port 1", "--tokenizer-mode is left out"),
+    (VLLM + "--tokenizer-mode mistral", "--model-path /m --port 1", "--tokenizer-mode mistral is left out"),
     # llama.cpp
     (LLAMA, QWEN, "Qwen/Qwen2.5-0.5B-Instruct is the same model as it was published"),
     ("./build/bin/llama-server -m a.gguf", "--model-path a.gguf --port 8080", ""),
