@@ -1,5 +1,4 @@
-"""Quantised checkpoints on an NPU against the cpu device, which is exact; and what an NPU says of those that
-it does not take."""
+"""Quantised checkpoints on an NPU against the cpu device, which is exact."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from runtime.models.config.quantization_schemes import PackedInt
 from tests.devices.conformance import Bench
 from tests.devices.test_schemes import expected, random_weight
 from tests.models import quantise as quantiser
+from tests.models import quantisers
 from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
 from tests.models.test_quantised import log_probabilities
@@ -76,19 +76,18 @@ def test_tokens_are_as_likely_as_on_the_cpu(family: str, name: str, tmp_path: Pa
 )
 def test_groups_of_32(family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the operators take; weights alone are exact."""
-    monkeypatch.setattr(quantiser, "GROUP", 32)
+    for module in (quantisers, quantiser):
+        monkeypatch.setattr(module, "GROUP", 32)
     quantise(make_checkpoint(family, tmp_path / "plain", **SIZES[family]), tmp_path, name)
     path = tmp_path / "quantised" / "config.json"
     path.write_text(path.read_text().replace('"group_size": 16', '"group_size": 32'))
     compare(tmp_path / "quantised", is_exact="modelslim" not in name)
 
 
-def test_other_schemes_are_refused(tmp_path: Path) -> None:
-    quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, "fp8")
-    with pytest.raises(
-        ModelError, match="--device npu does not compute; it computes int8, int8_static, int4_weight"
-    ):
-        log_probabilities(tmp_path / "quantised", device="npu", page_size=128)
+def test_other_schemes_become_plain_numbers(tmp_path: Path) -> None:
+    """Weights of 8-bit floats, whose activations are not rounded then."""
+    quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, "ct fp8 weights")
+    compare(tmp_path / "quantised", is_exact=True)
 
 
 def test_inputs_follow_an_order_of_equal_groups() -> None:
