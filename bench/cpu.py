@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.record import record
@@ -98,31 +99,63 @@ def child(level: str, arguments: list[str]) -> dict[str, Any]:
     return result
 
 
+def run_peer(command: list[str]) -> str:
+    """What a peer's program prints, run in a folder of its own: some leave files where they run. Raises
+    CalledProcessError."""
+    with TemporaryDirectory() as scratch:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=scratch)
+    return done.stdout
+
+
+def help_of(program: str) -> str:
+    """What a program says of its options; some end with a status of failure when they are asked."""
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def batched_steps(printed: str) -> dict[str, float]:
+    """Milliseconds of a step by the number of sequences, as llama-batched-bench prints them: lines of JSON
+    (llama.cpp), or rows between bars with names above them (ik_llama.cpp, which knows no other form). Raises
+    ValueError where there are neither."""
+    found, names = {}, []
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("{"):
+            row = json.loads(line)
+            found[str(row["pl"])] = round(1000 * row["t_tg"] / row["tg"], 2)
+        elif "T_TG s" in cells:
+            names = cells
+        elif names and len(cells) == len(names) and cells[0].isdigit():
+            named = dict(zip(names, cells, strict=True))
+            found[named["B"]] = round(1000 * float(named["T_TG s"]) / int(named["TG"]), 2)
+    if not found:
+        raise ValueError(f"llama-batched-bench printed no figures: {printed[-500:]}")
+    return found
+
+
 def llama_cpp(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
     """The figures of a build of llama.cpp for one file: its own programs, as many threads as CPUs."""
+    folder, gguf = folder.absolute(), gguf.absolute()
     threads = str(len(os.sched_getaffinity(0)))
     sizes = ",".join(map(str, batches))
     most = str(max(batches) * (CONTEXT + STEPS) + 64)
     command = [str(folder / "llama-batched-bench"), "-m", str(gguf), "-c", most, "-npp", str(CONTEXT)]
     command += ["-ntg", str(STEPS), "-npl", sizes, "-t", threads, "-tb", threads, "--output-format", "jsonl"]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    if "--output-format" not in help_of(command[0]):  # ik_llama.cpp prints a table, and knows no other form
+        command = command[:-2]
+    steps = batched_steps(run_peer(command))
     command = [str(folder / "llama-bench"), "-m", str(gguf), "-p", "512", "-n", "0", "-t", threads, "-r", "2"]
-    prompt = json.loads(
-        subprocess.run([*command, "-o", "json"], check=True, capture_output=True, text=True).stdout
-    )
-    return {
-        "step_ms": {str(line["pl"]): round(1000 * line["t_tg"] / line["tg"], 2) for line in lines},
-        "prefill_tokens_s": round(prompt[0]["avg_ts"], 1),
-    }
+    prompt = json.loads(run_peer([*command, "-o", "json"]))
+    return {"step_ms": steps, "prefill_tokens_s": round(prompt[0]["avg_ts"], 1)}
 
 
 def openvino(interpreter: str, gguf: Path, batches: list[int]) -> dict[str, Any]:
     """OpenVINO GenAI's figures for one file."""
     sizes = ",".join(map(str, batches))
     numbers = [str(number) for number in (CONTEXT, STEPS, 512)]
-    command = [interpreter, str(Path(__file__).parent / "openvino_peer.py"), str(gguf), sizes, *numbers]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    script, file = Path(__file__).parent / "openvino_peer.py", gguf.absolute()
+    program = str(Path(interpreter).absolute()) if "/" in interpreter else interpreter
+    out = run_peer([program, str(script.absolute()), str(file), sizes, *numbers])
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return result
 

@@ -23,7 +23,8 @@ import numpy as np
 import runtime
 from bench.record import record
 from runtime import Engine
-from runtime.grammar.backend import BACKENDS, GrammarError, open_backend
+from runtime.grammar.backend import BACKENDS, GrammarError
+from runtime.grammar.open_backend import open_backend
 from runtime.messages.constraint import Grammar, GrammarSetup, JsonSchema, Rule
 from runtime.text.vocabulary import Vocabulary
 

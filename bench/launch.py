@@ -23,6 +23,7 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.messages.steps import Admit, StepPlan
 from runtime.ranks.decode_graphs import Recorded
 from runtime.ranks.graph_setup import GraphSetup
+from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.torch_executor import TorchExecutor
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64,
@@ -84,7 +85,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
         Nothing(),
     )  # type: ignore[arg-type]
     loaded.graph_setup = GraphSetup([rows])
-    loaded.graphs, _ = loaded.open_graphs()
+    loaded.graphs, _ = open_graphs(loaded)
     assert loaded.graphs is not None
     loaded.graphs.recorded[rows], loaded.graphs.ready = (
         Recorded(object(), None, object(), None, torch.zeros(0), {}),

@@ -23,6 +23,7 @@ from runtime.cache.kv import CacheConfig
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
+from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
@@ -38,6 +39,7 @@ def scheduler(
     *,
     num_pages: int = 200_000,
     cache: CacheConfig | None = None,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler of pages of 16 tokens."""
     return Scheduler(
@@ -51,7 +53,8 @@ def scheduler(
             order=order or OrderConfig(),
             conservativeness=0.0,
             cache=cache or CacheConfig(),
-        )
+        ),
+        drafter=drafter,
     )
 
 

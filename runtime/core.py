@@ -38,7 +38,7 @@ from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
 from runtime.hub.download import fetch_weights
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
-from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.messages.scheduler import ToDetokenizer
 from runtime.messages.tenants import DEFAULT_TENANT
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
@@ -60,7 +60,7 @@ class Core:
 
     tenant = DEFAULT_TENANT
 
-    def __init__(self, plan: Plan, num_replicas: int = 1, processes: RankProcesses | None = None) -> None:
+    def __init__(self, plan: Plan, processes: RankProcesses | None = None) -> None:
         """Checks all that a start needs (start.py) before anything acts. `processes`: those of the first
         replica's ranks (actors/early_ranks.py); None: `run` starts them. Raises StartError."""
         self.plan, prepared = plan, prepare(plan, partial(begin_loading, processes, plan))
@@ -72,10 +72,9 @@ class Core:
         self._settled = anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
         requests, step_tokens = Channel[GenerateRequest](math.inf), Channel[ToDetokenizer](64)
-        # bounded by max_queued_requests, which the router checks
-        inboxes = [Channel[ToScheduler](math.inf) for _ in range(num_replicas)]
         self._open_requests = opened = OpenRequests()
-        dispatcher = Dispatcher(inboxes, opened.closed)
+        size, method = plan.parallel.data_parallel_size, plan.parallel.load_balance_method
+        dispatcher = Dispatcher(size, method, opened.closed, lambda: list(self.replicas))
         self._router = router = Router(opened, requests, dispatcher.send, check_open=self._check_open)
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
@@ -86,7 +85,7 @@ class Core:
         self.replicas = Replicas(
             plan,
             self.model,
-            inboxes=inboxes,
+            dispatcher=dispatcher,
             processes=processes,
             outbox=step_tokens,
             metrics=metrics,
@@ -173,6 +172,12 @@ class Core:
                     "transformers' own code computes this model, over paged attention",
                     architecture=self.model.architecture,
                 )
+            if self.model.wrapper:
+                log.get("start").info(
+                    "the text model of this checkpoint is served; requests with images or sound are refused",
+                    architecture=self.model.wrapper,
+                    text_model=self.model.architecture,
+                )
             if (notice := loading_notice(self.plan, self.model)) is not None:
                 log.get("start").info(notice)
             await check_model(self.plan, self._progress)
@@ -238,7 +243,10 @@ class Core:
             )
         if self.replicas.is_recovering:
             return self._progress.health("recovering")
-        return Health("paused" if self.control.is_paused else "ready")
+        if self.control.is_paused:
+            return Health("paused")
+        count = self.replicas.num_recovering
+        return Health("ready", f"{count} of {len(self.replicas)} replicas are recovering" if count else "")
 
     def load(self) -> Load:
         """How busy all replicas are now."""

@@ -50,6 +50,7 @@ def run(plan: Plan, processes: RankProcesses | None = None) -> int:
     _raise_open_files(plan)
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     return uvloop.run(main(plan, processes))
 
 

@@ -117,6 +117,10 @@ class Load(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0  # prompt tokens that were found in the prefix cache since the start
     weights_bytes: int = 0  # device memory of all ranks
     pages_bytes: int = 0  # device memory of all ranks
+    verified_rows: int = 0  # rows whose drafts were verified since the start
+    drafted_tokens: int = 0  # drafts of these rows
+    accepted_drafts: int = 0  # of them, those that became tokens
+    each: tuple["Load", ...] = ()  # of several replicas: of each, by index
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -43,8 +44,10 @@ from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
 
 
-def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = None) -> StartRank:
-    """The first message to a rank. It may make a temporary folder (--enable-profile-cuda-graph)."""
+def start_rank(
+    plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = None, replica: int = 0
+) -> StartRank:
+    """The first message to a replica's ranks. May make a temporary folder (--enable-profile-cuda-graph)."""
     return StartRank(
         device=plan.parallel.device,
         model_path=plan.model.model_path,
@@ -65,7 +68,9 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
         environment=plan.ascend.rank_environment,
-        numa_nodes=plan.parallel.numa_node or (),
+        numa_nodes=plan.parallel.numa_nodes(replica),
+        num_replicas=plan.parallel.data_parallel_size,
+        first_device=replica * plan.parallel.num_ranks,
         window_ratio=plan.memory.window_ratio,
         state_ratio=plan.states.mamba_full_memory_ratio,
         num_states=plan.states.max_mamba_cache_size,
@@ -97,6 +102,7 @@ def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterSetup | None = N
         cache_scales=cache_scales(plan, model),
         log_level=log.level(),
         log_format=plan.logs.log_format,
+        speculation=plan.speculation.in_force,
     )
 
 
@@ -111,16 +117,15 @@ def reading(plan: Plan) -> Reading:
 def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
     """The scales of --quantization-param-path, by rank and layer. Raises ModelError."""
     path = plan.precision.quantization_param_path
-    if path is None:
-        return ()
-    return read_cache_scales(path, plan.parallel.tensor_parallel_size, model.num_layers)
+    ranks = plan.parallel.tensor_parallel_size
+    return () if path is None else read_cache_scales(path, ranks, model.num_layers)
 
 
 def keep_weights(plan: Plan) -> KeepWeights:
     """Where packed weights are kept; nowhere without room for any."""
     max_bytes = plan.weights.packed_weights_cache_bytes
-    folder = str(Path(plan.weights.packed_weights_dir).expanduser())
-    return KeepWeights(folder, max_bytes) if max_bytes else KeepWeights()
+    folder = Path(plan.weights.packed_weights_dir).expanduser()
+    return KeepWeights(str(folder), max_bytes) if max_bytes else KeepWeights()
 
 
 def buckets(plan: Plan) -> Buckets:
@@ -278,6 +283,7 @@ def scheduler_config(
     num_host_pages: int = 0,
     num_window_pages: int = 0,
     num_state_slots: int = 0,
+    num_host_states: int = 0,
     *,
     replica: int = 0,
     num_replicas: int = 1,
@@ -309,9 +315,11 @@ def scheduler_config(
                 num_slots=num_state_slots,
                 shares=not plan.memory.disable_radix_cache,
                 interval=plan.states.state_interval,
+                draft_nodes=plan.draft_nodes,
             ),
             host=HostConfig(
                 num_pages=num_host_pages,
+                num_states=num_host_states,
                 write_policy=plan.tiers.hicache_write_policy,
                 has_storage=plan.tiers.hicache_storage_backend is not None,
             ),
@@ -335,9 +343,7 @@ def scheduler_config(
             max_step_s=plan.schedule.max_step_ms / 1000,
             long_share=plan.schedule.long_prompt_share,
             decode_steps=plan.schedule.num_continuous_decode_steps,
-            delay_steps=plan.schedule.prefill_delayer_max_delay_passes
-            if plan.schedule.enable_prefill_delayer
-            else 0,
+            delay_steps=plan.delay_steps,
             delay_watermark=plan.schedule.prefill_delayer_token_usage_low_watermark,
         ),
     )
@@ -345,8 +351,7 @@ def scheduler_config(
 
 def _weights(plan: Plan) -> dict[str, float]:
     """Weights of tenants, which are numbers as the rules require."""
-    given = plan.schedule.fair_share_weights
-    return {tenant: weight for tenant, weight in given.items() if isinstance(weight, int | float)}
+    return {t: w for t, w in plan.schedule.fair_share_weights.items() if isinstance(w, int | float)}
 
 
 def preferred_sampling(plan: Plan) -> Fields:
@@ -384,14 +389,10 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
 
 def processor_names(plan: Plan) -> tuple[str, ...]:
     """Names of the logit processors in requests: those of their classes."""
-    return (
-        tuple(path.rpartition(":")[2] for path in plan.api.logit_processors)
-        if plan.api.enable_custom_logit_processor
-        else ()
-    )
+    paths = plan.api.logit_processors if plan.api.enable_custom_logit_processor else ()
+    return tuple(path.rpartition(":")[2] for path in paths)
 
 
 def random_seeds(seed: int) -> Callable[[], int]:
     """A source of seeds for requests without one: the same, in order, for the same --random-seed."""
-    source = Random(seed)
-    return lambda: source.getrandbits(63)
+    return partial(Random(seed).getrandbits, 63)

@@ -21,6 +21,7 @@ from runtime.devices.numa import cores_of
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
+from runtime.models.config.draft_check import check_draft_model
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import check_weight_files
 from runtime.options.facts import GRAMMAR_PACKAGES
@@ -47,8 +48,10 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     model = model_config(plan)
     warmups = warmup.parse(plan.http.warmups)
     check_weights(plan)
+    check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
     check_offload(plan, model)
+    check_host_tier(plan, model)
     check_machine(plan)
     check_folders(plan)
     check_classes(plan)
@@ -76,6 +79,16 @@ def check_offload(plan: Plan, model: ModelConfig) -> None:
     spec = plan.memory.offload
     if spec is not None and not spec.num_bytes:
         offloaded_layers(spec, [0] * model.num_layers)
+
+
+def check_host_tier(plan: Plan, model: ModelConfig) -> None:
+    """A host tier keeps pages of keys and values, of which a model without attention has none. Raises
+    StartError."""
+    if plan.tiers.enable_hierarchical_cache and not model.has_attention:
+        raise StartError(
+            "--enable-hierarchical-cache keeps keys and values, and no layer of this model attends; leave it "
+            "out"
+        )
 
 
 def check_machine(plan: Plan) -> None:

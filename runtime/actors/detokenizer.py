@@ -17,7 +17,7 @@ from runtime import log
 from runtime.actors.channels import Channel
 from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
-from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, Request, Sink
+from runtime.messages.requests import NO_SOURCES, Delta, DraftCounts, Finish, FinishReason, Request, Sink
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer
 from runtime.text.detokenize import TextStream
@@ -45,6 +45,7 @@ class SequenceOutput:
         "loaded",
         "is_plain",
         "hidden",
+        "drafts",
     )
 
     def __init__(
@@ -67,10 +68,14 @@ class SequenceOutput:
         self.loaded = NO_SOURCES
         # hidden state of the last token, where it is returned at the end
         self.hidden: np.ndarray | None = None
+        self.drafts: DraftCounts | None = None
         self.is_plain = False  # no stop strings or hidden states; known from the first token on
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
         """The delta of a step's tokens. It has `finish` set if `end` is given or a stop string is found."""
+        if step.verified and (verified := step.verified.get(self.id)) is not None:
+            self.drafts = self.drafts or DraftCounts()
+            self.drafts.add(*verified)
         run = step.more.get(self.id)
         if run is None:
             return self._add(token_id, step, end)
@@ -147,7 +152,13 @@ class SequenceOutput:
 
     def _finished(self, reason: FinishReason, matched: str | int | None) -> Finish:
         return Finish(
-            reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens, self.loaded
+            reason,
+            matched,
+            len(self.request.prompt_ids),
+            self.num_tokens,
+            self.cached_tokens,
+            self.loaded,
+            self.drafts,
         )
 
 

@@ -135,8 +135,9 @@ def spawn(
     replies: Replies,
 ) -> RankProcess:
     """Starts the process of a rank, which inherits its ends of the rings, `shared` descriptors and its own of
-    `setup.host_fds`. `reader` reads `results`. Raises OSError."""
+    `setup.host_fds` and `setup.state_fds`. `reader` reads `results`. Raises OSError."""
     index = launch.rank
+    own_fds = [fd for fds in (setup.host_fds, setup.state_fds) for fd in fds[index : index + 1]]
     arguments = [
         "--rank",
         str(index),
@@ -155,6 +156,6 @@ def spawn(
         "runtime.ranks.worker",
         arguments,
         child_environment.environment(setup.num_threads) | setup.environment,
-        [*plans.flat(), *results.flat(), *shared, *setup.host_fds[index : index + 1]],
+        [*plans.flat(), *results.flat(), *shared, *own_fds],
     )
     return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)

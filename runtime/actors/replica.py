@@ -5,7 +5,9 @@ dispatcher ──Arrive──► inbox ──► scheduler actor ──StepPlan�
                                    └── storage tier, cache events, graph captures
 """
 
+from array import array
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -26,14 +28,18 @@ from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import LoadProgress
-from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.messages.requests import Request
+from runtime.messages.scheduler import Abort, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import StepLog
 from runtime.metrics.meter import Meter
 from runtime.models.config.model_config import ModelConfig
+from runtime.options.facts import device_facts
 from runtime.options.plan import Plan
 from runtime.scheduling.graph_captures import Captures
+from runtime.scheduling.handover import fits, hand_over
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
 from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank
 
@@ -58,16 +64,19 @@ class Replica:
         adapters: Callable[[], AdapterSetup] | None,
         on_death: Callable[[RankDied], None],
         on_progress: Callable[[LoadProgress], None],
+        on_lost: Callable[["Replica"], None],
+        forward: Callable[[Abort | Stopped, int], None],
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
         first ones, if they have been started; `adapters` gives
         what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
-        ranks start."""
+        ranks start, `on_lost` when all requests wait for new ranks; `forward` gets messages about requests
+        that are not here, and this replica's index."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
         self.supervisor = Supervisor(
-            start_rank(plan, model, None if adapters is None else adapters()),
+            start_rank(plan, model, None if adapters is None else adapters(), replica=index),
             metrics,
             watchdog_s=plan.schedule.watchdog_timeout,
             soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
@@ -76,6 +85,7 @@ class Replica:
             adapters=adapters,
             on_death=on_death,
             on_progress=on_progress,
+            on_lost=partial(on_lost, self),
         )
         self.commands = RankCommands(self.supervisor)
         self.storage: StorageActor | None = None  # with --hicache-storage-backend
@@ -85,7 +95,9 @@ class Replica:
         self._num_replicas = num_replicas
         self._outbox = outbox
         self._metrics = metrics
-        self._meter = Meter(metrics)
+        self.meter = Meter(metrics)
+        self._forward = lambda message: forward(message, index)
+        self._actor: SchedulerActor[Ranks] | None = None  # with `scheduler`
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Starts the ranks, then serves until cancelled. Raises StartError, RankDied."""
@@ -108,15 +120,16 @@ class Replica:
                 scheduler,
                 self.inbox,
                 self._outbox,
-                meter=self._meter,
+                meter=self.meter,
                 limits=limits(plan, self._model, scheduler.config.pool_tokens),
                 depth=1 if plan.schedule.disable_overlap_schedule else DEPTH,
                 signal=signal,
                 storage=self.storage,
                 publish=None if self.events is None else self.events.offer,
                 observers=self._observers(),
+                forward=self._forward,
             )
-            self.scheduler = scheduler
+            self.scheduler, self._actor = scheduler, actor
             tasks.start_soon(actor.run)
             tasks.start_soon(supervisor.standby.run)
             task_status.started()
@@ -133,6 +146,38 @@ class Replica:
     def num_steps(self) -> int:
         """Steps that were planned since the start."""
         return 0 if self.scheduler is None else self.scheduler.totals.steps
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether its ranks run: none is while they start or are started again."""
+        return self.scheduler is not None and not self.supervisor.is_recovering
+
+    @property
+    def answers(self) -> tuple[int, int]:
+        """Tokens of answers that it has generated, and the number of answers that have ended."""
+        return (
+            (0, 0) if self.scheduler is None else (self.scheduler.generated_tokens, self.scheduler.num_ended)
+        )
+
+    def cached_len(self, request: Request) -> int:
+        """Tokens of a prompt that the prefix cache has, in whole pages."""
+        if self.scheduler is None:
+            return 0
+        tree = self.scheduler.cache.tree
+        ids = array("i", request.prompt_ids)
+        return tree.probe(None, request.namespace, ids, len(ids) // tree.page_size).depth * tree.page_size
+
+    def hand_over(self, request_id: str, target: "Replica") -> bool:
+        """Gives a request of which nothing runs to another replica, whose ranks run. False: it has no room
+        for it."""
+        source, destination = self.scheduler, target.scheduler
+        if source is None or destination is None or not fits(source, destination, request_id):
+            return False
+        moved = hand_over(source, destination, request_id)
+        self.meter.move([sequence.id for sequence in moved], target.meter)
+        if target._actor is not None:
+            target._actor.adopted()
+        return True
 
     def has_request(self, request_id: str) -> bool:
         """Whether the scheduler knows the request."""
@@ -168,11 +213,14 @@ class Replica:
             cached_window_pages=window.num_evictable if window else 0,
             total_window_pages=window.pool.num_pages if window else 0,
             steps=totals.steps,
-            tokens_per_s=self._meter.tokens_per_s(monotonic()),
+            tokens_per_s=self.meter.tokens_per_s(monotonic()),
             max_running=roster.max_running,
             waiting_tokens=roster.waiting.num_tokens,
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
+            verified_rows=totals.verified_rows,
+            drafted_tokens=totals.drafted_tokens,
+            accepted_drafts=totals.accepted_drafts,
             weights_bytes=sum(ready.weights_bytes for ready in self.supervisor.readies),
             pages_bytes=sum(ready.pages_bytes for ready in self.supervisor.readies),
         )
@@ -180,22 +228,18 @@ class Replica:
     def _open_scheduler(self) -> Scheduler:
         """Raises StartError when the host tier got no memory."""
         supervisor = self.supervisor
-        if self._plan.tiers.enable_hierarchical_cache and supervisor.num_host_pages < 2:
+        if self._plan.tiers.enable_hierarchical_cache and supervisor.sizes[1] < 2:
             raise StartError("there is no room for host pages; raise --hicache-size or --hicache-ratio")
         config = scheduler_config(
-            self._plan,
-            self._model,
-            supervisor.num_pages,
-            supervisor.num_host_pages,
-            supervisor.num_window_pages,
-            supervisor.num_state_slots,
-            replica=self.index,
-            num_replicas=self._num_replicas,
+            self._plan, self._model, *supervisor.sizes, replica=self.index, num_replicas=self._num_replicas
         )
         if notice := self._plan.memory.pool_notice(config.pool_tokens):
             log.get("options").warning(notice)
         journal = None if self.events is None else Journal(config.page_size)
-        return Scheduler(config, journal, self._meter.delayed)
+        facts = device_facts(self._plan.parallel.device)
+        has_trees = facts.has_tree_attention and not self._model.num_recurrent_layers
+        drafter = open_drafter(self._plan.speculation.in_force, has_trees=has_trees)
+        return Scheduler(config, journal, self.meter.delayed, drafter)
 
     def _observers(self) -> list[Callable[[Scheduler, Ranks], None]]:
         """Functions that see the scheduler after each round."""

@@ -1,13 +1,15 @@
 """All replicas of one runtime, and what is done to all of them at the same time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 
 import anyio
 from anyio.abc import TaskGroup
 
+from runtime import log
 from runtime.actors.channels import Channel
+from runtime.actors.dispatcher import Dispatcher
 from runtime.actors.fan_out import call_all
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replica import Replica
@@ -15,21 +17,25 @@ from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.ranks import LoadProgress
-from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.messages.scheduler import ToDetokenizer
 from runtime.metrics import Metrics
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
+from runtime.scheduling.handover import leaving
+
+MOVED = "requests go on with other replicas"
 
 
 class Replicas:
-    """A fixed number of replicas, one for each inbox. Iterating gives them in order of their indices."""
+    """A fixed number of replicas, one for each inbox of the dispatcher. Iterating gives them in the order of
+    their indices."""
 
     def __init__(
         self,
         plan: Plan,
         model: ModelConfig,
         *,
-        inboxes: Sequence[Channel[ToScheduler]],
+        dispatcher: Dispatcher,
         processes: RankProcesses | None = None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
@@ -39,12 +45,14 @@ class Replicas:
     ) -> None:
         """The arguments are those of Replica; `on_progress` gets the replica's index as well, and
         `processes` are the first replica's."""
+        self._dispatcher = dispatcher
+        self._metrics = metrics
         self._replicas = [
             Replica(
                 plan,
                 model,
                 index=index,
-                num_replicas=len(inboxes),
+                num_replicas=len(dispatcher.inboxes),
                 inbox=inbox,
                 processes=None if index else processes,
                 outbox=outbox,
@@ -52,8 +60,10 @@ class Replicas:
                 adapters=adapters,
                 on_death=on_death,
                 on_progress=partial(on_progress, index),
+                on_lost=self._hand_over,
+                forward=dispatcher.forward,
             )
-            for index, inbox in enumerate(inboxes)
+            for index, inbox in enumerate(dispatcher.inboxes)
         ]
 
     def __iter__(self) -> Iterator[Replica]:
@@ -85,12 +95,32 @@ class Replicas:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether ranks of any replica are being started again."""
-        return any([replica.supervisor.is_recovering for replica in self._replicas])
+        """Whether the ranks of all replicas are being started again: while those of one run, it serves."""
+        return all([replica.supervisor.is_recovering for replica in self._replicas])
+
+    @property
+    def num_recovering(self) -> int:
+        """Replicas whose ranks are being started again."""
+        return sum([replica.supervisor.is_recovering for replica in self._replicas])
 
     def has_request(self, request_id: str) -> bool:
         """Whether any scheduler knows the request."""
         return any([replica.has_request(request_id) for replica in self._replicas])
+
+    def _hand_over(self, source: Replica) -> None:
+        """The requests of a replica whose ranks have died go to those whose ranks run, each to the one that
+        has least to do."""
+        if source.scheduler is None or not (others := [r for r in self._replicas if r.is_taking]):
+            return
+        count = 0
+        for request_id in leaving(source.scheduler, self._dispatcher.may_move):
+            target = min(others, key=lambda other: self._dispatcher.held_tokens(other.index))
+            if source.hand_over(request_id, target):
+                self._dispatcher.move(request_id, target.index)
+                count += 1
+        if count:
+            self._metrics.moved_requests.add(count)
+            log.get("ranks").warning(MOVED, replica=source.index, requests=count)
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""

@@ -106,10 +106,11 @@ class SchedulerActor(Generic[S]):
         storage: Storage | None = None,
         publish: Callable[[CacheEvents], None] | None = None,
         observers: Iterable[Callable[[Scheduler, S], None]] = (),
+        forward: Callable[[Abort | Stopped], None] = lambda message: None,
     ) -> None:
         """`signal` starts a round of the pipeline, as when `storage` has brought pages; `publish` takes what
         the scheduler's journal has collected; `observers` are called with the scheduler and the ranks after
-        each round. None of them may wait or raise."""
+        each round; `forward` gets messages about what is not here. None of them may wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
@@ -118,6 +119,7 @@ class SchedulerActor(Generic[S]):
         self._meter = meter
         self._publish = publish
         self._observers = tuple(observers)
+        self._forward = forward
         self._wake = signal or Signal()
         self._armed = anyio.Event()  # there is a new deadline
         self._upkeep = Upkeep(scheduler)
@@ -149,8 +151,12 @@ class SchedulerActor(Generic[S]):
                     case Arrive(request=request):
                         await self._send(self._add(request))
                     case Abort(request_id=request_id):
+                        if not self.scheduler.roster.siblings(request_id):
+                            self._forward(message)
                         self.scheduler.abort(request_id)
                     case Stopped(sequence_ids=ids):
+                        if not all(i in self.scheduler.roster.live for i in ids):
+                            self._forward(message)
                         self._meter.stopped(monotonic(), ids)
                         self.scheduler.end(ids)
                     case Pause(mode=mode):
@@ -207,6 +213,11 @@ class SchedulerActor(Generic[S]):
         if self._storage is not None:
             self._storage.arrived(self.scheduler.roster.live[ids[0]])
         return Opened(request, ids)
+
+    def adopted(self) -> None:
+        """The scheduler has got requests from another one."""
+        self._armed.set()
+        self._wake.set()
 
     async def drive(self, steps: S) -> RankDied:
         """Runs steps on these ranks until one of them is lost. -> its death"""
@@ -280,10 +291,17 @@ class SchedulerActor(Generic[S]):
         return lost
 
     async def resume(
-        self, num_pages: int, num_host_pages: int, num_window_pages: int = 0, num_state_slots: int = 0
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        num_window_pages: int = 0,
+        num_state_slots: int = 0,
+        num_host_states: int = 0,
     ) -> None:
         """New ranks are ready. Requests that do not fit into their pages fail."""
-        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_state_slots)
+        refused = self.scheduler.resume(
+            num_pages, num_host_pages, num_window_pages, num_state_slots, num_host_states
+        )
         self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
         for request in refused:
             await self._fail(

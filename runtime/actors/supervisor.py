@@ -83,11 +83,13 @@ class Supervisor:
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
         ranks; `processes`: those of the first generation, if they have been started; `adapters` gives the
         adapters that new ranks must load; `on_death` is called for each death, before the other ranks are
-        stopped; `on_progress` as ranks start, until each is ready."""
+        stopped; `on_progress` as ranks start, until each is ready; `on_lost` when, after a death, all
+        requests of the scheduler wait for new ranks."""
         self.ranks = Ranks(start, processes=processes)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
@@ -96,6 +98,7 @@ class Supervisor:
         self.setup = start  # what new ranks are started with
         self._adapters = adapters
         self._on_progress = on_progress
+        self._on_lost = on_lost
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._soft_watchdog_s = soft_watchdog_s
@@ -111,32 +114,35 @@ class Supervisor:
         return self.ranks.generation
 
     @property
-    def num_pages(self) -> int:
-        """Pages of the smallest rank, padding page included."""
-        return min(ready.num_pages for ready in self.readies)
-
-    @property
-    def num_window_pages(self) -> int:
-        """Sliding-window pages of the smallest rank, padding page included; 0: all layers share the same
-        pages."""
-        return min(ready.num_window_pages for ready in self.readies)
-
-    @property
-    def num_state_slots(self) -> int:
-        """State slots of the smallest rank, padding slot included; 0: the model has no recurrent layers."""
-        return min(ready.num_state_slots for ready in self.readies)
-
-    @property
-    def num_host_pages(self) -> int:
-        """Pages in the host memory of every rank."""
-        return min(ready.num_host_pages for ready in self.readies)
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Of the smallest rank, padding included: pages, pages in host memory, sliding-window pages (0: all
+        layers share the same), state slots of recurrent layers (0: there are none), states in host memory."""
+        num_pages, num_hosts, num_windows, num_states, num_host_states = (
+            min(sizes)
+            for sizes in zip(
+                *(
+                    (
+                        ready.num_pages,
+                        ready.num_host_pages,
+                        ready.num_window_pages,
+                        ready.num_state_slots,
+                        ready.num_host_states,
+                    )
+                    for ready in self.readies
+                ),
+                strict=True,
+            )
+        )
+        return num_pages, num_hosts, num_windows, num_states, num_host_states
 
     async def start(self) -> None:
         """Starts ranks for the first time. Raises StartError, RankDied."""
         if self.setup.host_bytes or self.setup.host_ratio:
-            self.setup = structs.replace(
-                self.setup, host_fds=[os.memfd_create(f"host-{i}") for i in range(self.setup.tp_size)]
+            host_fds, state_fds = (
+                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.tp_size)]
+                for what in ("host", "states")
             )
+            self.setup = structs.replace(self.setup, host_fds=host_fds, state_fds=state_fds)
             self.ranks = Ranks(self.setup)
         await self._start_ranks()
 
@@ -149,6 +155,7 @@ class Supervisor:
             begin = monotonic()
             self.is_recovering = True
             lost = await actor.lose_ranks()
+            self._on_lost()
             self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:
                 self._log.error("a request kills the ranks and was given up", request=lost.guilty.request_id)
@@ -160,9 +167,7 @@ class Supervisor:
                 raise died
             await self._replace_ranks()
             await self._start_ranks()
-            await actor.resume(
-                self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots
-            )
+            await actor.resume(*self.sizes)
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
             self.sleep_state.end()
@@ -203,9 +208,9 @@ class Supervisor:
         self.sleep_state.end()
         await self.standby.stop(within_s)
         await self.ranks.stop(within_s)
-        for fd in self.setup.host_fds:
+        for fd in (*self.setup.host_fds, *self.setup.state_fds):
             os.close(fd)
-        self.setup = structs.replace(self.setup, host_fds=[])
+        self.setup = structs.replace(self.setup, host_fds=[], state_fds=[])
 
     async def _serve(self, actor: SchedulerActor[Ranks]) -> RankDied:
         """Runs steps on this generation. -> the death that ended it"""

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from runtime import log
 from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.freed_memory import return_freed_memory
 from runtime.messages.constraint import Grammar
 from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
@@ -69,8 +71,20 @@ class TextPipeline:
     async def run(self) -> None:
         """Serves until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._finish_start)
             tasks.start_soon(self._tokenizer.run)
             tasks.start_soon(self._detokenizer.run)
+
+    async def _finish_start(self) -> None:
+        """Keeps the texts of the tokens for the next start, and returns what reading the tokenizer has freed.
+        A folder that cannot be written to is no error: the texts are made again."""
+        await anyio.to_thread.run_sync(return_freed_memory)
+        try:
+            await anyio.to_thread.run_sync(self._vocabulary.keep_table)
+        except OSError as error:
+            log.get("tokenizer").info(
+                "the texts of the tokens are not kept for the next start", why=str(error)
+            )
 
     def close(self) -> None:
         """Ends the compile process, and drops what waits in the channels."""

@@ -246,6 +246,7 @@ class TokenizerActor:
             marks=request.marks,
             tenant=request.tenant.name,
             routing_key=request.routing_key,
+            replica=request.replica,
             queue_timeout_s=request.queue_timeout_s,
             timeout_s=request.timeout_s,
             namespace=namespace(

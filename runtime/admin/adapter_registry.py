@@ -26,7 +26,7 @@ from runtime.errors import InvalidRequest, ModelError, OptionsError, RequestErro
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
-from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.lora_targets import lora_modules, lora_renames
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import Adapter, read_adapter, stamp
 from runtime.options.plan import Plan
@@ -100,7 +100,7 @@ class AdapterRegistry:
         self._ids = count(1)
         self._folders: dict[int, str] = {}  # of all adapters that ranks have or are to have, by id
         self._busy: set[str] = set()  # names that are being loaded
-        self._modules = lora_modules(model)
+        self._modules, self._renames = lora_modules(model), lora_renames(model)
         if not self._modules:
             raise OptionsError(
                 [f"--enable-lora: adapters of {model.architecture} are not supported; leave it out"]
@@ -134,7 +134,7 @@ class AdapterRegistry:
 
     def _read(self, spec: AdapterSpec) -> Adapter:
         try:
-            return read_adapter(spec.path, self._modules)
+            return read_adapter(spec.path, self._modules, self._renames)
         except ModelError as error:
             raise ModelError(f"--lora-paths {spec.name}: {error}") from None
 
@@ -219,7 +219,7 @@ class AdapterRegistry:
             )
         self._busy.add(name)
         try:
-            adapter = await run_sync(read_adapter, folder, self._modules)
+            adapter = await run_sync(read_adapter, folder, self._modules, self._renames)
             self._check(adapter)
             self._make_room(tenant)
             load = LoadAdapter(next(self._ids), folder)

@@ -55,6 +55,7 @@ class Intake:
         """`pooling`: how the model pools; None: it generates text. `num_running` gives the number of running
         requests of all tenants."""
         self._max_queued = plan.schedule.max_queued_requests
+        self._num_replicas = plan.parallel.data_parallel_size
         self._num_running = num_running
         self._refuses_priorities = plan.schedule.abort_on_priority_when_disabled and not has_priorities(plan)
         self._pooling = pooling
@@ -75,6 +76,12 @@ class Intake:
             raise InvalidRequest(
                 "priorities are off on this server (--enable-priority-scheduling); leave priority out",
                 param="priority",
+            )
+        if request.replica is not None and request.replica >= self._num_replicas:
+            raise InvalidRequest(
+                f"there is no replica {request.replica}; this server has {self._num_replicas}, from 0 "
+                "(--data-parallel-size)",
+                param="data_parallel_rank",
             )
         check_task(request, self._pooling)
         self._check_places(request.tenant)

@@ -130,11 +130,12 @@ def _named(kind: str, pids: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def combined(loads: Sequence[Load]) -> Load:
-    """The load of several replicas together: sums, and the page size, which is the same."""
+    """The load of several replicas together: sums, the page size, which is the same, and the load of each."""
     if len(loads) == 1:
         return loads[0]
-    sums = {name: sum([getattr(load, name) for load in loads]) for name in Load.__struct_fields__}
-    return Load(**sums | {"page_size": loads[0].page_size})
+    names = [name for name in Load.__struct_fields__ if name not in ("page_size", "each")]
+    sums = {name: sum([getattr(load, name) for load in loads]) for name in names}
+    return Load(**sums, page_size=loads[0].page_size, each=tuple(loads))
 
 
 def _sums(counts: Sequence[dict[str, int]] | Sequence[dict[str, float]]) -> dict[str, float]:

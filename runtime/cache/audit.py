@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from msgspec import Struct
 
 from runtime.cache.eviction import can_leave_device, can_leave_host
-from runtime.cache.groups import CacheGroup
+from runtime.cache.groups import NodeEntries
 from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
@@ -115,8 +115,8 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     return pages, hosts, locks
 
 
-def _own(group: CacheGroup, sequence: Sequence) -> list[int]:
-    held = getattr(sequence, group.field)
+def _own(group: NodeEntries, sequence: Sequence) -> list[int]:
+    held = getattr(sequence, group.field, None)
     return [] if held is None else list(held.own)
 
 

@@ -16,13 +16,22 @@ from runtime.cache.pages import PagePool
 from runtime.cache.sequence import Sequence
 
 
-class CacheGroup(Protocol):
+class NodeEntries(Protocol):
     """A pool, each of whose entries is free, owned by a node, or owned by one sequence."""
 
     kind: str  # name of an entry in messages
     # attribute of Node with the node's entry (0: none), and of Sequence with what it holds (None: nothing)
+    # where sequences hold some
     field: str
     pool: PagePool
+
+    def drop(self, node: Node) -> None:
+        """Releases the entry of a node that no sequence uses."""
+        ...
+
+
+class CacheGroup(NodeEntries, Protocol):
+    """Entries without which a sequence cannot continue."""
 
     def usable(self, node: Node) -> Node:
         """`node`, or the deepest node above it, from which a sequence can continue."""
@@ -35,10 +44,6 @@ class CacheGroup(Protocol):
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence stops running; its path in the tree is still locked."""
-        ...
-
-    def drop(self, node: Node) -> None:
-        """Releases the entry of a node that no sequence uses."""
         ...
 
 
@@ -67,6 +72,10 @@ class EvictableNodes:
     def __contains__(self, node: Node) -> bool:
         return node in self._passed or node in self._ends
 
+    def is_end(self, node: Node) -> bool:
+        """Whether a node, which is here, is an end."""
+        return node in self._ends
+
     def add(self, node: Node, *, is_end: bool) -> None:
         """Adds a node as the most recently used one."""
         (self._ends if is_end else self._passed)[node] = None
@@ -78,3 +87,10 @@ class EvictableNodes:
     def next(self) -> Node:
         """The node to evict next; there must be one."""
         return next(iter(self._passed or self._ends))
+
+    def first_but(self, held: set[int]) -> Node | None:
+        """As `next`, but for nodes whose copy in host memory is held; None: there is no other."""
+        return next(
+            (node for nodes in (self._passed, self._ends) for node in nodes if node.host_state not in held),
+            None,
+        )

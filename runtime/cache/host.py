@@ -20,6 +20,7 @@ forward pass. Nothing here waits for them; they are correct because ranks run st
 """
 
 from collections import Counter, deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -27,6 +28,9 @@ from msgspec import Struct
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
 from runtime.messages.steps import PageCopies
+
+if TYPE_CHECKING:
+    from runtime.cache.host_states import HostStates
 
 SAVES_PER_STEP = 256  # saves are spread over steps, so that no step is delayed by many of them
 _PLANNED = -1  # Node.save_step until the plan has its number
@@ -52,6 +56,7 @@ class HostConfig(Struct, frozen=True, kw_only=True):
 
     num_pages: int = 0  # host pages of the rank with the fewest; page 0 is not used. 0: there is no host tier
     write_policy: str = "write_through"
+    num_states: int = 0  # states in host memory of the rank with the fewest; 0 is not used (host_states.py)
     has_storage: bool = False  # a storage tier takes confirmed pages (storage_connector.py)
 
 
@@ -71,6 +76,7 @@ class HostTier:
         self.policy = WRITE_POLICIES[config.write_policy]
         self.is_on = config.num_pages > 1
         self.has_storage = config.has_storage
+        self.states: HostStates | None = None  # of recurrent layers
         self.confirmed: list[Node] = []  # nodes whose saves have completed since storage last took them
         # nodes to save, from the next plan on: pages published by a plan are computed by its step
         self._due: deque[Node] = deque()
@@ -86,7 +92,9 @@ class HostTier:
         return self.tree.hosts.num_pages - self.tree.hosts.num_free
 
     def begin(self) -> None:
-        """Begins a plan: pages that were published before can be saved."""
+        """Begins a plan: pages that were published before can be saved, and states that were kept."""
+        if self.states is not None:
+            self.states.begin()
         for _ in range(min(len(self._due), SAVES_PER_STEP)):
             node = self._due.popleft()
             node.is_due = False
@@ -151,6 +159,8 @@ class HostTier:
 
     def confirm(self, step: int) -> None:
         """The result of `step` has arrived, so its saves are complete."""
+        if self.states is not None:
+            self.states.confirm(step)
         while self._in_flight and self._in_flight[0].step <= step:
             flight = self._in_flight.popleft()
             for node, host in flight.saves:

@@ -17,7 +17,8 @@ describes what follows for copies to host memory.
 from msgspec import Struct
 
 from runtime.cache.groups import CacheGroup, usable
-from runtime.cache.host import HostConfig, HostTier
+from runtime.cache.host import WRITE_POLICIES, HostConfig, HostTier
+from runtime.cache.host_states import HostStates
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
@@ -154,9 +155,12 @@ class KVCache:
     def lose_device(self) -> None:
         """The ranks died: no sequence runs, all device pages are free, and only prefixes whose copies in host
         memory are complete remain."""
-        self.tree.groups = ()
+        hosts = None if self.states is None else self.states.hosts
+        if hosts is not None:
+            hosts.lose_ranks()
+        self.tree.groups = () if hosts is None else (hosts,)
         self.tree.lose_device()
-        self._open_groups()
+        self._open_groups(hosts)
         self.host.lose_ranks()
         self.pool = PagePool(self.pool.size, self.pool.broken)
 
@@ -179,12 +183,17 @@ class KVCache:
         self.host = HostTier(tree, self.config.host)
         self._open_groups()
 
-    def _open_groups(self) -> None:
-        """Opens empty groups, for a tree whose nodes have no entries of them."""
+    def _open_groups(self, hosts: HostStates | None = None) -> None:
+        """Opens empty groups, for a tree whose nodes have no entries of them, but for states in host memory
+        (`hosts`; None: of these there are none either)."""
+        if hosts is None and self.config.states.num_slots and self.config.host.num_states > 1:
+            hosts = HostStates(self.config.host.num_states, WRITE_POLICIES[self.config.host.write_policy])
+        self.host.states = hosts
         self.window = open_windows(self.config.window, self.page_size)
-        self.states = open_states(self.config.states, self.page_size)
+        self.states = open_states(self.config.states, self.page_size, hosts)
         groups: tuple[CacheGroup | None, ...] = (self.window, self.states)
-        self._groups = self.tree.groups = tuple(group for group in groups if group is not None)
+        self._groups = tuple(group for group in groups if group is not None)
+        self.tree.groups = self._groups if hosts is None else (*self._groups, hosts)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages of which the tree has another copy are replaced by that copy and appended to

@@ -33,6 +33,7 @@ class Node:
         "window_locks",
         "is_end",
         "state",
+        "host_state",
     )
 
     def __init__(self, parent: "Node | None", key: bytes, depth: int) -> None:
@@ -52,6 +53,7 @@ class Node:
         self.is_end = False  # its window page or state is one from which a sequence continued, or could
         self.window_locks = 0  # sequences whose window holds it
         self.state = 0  # the slot of recurrent layers' state after its last token; 0: none (see states.py)
+        self.host_state = 0  # the place of its copy in host memory; 0: none (see host_states.py)
         self.queued = 0  # bits of the eviction queues that it is in
         self.is_due = False  # waits to be saved
         # the step that writes the host page, while it is in flight; 0: the host page is complete

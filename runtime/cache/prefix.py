@@ -19,7 +19,7 @@ from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
-    from runtime.cache.groups import CacheGroup
+    from runtime.cache.groups import NodeEntries
     from runtime.cache.journal import Journal
 
 DEVICE, HOST = 1, 2  # bits of Node.queued
@@ -36,7 +36,7 @@ class PrefixTree:
         self.roots = {"": self.root}
         self.num_pages = 0
         self.num_evictable = 0
-        self.groups: tuple[CacheGroup, ...] = ()  # pools of the other entries that nodes may have
+        self.groups: tuple[NodeEntries, ...] = ()  # pools of the other entries that nodes may have
         self.journal: Journal | None = None  # records pages that are stored and removed
         self.hosts = hosts or PagePool(1)
         self.orphans: set[Node] = set()  # removed from the tree, but with a pinned host page

@@ -50,6 +50,8 @@ class Sequence:
         "drafting",
         "forced",
         "forced_at",
+        "unfollowed",
+        "draft_from",
     )
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
@@ -66,6 +68,8 @@ class Sequence:
         self.drafting = 0
         self.forced: list[int] = []  # tokens that its grammar forces, from position `forced_at` on
         self.forced_at = 0
+        self.draft_from = 0  # position of its last token from which on a drafter wants to be asked
+        self.unfollowed = 0  # tokens of its pages that the draft model of the ranks has not computed
         self.pages: list[int] = []
         self.slot = -1
         self.node: Node | None = None  # deepest locked node of the prefix tree, while it runs

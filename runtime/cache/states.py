@@ -9,7 +9,8 @@ there: the state is copied into the new sequence's slot, and the node's own does
   prompt's end, and the depth down to which the tree matched tokens but had no state
 - where a sequence stops exactly at a page boundary: the node takes over its slot
 - with an interval, while a sequence decodes: it owns a second slot for a snapshot, which is renewed every
-  so many tokens. The tree gets it when the sequence leaves, because only then does it have the tokens
+  so many tokens. The tree gets it when the sequence leaves, because only then does it have the tokens. A
+  row of drafts renews it if it brings the sequence to that length, which its result says
 
 Copies are part of a step's plan (messages/steps.py, StateCopies): those from kept states come before the
 step's forward pass, those that keep states after it. So only later plans may use what a plan keeps; states
@@ -19,9 +20,10 @@ have left.
 """
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.cache.groups import EvictableNodes
+from runtime.cache.host_states import HostStates
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.sequence import Sequence
@@ -35,18 +37,28 @@ class StateConfig(Struct, frozen=True, kw_only=True):
     # tokens between two snapshots while a sequence decodes, a multiple of the page size; 0: no snapshots
     interval: int = 0
     shares: bool = True  # False: there is no prefix cache that could keep states
+    # tokens in a step's rows of drafts that may be refused, for which the ranks have memory
+    draft_nodes: int = 0
 
 
 class SequenceState:
     """State slots that a running sequence owns."""
 
-    __slots__ = ("slot", "snapshot", "snapshot_len", "lacking")
+    __slots__ = ("slot", "snapshot", "snapshot_len", "awaited", "lacking")
 
     def __init__(self, slot: int, lacking: Node | None) -> None:
         self.slot = slot
         self.snapshot = 0  # slot of a state that is kept for later; 0: none
         self.snapshot_len = 0  # tokens that the snapshot covers
+        # of each row of drafts in flight: the length at which it may renew the snapshot; 0: it does not
+        self.awaited: list[int] = []
         self.lacking = lacking  # the tree matched tokens down to this node, but had no state there
+
+    def landed(self, start: int, count: int) -> None:
+        """The oldest row of drafts in flight, before which the sequence had `start` tokens, has brought it
+        `count` further."""
+        if start < (at := self.awaited.pop(0)) <= start + count:
+            self.snapshot_len = at
 
     @property
     def own(self) -> list[int]:
@@ -60,15 +72,19 @@ class StatePool:
     kind = "state slot"
     field = "state"
 
-    def __init__(self, config: StateConfig, page_size: int) -> None:
+    def __init__(self, config: StateConfig, page_size: int, hosts: HostStates | None = None) -> None:
+        """`hosts`: copies in host memory; None: there are none."""
         self.config = config
+        self.hosts = hosts
+        self.draft_nodes = config.draft_nodes
         self.page_size = page_size
         self.pool = PagePool(config.num_slots)
         self._evictable = EvictableNodes()
         # owners of a snapshot; newly admitted sequences take these slots when there is no other
         self._snapshots: dict[SequenceState, None] = {}
         self._loads: list[tuple[int, int]] = []  # copies before this plan's forward pass: from, to
-        self._keeps: dict[int, int] = {}  # copies after this plan's forward pass: to, from
+        # copies after this plan's forward pass: to, from and length (-1: what the row leaves)
+        self._keeps: dict[int, tuple[int, int]] = {}
 
     @property
     def has_room(self) -> bool:
@@ -80,21 +96,22 @@ class StatePool:
         """Slots of nodes."""
         return len(self._evictable)
 
-    def take(self, owners: list[tuple[int, int]]) -> StateCopies | None:
-        """The copies of the plan, which is complete. `owners`: the slots of sequences on the ranks, and their
-        state slots."""
-        if not (owners or self._keeps):  # loads come with owners
+    def take(self, owners: list[tuple[int, int]], step: int) -> StateCopies | None:
+        """The copies of the plan, which is complete and becomes `step`. `owners`: the slots of sequences on
+        the ranks, and their state slots."""
+        hosts = self.hosts.take(step) if self.hosts is not None and self.hosts.has_copies else None
+        if not (owners or self._keeps or hosts):  # loads come with owners
             return None
-        keeps = [(source, to) for to, source in self._keeps.items()]
+        keeps = [(source, to, at) for to, (source, at) in self._keeps.items()]
         state_copies = StateCopies(
             *(
-                np.array([pair[i] for pair in pairs], dtype=np.int32)
-                for pairs in (owners, self._loads, keeps)
-                for i in (0, 1)
+                np.array([entry[i] for entry in entries], dtype=np.int32)
+                for entries, size in ((owners, 2), (self._loads, 2), (keeps, 3))
+                for i in range(size)
             )
         )
         self._loads, self._keeps = [], {}
-        return state_copies
+        return state_copies if hosts is None else structs.replace(state_copies, **structs.asdict(hosts))
 
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,16 +123,24 @@ class StatePool:
         source = node.state
         # most recently used, so that others are evicted first; if there are none, the sequence takes over the
         # slot
+        place = 0
         if source:
             self._evictable.remove(node)
             self._evictable.add(node, is_end=True)
+            if self.hosts is not None:
+                self.hosts.used(node)
+        elif self.hosts is not None and node.host_state:
+            place = self.hosts.hold(node)
         slot = self._take()
         if not slot:
             held = next(iter(self._snapshots))  # the oldest owner
             del self._snapshots[held]
             slot, held.snapshot = held.snapshot, 0
+            held.awaited = [0] * len(held.awaited)
             self._keeps.pop(slot, None)  # this plan was to write it
-        if slot != source:
+        if place and self.hosts is not None:
+            self.hosts.fetch(place, slot)
+        elif slot != source:
             self._loads.append((source, slot))
         sequence.state = SequenceState(slot, match if match.depth > node.depth else None)
 
@@ -157,25 +182,40 @@ class StatePool:
             sequence.tokens
         )
         if node is None or node.depth != depth or not node.page:
-            if is_end:
-                self._keep_snapshot(held, sequence.computed_len)
+            if is_end and self._keep_snapshot(held):
+                held.snapshot_len = sequence.computed_len
         elif not node.state and (slot := self._take()):
             node.state = slot
             self._evictable.add(node, is_end=is_end)
-            self._keeps[slot] = held.slot
+            self._keeps[slot] = held.slot, -1
+            if self.hosts is not None and is_end:
+                self.hosts.kept(node)
 
     def decoded(self, sequences: list[Sequence], starts: list[int]) -> None:
-        """Takes snapshots of sequences that decode; the step computes their tokens at `starts`."""
+        """Takes snapshots of sequences that decode; the step computes their tokens at `starts`, which are
+        certain."""
         interval = self.config.interval
         if interval and self.config.shares:
             for sequence, start in zip(sequences, starts, strict=True):
-                if not (start + 1) % interval:
-                    self._keep_snapshot(held_by(sequence), start + 1)
+                held = held_by(sequence)
+                if not (start + 1) % interval and self._keep_snapshot(held):
+                    held.snapshot_len = start + 1
+
+    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+        """A row of so many drafts is about to be planned: it renews the snapshot, if it gets there."""
+        interval, held = self.config.interval, held_by(sequence)
+        most, at = sequence.computed_len + sequence.drafting + 1 + num_drafts, 0
+        if interval and self.config.shares:
+            at = (sequence.computed_len // interval + 1) * interval
+        held.awaited.append(at if 0 < at <= most and self._keep_snapshot(held, at) else 0)
 
     def leave(self, sequence: Sequence) -> None:
-        """See CacheGroup.leave. Nodes without a state take over those of the sequence."""
+        """See CacheGroup.leave. Nodes without a state take over those of the sequence, where it is known
+        which tokens these cover."""
         held = held_by(sequence)
-        for slot, length in ((held.slot, sequence.computed_len), (held.snapshot, held.snapshot_len)):
+        known_len = 0 if sequence.drafting else sequence.computed_len
+        snapshot_len = 0 if any(held.awaited) else held.snapshot_len
+        for slot, length in ((held.slot, known_len), (held.snapshot, snapshot_len)):
             if not slot:
                 continue
             depth, rest = divmod(length, self.page_size)
@@ -195,6 +235,8 @@ class StatePool:
             else:
                 node.state = slot
                 self._evictable.add(node, is_end=True)
+                if self.hosts is not None:
+                    self.hosts.kept(node)
         self._snapshots.pop(held, None)
         sequence.state = None
 
@@ -202,7 +244,7 @@ class StatePool:
 
     def usable(self, node: Node) -> Node:
         """See CacheGroup.usable."""
-        while node.parent is not None and not node.state:
+        while node.parent is not None and not (node.state or (self.hosts is not None and node.host_state)):
             node = node.parent
         return node
 
@@ -212,23 +254,29 @@ class StatePool:
         self._release(node.state)
         node.state = 0
 
-    def _keep_snapshot(self, held: SequenceState, length: int) -> None:
+    def _keep_snapshot(self, held: SequenceState, at: int = -1) -> bool:
+        """The plan renews the snapshot: with the state that the sequence's row leaves, or if it gets there
+        the one at length `at`. False: it has no slot, or the cache keeps no snapshots."""
         if not self.config.interval:
-            return
+            return False
         if not held.snapshot:
-            held.snapshot = self._take()
+            held.snapshot, held.snapshot_len = self._take(), 0
             if not held.snapshot:
-                return
+                return False
             self._snapshots[held] = None
-        held.snapshot_len = length
-        self._keeps[held.snapshot] = held.slot
+        self._keeps[held.snapshot] = held.slot, at
+        return True
 
     def _take(self) -> int:
         """A slot that is free or evicted from a node; 0: there is none."""
         if not self.pool.num_free:
             if not len(self._evictable):
                 return 0
-            self.drop(self._evictable.next())
+            node = self._evictable.next()
+            if self.hosts is not None:
+                is_end = self._evictable.is_end(node)
+                self.hosts.leaving(node, is_wanted=is_end and node.state not in self._keeps)
+            self.drop(node)
         return self.pool.allocate(1)[0]
 
     def _release(self, slot: int) -> None:
@@ -242,6 +290,6 @@ def held_by(sequence: Sequence) -> SequenceState:
     return sequence.state
 
 
-def open_states(config: StateConfig, page_size: int) -> StatePool | None:
-    """An empty pool; None if the model has no recurrent layers."""
-    return StatePool(config, page_size) if config.num_slots else None
+def open_states(config: StateConfig, page_size: int, hosts: HostStates | None = None) -> StatePool | None:
+    """An empty pool; None if the model has no recurrent layers. `hosts`: copies in host memory."""
+    return StatePool(config, page_size, hosts) if config.num_slots else None

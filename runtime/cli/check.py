@@ -70,6 +70,7 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     shown = plan.public()
     notices = [*plan.notices, *checked.notes]
     notices += filter(None, [loading_notice(plan, checked.prepared.model)])
+    notices += filter(None, [plan.speculation.notice])
     if plan.memory.max_total_tokens is not None:
         notices += filter(None, [plan.memory.pool_notice(_footprint(plan, checked, machine)[0].pool_tokens)])
     if arguments.diff:

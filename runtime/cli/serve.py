@@ -1,9 +1,10 @@
 """`runtime serve`: options → plan → server."""
 
+import gc
 from collections.abc import Sequence
 
 from runtime.options.help import help_text
-from runtime.options.parse import from_argv
+from runtime.options.parse import ParsedOptions, from_argv
 from runtime.options.resolve import plan_for
 from runtime.shutdown import end_at_once_on_signals
 
@@ -15,9 +16,21 @@ def run(argv: Sequence[str]) -> int:
             print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
             return 0
     end_at_once_on_signals()
-    plan = plan_for(from_argv(argv))
+    parsed = from_argv(argv)
+    gc.disable()  # what a start imports is no garbage; the server enables it
+    try:
+        return _serve(parsed)
+    finally:
+        gc.enable()
+
+
+def _serve(parsed: ParsedOptions) -> int:
     # imported here, so that --help and a wrong option answer at once
+    from runtime import log
     from runtime.actors.early_ranks import open_early
+
+    log.setup(parsed.options.logs.log_level, parsed.options.logs.log_format)
+    plan = plan_for(parsed)
 
     processes = open_early(plan)
     try:

@@ -29,6 +29,7 @@ from runtime.devices.lora import LoraOps
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
+from runtime.devices.recurrent import RecurrentKernels
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.models.config.moe_config import Routing
@@ -137,8 +138,7 @@ class Ops(Protocol):
     def store_kv(
         self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor"
     ) -> None:
-        """Writes k, v [T, K, D] at `locations` of the caches [num_pages * page_size, K, D]; D of keys and of
-        values may differ."""
+        """Writes k, v [T, K, D] at `locations` of the caches [num_pages * page_size, K, D]; both have a D."""
         ...
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
@@ -191,8 +191,8 @@ class Ops(Protocol):
         """Sets to BANNED (layers/sampling/sampler.py), in place, the logits of tokens that a row's bit mask
         excludes.
 
-        `rows` int64 [M], rising, of finite float32 logits [N, V]; `bits` int32 [M, ceil(V / 32)], where token
-        i is bit i % 32 of word i // 32 and 0 excludes it.
+        `rows` int64 [M], rising, of float32 logits [N, V], which are finite where LogitsOps need them so;
+        `bits` int32 [M, ceil(V / 32)], where token i is bit i % 32 of word i // 32 and 0 excludes it.
         """
         ...
 
@@ -265,8 +265,7 @@ class Memory(Protocol):
         ...
 
     def free_host_bytes(self, cache_bytes: int) -> int:
-        """Bytes of the machine's memory that this rank's host pages may take, if a cache of `cache_bytes` has
-        been allocated but not written yet."""
+        """Bytes of host memory that this rank's pages may take beside an unwritten cache of `cache_bytes`."""
         ...
 
     def open_page_copier(
@@ -387,6 +386,7 @@ class Device:
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
+    recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False

@@ -3,16 +3,12 @@ tokens may come next."""
 
 import re
 from collections.abc import Callable
-from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 from msgspec import Struct
 
-from runtime.messages.constraint import Grammar, GrammarSetup
-from runtime.text.vocabulary import Vocabulary
+from runtime.messages.constraint import Grammar
 
 # most blanks between two tokens of JSON: room for indentation, and an end for models that write blanks
 # forever
@@ -43,6 +39,7 @@ class GrammarVocabulary(Struct, frozen=True, kw_only=True):
     whitespace_pattern: str | None = None
     is_compact: bool = False
     special: dict[str, int] = {}  # special tokens by their texts, which `tokens` does not have
+    is_trial: bool = False  # grammars are tried, and followed by another process
 
 
 class Matcher(Protocol):
@@ -87,43 +84,6 @@ class Backend(Protocol):
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         ...
-
-
-def open_backend(setup: GrammarSetup) -> Backend:
-    """Reads the tokenizer and imports the library, which takes seconds."""
-    vocabulary = Vocabulary.load(Path(setup.tokenizer_path), setup.vocab_size)
-    terms = GrammarVocabulary(
-        tokens=token_bytes(vocabulary, setup),
-        encode=partial(vocabulary.encode, add_special=False),
-        eos_ids=setup.eos_ids,
-        whitespace_pattern=setup.whitespace_pattern,
-        is_compact=setup.is_compact,
-        special=special_tokens(vocabulary, setup),
-    )
-    backend: Backend = import_module(BACKENDS[setup.backend][0]).create_backend(terms)
-    if setup.backend == "llguidance":
-        return backend
-    with_calls: Backend = import_module("runtime.grammar.with_calls").WithCalls(backend, terms)
-    return with_calls
-
-
-def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
-    """Bytes of each token. Special tokens and eos ids are not text: a grammar never matches the letters in
-    their names.
-
-    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding cannot be
-    sampled.
-    """
-    silent = vocabulary.special_ids | set(setup.eos_ids)
-    return [b"" if i in silent else vocabulary.token_bytes(i) for i in range(setup.vocab_size)]
-
-
-def special_tokens(vocabulary: Vocabulary, setup: GrammarSetup) -> dict[str, int]:
-    """Ids of the special tokens that may stand in an answer, by their texts."""
-    ids = vocabulary.special_ids - set(setup.eos_ids)
-    return {
-        vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size
-    }
 
 
 def find_byte_ids(terms: GrammarVocabulary) -> tuple[int, ...]:

@@ -26,8 +26,9 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from runtime.grammar.backend import Backend, GrammarError, open_backend
+from runtime.grammar.backend import GrammarError
 from runtime.grammar.framing import Frames, framed
+from runtime.grammar.open_backend import WithOthers, open_backend
 from runtime.grammar.trial import try_grammar
 from runtime.messages.constraint import Grammar, GrammarSetup
 
@@ -65,7 +66,7 @@ class _Child(Struct, frozen=True):
 class CompileServer:
     """Starts a child for each request and passes on its result."""
 
-    def __init__(self, backend: Backend, setup: GrammarSetup, connection: socket.socket) -> None:
+    def __init__(self, backend: WithOthers, setup: GrammarSetup, connection: socket.socket) -> None:
         self._backend = backend
         self._setup = setup
         self._socket = connection
@@ -100,6 +101,7 @@ class CompileServer:
         return bool(data)
 
     def _start(self, request: CompileRequest) -> None:
+        self._backend.load(request.grammar)
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -133,7 +135,7 @@ class CompileServer:
             os.kill(child.pid, signal.SIGKILL)
 
 
-def _compile(backend: Backend, setup: GrammarSetup, request: CompileRequest, writing: int) -> NoReturn:
+def _compile(backend: WithOthers, setup: GrammarSetup, request: CompileRequest, writing: int) -> NoReturn:
     """The whole work of a child."""
     faulthandler.disable()  # the parent reports its death
     own_bytes = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("--setup", required=True, help="JSON")
     arguments = parser.parse_args()
     setup = msgspec.json.decode(arguments.setup, type=GrammarSetup)
-    backend = open_backend(setup)
+    backend = open_backend(setup, is_trial=True)
     with socket.socket(fileno=arguments.socket) as connection:
         CompileServer(backend, setup, connection).run()
 

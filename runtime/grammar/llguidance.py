@@ -10,7 +10,27 @@ from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary,
 from runtime.grammar.call_grammar import CallGrammar
 from runtime.grammar.choice_syntax import choices_as_regex
 from runtime.grammar.json_schema import prepare_schema
+from runtime.json_value import JsonDict
 from runtime.messages.constraint import Calls, Grammar
+
+# keywords that the library does not know, refused here with their path
+UNSUPPORTED_KEYWORDS = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependentRequired",
+        "dependentSchemas",
+        "propertyNames",
+        "$dynamicRef",
+        "$recursiveRef",
+    }
+)
 
 
 class _TokenizerAdapter:
@@ -39,8 +59,10 @@ class LLGuidance:
     def __init__(self, terms: GrammarVocabulary) -> None:
         self.byte_ids = find_byte_ids(terms)
         self._special = terms.special
+        # tables by which masks of strings are filled faster take as long to make as all the rest
+        slices: list[str] | None = [] if terms.is_trial else None
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_TokenizerAdapter(terms)), len(terms.tokens), list(terms.eos_ids)
+            TokenizerWrapper(_TokenizerAdapter(terms)), len(terms.tokens), list(terms.eos_ids), slices
         )
         self._json: dict[str, object] = {"whitespace_flexible": not terms.is_compact}
         if not terms.is_compact:
@@ -57,7 +79,7 @@ class LLGuidance:
     def _source(self, grammar: Grammar) -> str:
         match grammar.kind:
             case "json_schema":
-                schema = prepare_schema(grammar.text, frozenset(), "llguidance")
+                schema = prepare_schema(grammar.text, UNSUPPORTED_KEYWORDS, "llguidance", _drop_unset)
                 convert = LLMatcher.grammar_from_json_schema
                 return convert(schema, overrides=self._json)  # type: ignore[arg-type]
             case "regex":
@@ -70,9 +92,7 @@ class LLGuidance:
             case "choice":
                 return LLMatcher.grammar_from_regex(choices_as_regex(grammar.text))
             case "structural_tag":
-                raise GrammarError(
-                    "structural tags need --grammar-backend xgrammar; this server runs llguidance"
-                )
+                raise GrammarError("structural tags need xgrammar: pip install 'runtime-serve[grammar]'")
 
 
 class LLGuidanceCompiled:
@@ -110,6 +130,13 @@ class LLGuidanceMatcher:
     def jump_forward(self) -> list[int]:
         """See Matcher.jump_forward."""
         return self.inner.compute_ff_tokens()
+
+
+def _drop_unset(node: JsonDict, path: str) -> None:
+    """`uniqueItems: false` and the like say nothing, and the library refuses them all the same."""
+    for key in UNSUPPORTED_KEYWORDS & node.keys():
+        if node[key] is None or node[key] is False:
+            del node[key]
 
 
 def _lark_of(ebnf: str) -> str:

@@ -52,10 +52,10 @@ def try_grammar(matcher: Matcher, vocab_size: int, eos_ids: Sequence[int]) -> No
     if not matcher.fill(bits) or not bits.any():
         raise GrammarError(NO_TEXT)
     for stride in STRIDES:
-        _generate(matcher.fork(), bits, stride, set(eos_ids))
+        _generate(matcher.fork(), bits, stride, list(eos_ids))
 
 
-def _generate(matcher: Matcher, bits: np.ndarray, stride: int, eos_ids: set[int]) -> None:
+def _generate(matcher: Matcher, bits: np.ndarray, stride: int, eos_ids: list[int]) -> None:
     end_s, num_forced = thread_time() + TRIAL_S, 0
     for index in range(NUM_TOKENS):
         began_s = thread_time()
@@ -63,9 +63,10 @@ def _generate(matcher: Matcher, bits: np.ndarray, stride: int, eos_ids: set[int]
         num_forced += len(run)
         goes_on = all([matcher.accept(token) for token in run])
         goes_on = goes_on and matcher.fill(bits)
-        ones = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
-        allowed = [token for token in ones if token not in eos_ids]
-        goes_on = goes_on and bool(allowed) and matcher.accept(allowed[(index * stride) % len(allowed)])
+        ones = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        allowed = ones[~np.isin(ones, eos_ids)]
+        goes_on = goes_on and len(allowed) > 0
+        goes_on = goes_on and matcher.accept(int(allowed[(index * stride) % len(allowed)]))
         if thread_time() - began_s > MAX_STEP_S:
             raise GrammarError(TOO_SLOW)
         if thread_time() > end_s and num_forced < NUM_TOKENS:

@@ -89,7 +89,7 @@ class XGrammar:
             case "calls":
                 raise GrammarError(
                     "calls are not compiled here"
-                )  # with_calls.py has another backend for them
+                )  # open_backend.py has another backend for them
 
 
 def _bounds_as_pattern(node: JsonDict, path: str) -> None:

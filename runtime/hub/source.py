@@ -13,6 +13,8 @@ from runtime.models.config.gguf.container import is_gguf
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+# a user name or password before the host, also one with a slash in it; host:port/name@version has none
+_SECRET = re.compile(r"([\w+.-]*://)(?:[^/?#]*@|[^/?#@]*:(?!\d*(?:[/?#]|$))[^@]*@)")
 _TRUE = ("1", "true", "yes", "on")
 # the reference's variable, and vLLM's
 MODELSCOPE_VARIABLES = ("SGLANG_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
@@ -47,9 +49,15 @@ def hub_model(
     """The model that `path` names on a hub; None for a folder of this machine.
 
     What exists here wins over the hub. Raises ModelError for a path that can be neither: a file, or a folder
-    that does not exist and is not of the form org/name.
+    that does not exist and is not of the form org/name; and for a URL with a password, which is not repeated.
     """
     folder = Path(path)
+    if found := _SECRET.match(path):
+        raise ModelError(
+            f"the path of a model or tokenizer is a {found[1]} URL with a user name or password, which would "
+            "stand in logs and process lists; leave them out, and give them as fsspec reads them: in its own "
+            "files, in variables FSSPEC_..., or for s3:// in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if URL.match(path):
         return HubModel(repo=path, cache_dir=download_dir, hub="url")
     if "\0" in path or not path:

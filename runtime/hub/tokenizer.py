@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import mkdtemp
 
+from runtime import log
 from runtime.errors import ModelError, install_line
 from runtime.hub.download import environment_of_child
 from runtime.regular_file import read_regular
@@ -35,7 +36,7 @@ def converted_tokenizer(folder: Path, source: Path, cache: Path) -> Path:
         target = cache / "tokenizers" / _digest(folder, source)
         if (target / "tokenizer.json").is_file():
             return target
-        print(f"converting {source.name} to tokenizer.json, once ...", file=sys.stderr, flush=True)
+        log.get("tokenizer").info("converting to tokenizer.json, once", file=source.name)
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(mkdtemp(prefix=".new-", dir=target.parent))
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, normalize
 
 from runtime.devices.base import Device, PackedWeight
 from runtime.devices.packed import GgmlWeights, PackedRows
@@ -116,11 +116,12 @@ class Head(Layer):
         *,
         is_quantized: bool = False,
         has_bias: bool = False,
+        is_normed: bool = False,
     ) -> None:
         """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head
         has a copy of the weight. `is_quantized`: devices that have a product for it shall round the weight to
-        8 bits."""
-        self.is_quantized = is_quantized
+        8 bits. `is_normed`: rows of the weight are divided by their length."""
+        self.is_quantized, self.is_normed = is_quantized, is_normed
         self.device = device
         self.dtype = dtype
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
@@ -154,6 +155,7 @@ class Head(Layer):
         weight = self.weight if self.tied is None else self.tied.weight
         assert weight is not None
         plain, ops = weight.tensor, self.device.ops
+        plain = normalize(plain) if self.is_normed else plain
         is_large = self.tied is not None and plain.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
         if self.is_quantized and (ggml := self._ggml_of(plain)) is not None:
             self.packed = ggml.quantized(plain)

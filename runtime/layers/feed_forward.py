@@ -56,6 +56,18 @@ class FeedForward(Layer):
         return self.down_proj.forward(self.ops.act_and_mul(self.gate_up_proj.forward(x), self.activation))
 
 
+class ScaledFeedForward(FeedForward):
+    """FeedForward with factors on the gate, before its activation, and on the output (Falcon-H1)."""
+
+    gate_scale = out_scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        gate, up = self.gate_up_proj.forward(x).chunk(2, dim=1)
+        opened = self.ops.act_and_mul(torch.cat((gate * self.gate_scale, up), dim=1), self.activation)
+        return self.down_proj.forward(opened) * self.out_scale
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
 

@@ -218,3 +218,5 @@ class QkvLinear(Linear):
             "v": scaled_shard(kv, head_dim),
         }
         super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias)
+        # the order into which rows of each query and key head are brought when loaded; None: they stay
+        self.row_order: list[int] | None = None

@@ -19,12 +19,12 @@ from torch.nn.functional import linear
 
 from runtime.devices.base import Device
 from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
 from runtime.messages.steps import StepPlan
-from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.lora_targets import lora_modules, lora_renames
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import WEIGHTS, Pair, read_adapter
 
@@ -128,6 +128,7 @@ class LoraSlots:
         self.step = step
         self.parts = parts
         self.dtype, self.inputs, self.outputs = layer.dtype, layer.inputs, layer.outputs
+        self.row_order = layer.row_order if isinstance(layer, QkvLinear) else None
         sizes = [layer.outputs[part].size for part in parts]
         starts = np.cumsum([0, *(shard.size for shard in layer.outputs.values())]).tolist()
         offsets = dict(zip(layer.outputs, starts, strict=False))
@@ -158,6 +159,9 @@ class LoraSlots:
             a[:, inputs.start : inputs.start + inputs.size],
             b[outputs.start : outputs.start + outputs.size],
         )
+        if self.row_order is not None and part in ("q", "k"):
+            heads = own[1].unflatten(0, (-1, len(self.row_order)))
+            own = own[0], heads[:, self.row_order].flatten(0, 1)
         return own[0].to(self.dtype).contiguous(), (own[1].float() * scale).to(self.dtype)
 
     def load_slot(self, lora_slot: int, path: str, weights_of_adapter: AdapterWeights) -> None:
@@ -193,11 +197,13 @@ class LoraAdapters:
         self.ops = device.lora_ops or TorchLoraOps(device.torch_device, setup.num_lora_slots)
         self.torch_device = device.torch_device
         self.step = StepLora()
+        self.renames = lora_renames(config)
         self.modules = {
             name: sizes
             for name, sizes in lora_modules(config).items()
             if name.rpartition(".")[2] in setup.targets
         }
+        self.renames = lora_renames(config)
         self.fused_targets = {name: _fused_target(name, packed_modules) for name in self.modules}
         self.lora_slots = {
             path: LoraSlots(layer, parts, setup, self.ops, self.step, device.torch_device)
@@ -228,7 +234,7 @@ class LoraAdapters:
     def load(self, id: int, folder: str) -> None:
         """Reads an adapter to host memory. May run in any thread, at the same time as steps. Raises
         ModelError."""
-        adapter = read_adapter(folder, self.modules)
+        adapter = read_adapter(folder, self.modules, self.renames)
         tensors = read_tensors(Path(folder) / WEIGHTS)
         self.host_weights[id] = {
             self.fused_targets[name]: self._shard(tensors, name, pair) for name, pair in adapter.pairs.items()

@@ -79,6 +79,38 @@ class LayerNorm(Layer):
         return self.forward(total), total
 
 
+class UnitOffsetLayerNorm(LayerNorm):
+    """LayerNorm for checkpoints that store weight - 1; see UnitOffsetRMSNorm."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
+        super().__init__(device, torch.float32, size, eps)
+        source = SourceTensor((size,), 0, replicated_shard(size), load=self._load)
+        self.weight = Weight.empty((size,), {"": source}, torch.float32, device.torch_device)
+
+    def _load(self, reader: TensorReader) -> None:
+        self.weight.tensor.copy_(reader[...]).add_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return super().forward(x.float()).to(x.dtype)
+
+
+class PlainLayerNorm(Layer):
+    """(x - mean) / sqrt(variance + eps), over the last dimension, without weights."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
+        self.size, self.eps = size, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return layer_norm(x, (self.size,), eps=self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of x + residual, x + residual)."""
+        total = x + residual
+        return self.forward(total), total
+
+
 class NoNorm(Layer):
     """In place of a norm that a block lacks."""
 
@@ -92,16 +124,18 @@ class NoNorm(Layer):
         return total, total
 
 
-Norm = RMSNorm | LayerNorm | NoNorm
+Norm = RMSNorm | LayerNorm | PlainLayerNorm | NoNorm
 
 
 def _unbiased(device: Device, dtype: torch.dtype, size: int, eps: float) -> LayerNorm:
     return LayerNorm(device, dtype, size, eps, bias=False)
 
 
-NORMS: dict[NormKind, Callable[[Device, torch.dtype, int, float], RMSNorm | LayerNorm]] = {
+NORMS: dict[NormKind, Callable[[Device, torch.dtype, int, float], RMSNorm | LayerNorm | PlainLayerNorm]] = {
     "rms": RMSNorm,
     "rms_offset": UnitOffsetRMSNorm,
     "layer": LayerNorm,
     "layer_unbiased": _unbiased,
+    "layer_offset": UnitOffsetLayerNorm,
+    "layer_plain": PlainLayerNorm,
 }

@@ -9,6 +9,7 @@ from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
+from runtime.messages.speculation import Speculation
 from runtime.messages.steps import StepPlan, StepResult
 
 
@@ -51,6 +52,7 @@ class ProcessSetup(Struct, frozen=True, kw_only=True):
     num_threads: int | None
     environment: dict[str, str] = {}
     host_fds: list[int] = []
+    state_fds: list[int] = []
 
 
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
@@ -71,7 +73,10 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str  # file at which the ranks of one start meet; unused if tp_size is 1
     seed: int
     environment: dict[str, str] = {}  # environment variables of the rank's process
-    numa_nodes: tuple[int, ...] = ()  # NUMA nodes of the ranks, or one for all; empty: any
+    # NUMA nodes of this replica's ranks, or one for all; empty: any
+    numa_nodes: tuple[int, ...] = ()
+    num_replicas: int = 1  # which share the machine
+    first_device: int = 0  # number of accelerators that the replicas before this one take
     # options that only this device has, as devices/<name>/options.py declares them
     device_options: dict[str, DeviceOption] = {}
     state_ratio: float = 0.0  # bytes of recurrent layers' states for each byte of keys and values
@@ -84,6 +89,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     # layout of host memory: a row of LAYOUTS in devices/host_memory.py
     host_layout: str = "layer_first"
     host_fds: list[int] = []  # file descriptors of the ranks' host memory; set when ranks are started
+    state_fds: list[int] = []  # the same for states of recurrent layers
     ep_size: int = 1  # groups of ranks that whole experts are spread over
     moe_a2a_backend: str = "none"  # exchange of tokens between experts
     deepep_mode: str = "auto"
@@ -113,6 +119,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     config_file: str | None = None  # read in place of config.json (--decrypted-config-file)
     log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
     log_format: str = "text"  # text or json
+    speculation: Speculation | None = None  # None: no drafts but those that grammars force
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
@@ -199,6 +206,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     # pages of sliding-window layers, padding page included; 0: they share the pages of the others
     num_window_pages: int = 0
     num_state_slots: int = 0  # state slots of recurrent layers, padding slot included; 0: there are none
+    num_host_states: int = 0  # states in this rank's host memory, place 0 included, which plans never use
     num_host_pages: int = 0  # pages of this rank's host tier, all of them usable
     host_page_bytes: int = 0
     # bytes of each part of a host page (devices/host_memory.py); host_page_bytes in all

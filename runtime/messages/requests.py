@@ -103,6 +103,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     is_idle: bool = False  # as in Request.is_idle
     tenant: Tenant = DEFAULT_TENANT  # who sends it
     routing_key: str = ""  # as in Request.routing_key
+    replica: int | None = None  # as in Request.replica
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     adapter: str = ""  # name of a LoRA adapter; "": none
     adapter_ref: AdapterRef | None = None  # the adapter that has this name, set when the request is taken in
@@ -168,6 +169,7 @@ class Request(Struct, frozen=True, kw_only=True):
     is_idle: bool = False
     tenant: str = ""  # name of the tenant whose share of the runtime the request uses
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
+    replica: int | None = None  # the replica that it asks for; None: any
     namespace: str = ""  # of the prefix cache: pages are shared within a namespace only (cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for the first step
     timeout_s: float | None = None  # longest time from arrival to end
@@ -248,6 +250,31 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     picked: Sequence[tuple[int, float]] = ()  # those of the tokens in SamplingParams.logprob_ids
 
 
+class DraftCounts(Struct):
+    """What became of a sequence's drafts."""
+
+    drafted: int = 0
+    # of rows that verified drafts: how many had 0, 1, 2, ... of them accepted
+    histogram: list[int] = []
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """One more row."""
+        self.drafted += drafted
+        if accepted >= len(self.histogram):
+            self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that verified drafts."""
+        return sum(self.histogram)
+
+    @property
+    def accepted(self) -> int:
+        """Drafts that became tokens."""
+        return sum([count * rows for count, rows in enumerate(self.histogram)])
+
+
 class Finish(Struct, frozen=True):
     """How a sequence ended, and its token counts."""
 
@@ -258,6 +285,7 @@ class Finish(Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int  # prompt tokens that were found in the prefix cache
     loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from
+    drafts: DraftCounts | None = None  # None: there were none
 
 
 class Delta(Struct):

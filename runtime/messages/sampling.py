@@ -57,6 +57,13 @@ class Processor(Struct, frozen=True, array_like=True):
     params: A[JsonDict, Meta(max_length=64)] = {}
 
 
+class SpeculationLimit(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a request lets its tokens be guessed (docs/speculation.md). None of it changes a token."""
+
+    enabled: bool = True
+    max_draft_tokens: A[int, Meta(ge=0, le=255)] | None = None  # of a step; None: the server's
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. Names follow the native API; the HTTP layer maps those of other
     APIs."""
@@ -103,6 +110,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processor: Processor | None = None
     thinking: ThinkingLimit | None = None  # None: reasoning has no budget
 
+    speculation: SpeculationLimit | None = None  # None: as the server speculates
+
     # hidden states to return: of every computed token, or the one that the last token was sampled from
     hidden_states: Literal["all", "last"] | None = None
 
@@ -112,6 +121,15 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if isinstance(self.constraint_after, str):
             return (Free(self.constraint_after),) if self.constraint_after else ()
         return self.constraint_after
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a step, where the server speculates."""
+        limit = self.speculation
+        if limit is None:
+            return 255
+        most = 255 if limit.max_draft_tokens is None else limit.max_draft_tokens
+        return most if limit.enabled else 0
 
     @property
     def has_penalties(self) -> bool:

@@ -14,12 +14,15 @@ class Abort(Struct, frozen=True, tag=True):
     """End every sequence of this request: its client has left, or it was aborted. Unknown ids are ignored."""
 
     request_id: str
+    is_forwarded: bool = False  # by a replica that has handed its requests to others
 
 
 class Stopped(Struct, frozen=True, tag=True):
-    """End these sequences and free their pages: the detokenizer has found a stop string."""
+    """End these sequences and free their pages: the detokenizer has found a stop string. Unknown ids are
+    ignored."""
 
     sequence_ids: list[int]
+    is_forwarded: bool = False  # as in Abort
 
 
 class Arrive(Struct, frozen=True, tag=True):
@@ -104,6 +107,8 @@ class StepTokens(Struct, frozen=True, tag=True):
     hidden: dict[int, np.ndarray] = {}
     # by sequence id: tokens after the one in `token_ids`, where a step brought several
     more: dict[int, list[int]] = {}
+    # by sequence id: drafts that the step verified, and how many of them became tokens
+    verified: dict[int, tuple[int, int]] = {}
 
 
 class Refused(Struct, frozen=True, tag=True):

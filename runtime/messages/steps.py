@@ -23,6 +23,8 @@ from runtime.messages.sampling import Processor
 
 NO_INTS = np.empty(0, np.int32)
 
+OWN_DRAFT = -1  # in place of a draft that the ranks make themselves
+
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     """Sampling parameters of one slot, as the ranks keep them."""
@@ -98,6 +100,13 @@ class StateCopies(Struct, frozen=True, array_like=True):
     read what earlier steps have left: a state may be read by one load and written by a later one. A load from
     0 makes the empty state, that of no tokens. Keeps come after the forward and read what this step has left.
     Neither loads nor keeps write to one state twice.
+
+    Saves copy states to places in host memory, before all else, and read what earlier steps have left;
+    fetches copy them back, with the loads. When a step's result is there, its saves are in host memory.
+
+    Where it is not known which tokens of a row are accepted, a keep says at which length of the sequence: the
+    state there is kept if the row brings the sequence to this length or beyond it, from below; else nothing
+    is written.
     """
 
     slots: np.ndarray  # int32 [A]: state_slot[slots] = owned
@@ -106,6 +115,12 @@ class StateCopies(Struct, frozen=True, array_like=True):
     load_to: np.ndarray  # int32 [L]
     keep_from: np.ndarray  # int32 [K]
     keep_to: np.ndarray  # int32 [K]
+    # int32 [K]: lengths, for rows that sample after ALL of their tokens; -1 for the others. Empty: all are -1
+    keep_at: np.ndarray = NO_INTS
+    save_from: np.ndarray = NO_INTS  # int32 [S]: states
+    save_to: np.ndarray = NO_INTS  # int32 [S]: places in host memory
+    fetch_from: np.ndarray = NO_INTS  # int32 [F]
+    fetch_to: np.ndarray = NO_INTS  # int32 [F]
 
 
 class Samples(IntEnum):
@@ -122,7 +137,9 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     The module's docstring says what each kind computes. A verify row that samples after ALL of its tokens
     accepts the longest path of drafts that are what is sampled, and then the token sampled after the last of
     them. One that samples after the LAST has drafts that are known to be right (a grammar forces them): all
-    are accepted. Drafts of a row form a chain, or with `draft_parents` a tree.
+    are accepted. Drafts of a row form a chain, or with `draft_parents` a tree. A row whose drafts are all
+    OWN_DRAFT samples after ALL of its tokens; the ranks put drafts of their draft model there, and choose
+    what each follows.
 
     Effects apply in this order: page copies, LoRA assignment, admits, page updates, loads of states, forward,
     keeps of states, sampling. A plan without rows only copies pages. Ranks run steps in the order of
@@ -155,6 +172,8 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     embed_places: np.ndarray | None = None  # int32: tokens of the step whose embeddings are given ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size]: ... and these embeddings
     lora_assignment: LoraAssignment | None = None
+    # the draft model computes its own entries for the tokens of this step
+    follows: bool = False
 
 
 class Failing(StrEnum):

@@ -50,6 +50,11 @@ class Meter:
         metrics.step_s.observe(compute_s)
         num_tokens = len(tokens.token_ids) + sum(map(len, tokens.more.values()))
         metrics.generated_tokens.add(num_tokens)
+        for drafted, accepted in tokens.verified.values():
+            metrics.draft_tokens.add(drafted)
+            metrics.accepted_drafts.add(accepted)
+            metrics.drafted.observe(drafted)
+            metrics.accepted.observe(accepted)
         in_stride = 0  # sequences whose last token came with the previous step: their gap is the same
         for i in tokens.sequence_ids:
             before = last.get(i)
@@ -99,6 +104,13 @@ class Meter:
     def leaked(self, num_pages: int) -> None:
         """The audit of the cache has found pages without an owner, or with two."""
         self._metrics.cache_leaks.add(num_pages)
+
+    def move(self, sequence_ids: list[int], target: "Meter") -> None:
+        """Sequences go on with another scheduler, which `target` belongs to."""
+        for i in sequence_ids:
+            for own, other in ((self._arrived, target._arrived), (self._last, target._last)):
+                if (at := own.pop(i, None)) is not None:
+                    other[i] = at
 
     def _forget(self, now_s: float, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)

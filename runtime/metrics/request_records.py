@@ -44,6 +44,8 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each sequence that has ended
     error: str = ""  # class of the error that it failed with
     texts: dict[int, list[str]] = field(default_factory=dict)  # parts of the output text, by sequence index
@@ -60,6 +62,8 @@ class Record:
         }
         if self.first_s is not None:
             fields["ttft_s"] = round(self.first_s - self.began_s, 6)
+        if self.drafted_tokens:
+            fields |= {"drafted_tokens": self.drafted_tokens, "accepted_drafts": self.accepted_drafts}
         return fields | ({"error": self.error} if self.error else {})
 
     def input_fields(self, level: int) -> dict[str, object]:
@@ -159,6 +163,9 @@ class RecordingSink:
             record.reasons.append(finish.reason.value)
             record.prompt_tokens, record.cached_tokens = finish.prompt_tokens, finish.cached_tokens
             record.completion_tokens += finish.completion_tokens
+            if finish.drafts is not None:
+                record.drafted_tokens += finish.drafts.drafted
+                record.accepted_drafts += finish.drafts.accepted
             if len(record.reasons) == record.request.params.n:
                 self._records.end(record)
         self._sink.push(delta)

@@ -18,6 +18,7 @@ from runtime.messages.requests import FinishReason
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
 from runtime.scheduling.lora_slots import LoraSlots
 
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128)
 STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)
 DELAY_STEPS = (1, 2, 5, 10, 20, 30, 50, 100)
@@ -129,6 +130,9 @@ class Metrics:
         )
         self.rank_restarts = Counter(
             "runtime_rank_restarts_total", "Generations of ranks that were started after a death."
+        )
+        self.moved_requests = Counter(
+            "runtime_moved_requests_total", "Requests that went on with another replica after a death."
         )
         self.recovered_requests = Counter(
             "runtime_recovered_requests_total", "Running requests that went on after a death of the ranks."
@@ -260,6 +264,18 @@ class Metrics:
     def _define_steps(self) -> None:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
+        self.draft_tokens = Counter("runtime_draft_tokens_total", "Drafts that steps verified.")
+        self.accepted_drafts = Counter(
+            "runtime_accepted_draft_tokens_total", "Of the drafts, those that became tokens."
+        )
+        self.drafted = Histogram(
+            "runtime_drafts_of_a_row", "Drafts of a sequence that one step verified.", DRAFTS
+        )
+        self.accepted = Histogram(
+            "runtime_accepted_drafts_of_a_row",
+            "Of these, accepted ones: rows above n here by rows above n there is the acceptance at n + 1.",
+            DRAFTS,
+        )
         self.captured_sizes = Gauge(
             "runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs."
         )

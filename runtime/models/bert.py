@@ -17,6 +17,7 @@ from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.projections import Projections
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.config.encoder_config import Encoder
 from runtime.models.config.model_config import ModelConfig
@@ -125,6 +126,8 @@ class Bert(Layer):
             for i in range(config.num_layers)
         ]
         has_head = config.pooling.task == "classify"
+        dense = config.pooling.dense
+        self.projections = Projections(device, dense) if dense else None
         self.dense = ReplicatedLinear(device, dtype, size, size, bias=True) if has_head else None
         self.score = (
             ReplicatedLinear(device, dtype, size, config.pooling.size, bias=True) if has_head else None
@@ -139,9 +142,9 @@ class Bert(Layer):
 
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
         """Embeddings or class scores, float32 [N, size]."""
-        if pooling.mode == "mean":
-            return pooling.mean(hidden)
-        selected = pooling.select(hidden)
+        selected = pooling.mean(hidden) if pooling.mode == "mean" else pooling.select(hidden)
+        if self.projections is not None:
+            return self.projections.forward(selected)
         if self.dense is None or self.score is None:
             return selected.float()
         return self.score.forward(activate(self.head_activation, self.dense.forward(selected))).float()

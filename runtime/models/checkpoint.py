@@ -12,6 +12,7 @@ from runtime.errors import ModelError
 from runtime.layers.quantization.ggml_rows import GgmlRows, mapped_octets
 from runtime.layers.weight import TensorReader
 from runtime.messages.ranks import Reading
+from runtime.models.config.dense_modules import DenseModule
 from runtime.models.config.gguf.container import read_gguf
 from runtime.models.config.gguf.tensors import sources
 from runtime.models.config.model_config import ModelConfig
@@ -89,6 +90,27 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
                 raise ModelError(twice(tensor.name, seen[tensor.name], tensor.file))
             seen[tensor.name] = tensor.file
             yield tensor
+        if kind != "sharded_state" and config.pooling is not None:
+            yield from self._dense_tensors(config.pooling.dense)
+
+    def _dense_tensors(self, modules: tuple[DenseModule, ...]) -> Iterator[TensorSlice]:
+        """Weights of the Dense modules, under our names. Raises ModelError for a module without them."""
+        with ThreadPoolExecutor(self.reading.num_threads) as pool:
+            for i, module in enumerate(modules):
+                prefix, folder = f"projections.layers.{i}.", self.folder / module.folder
+                path = folder / "model.safetensors"
+                if path.is_file():
+                    with open_safetensors(path, pool, self.reading.uses_mmap) as file:
+                        for name, reader in file.tensors():
+                            shown = f"{module.folder}/{path.name}"
+                            yield TensorSlice(prefix + name.removeprefix("linear."), shown, reader)
+                    continue
+                path = folder / "pytorch_model.bin"
+                if not path.is_file():
+                    raise ModelError(f"{module.folder} has no model.safetensors; finish the download")
+                for name, loaded in torch_tensors(path):
+                    shown = f"{module.folder}/{path.name}"
+                    yield TensorSlice(prefix + name.removeprefix("linear."), shown, loaded)
 
     def _stored_tensors(
         self, kind: StoredAs, files: list[Path], config: ModelConfig

@@ -83,7 +83,8 @@ def _attention(attention: AttentionLayer) -> AttentionSpec | LatentSpec | None:
     """None: it has norms, a rotation or a scale that specs do not have."""
     if type(attention) is MlaSelfAttention:
         norms = attention.q_a_layernorm, attention.kv_a_layernorm
-        return _latent_spec(attention) if all(map(_is_plain, norms)) else None
+        is_plain = attention.position_scale is None and all(map(_is_plain, norms))
+        return _latent_spec(attention) if is_plain else None
     if type(attention) is not SelfAttention or attention.position_scale is not None:
         return None
     if attention.norm_kind not in ("none", "head") or attention.attention.chunk:

@@ -16,7 +16,7 @@ from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
-from runtime.layers.rotary import mla_score_scale
+from runtime.layers.rotary import mla_score_scale, position_scales
 from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
@@ -59,6 +59,7 @@ class MlaSelfAttention(Layer):
             bias=config.o_bias,
             reduction=reduction_of(device),
         )
+        self.position_scale = config.position_scale_of(index)
         self.up: PackedLatent | None = None  # what Ops.pack_latent makes of kv_b_proj
         self.prolog: Prolog | None = None  # made of the other projections when they are loaded
         self.attention = MlaAttention(device.ops, index, mla, query_dim**-0.5 * mla_score_scale(config.rope))
@@ -94,6 +95,14 @@ class MlaSelfAttention(Layer):
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """x -> queries [T, H, N] and their rotary parts [T, H, P]; latents and rotary keys go to the
         cache."""
+        queries = self._queries(x, cos, sin, batch)
+        if self.position_scale is None:
+            return queries
+        scales = position_scales(self.position_scale, batch.positions)
+        return tuple(part * scales.to(part.dtype) for part in queries)
+
+    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
+        """As `project`, without scales of positions."""
         prolog, targets = self.prolog, self.attention.cache_targets(batch)
         assert prolog is not None, "a step before the weights are complete"
         gather = (

@@ -17,7 +17,7 @@ from runtime.layers.norm import LayerNorm
 from runtime.layers.weight import Layer
 from runtime.models.config.mla_config import IndexerConfig, MlaConfig
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.deepseek import EPS, DeepSeek, MlaSelfAttention
+from runtime.models.deepseek import EPS, DeepSeek, MlaSelfAttention, reorder
 
 
 class Indexer(Layer):
@@ -34,6 +34,18 @@ class Indexer(Layer):
         self.k_norm = LayerNorm(device, dtype, dim, EPS)
         self.weights_proj = Linear(device, dtype, hidden, {"": heads}, shard="replicated")
         self.scale = (heads * dim) ** -0.5
+        self.is_interleaved = indexer.is_interleaved
+
+    def finish_loading(self) -> None:
+        """Brings the rotary rows of queries and keys into order: rows i and i + P / 2 rotate together."""
+        if not self.is_interleaved:
+            return
+        for layer, heads in ((self.wq_b, self.heads), (self.wk, 1)):
+            for rows in layer.row_tensors():
+                reorder(rows.unflatten(0, (heads, -1))[:, : self.rope_dim], to_pairs=False)
+        assert self.k_norm.bias is not None
+        for weight in (self.k_norm.weight, self.k_norm.bias):
+            reorder(weight.tensor[: self.rope_dim].unsqueeze(0), to_pairs=False)
 
     def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [T, hidden] -> [T, 1, I]."""

@@ -9,22 +9,37 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention, MlaAttention
+from runtime.layers.feed_forward import ScaledFeedForward
 from runtime.layers.linear import Reduction
 from runtime.layers.moe.feed_forward import SparseFeedForward
-from runtime.layers.norm import NORMS
-from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.moe.plain_experts import PlainExperts
+from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.recurrent.gated_delta import GatedDeltaMixer
+from runtime.layers.recurrent.kimi_delta import KimiDeltaMixer
+from runtime.layers.recurrent.mamba1 import Mamba1Mixer
 from runtime.layers.recurrent.mamba2 import Mamba2Mixer
 from runtime.layers.recurrent.short_conv import ShortConvMixer
-from runtime.layers.weight import Layer
+from runtime.layers.weight import Layer, PackedModules
 from runtime.models.base import AttentionLayer, CompiledLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.recurrent_config import GatedDelta, Mamba2, Mixer, Recurrent, ShortConv
+from runtime.models.config.recurrent_config import (
+    GatedDelta,
+    KimiDelta,
+    LayerKind,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Multipliers,
+    Recurrent,
+    ShortConv,
+)
+from runtime.models.config.renames import Renames
 from runtime.models.gated_attention import GatedSelfAttention
-from runtime.models.llama import Llama, feed_forward
+from runtime.models.llama import FeedForwards, Llama, feed_forward
 from runtime.models.self_attention import reduction_of
 
-Mixers = ShortConvMixer | GatedDeltaMixer | Mamba2Mixer
+Mixers = ShortConvMixer | GatedDeltaMixer | KimiDeltaMixer | Mamba1Mixer | Mamba2Mixer
 
 
 def open_mixer(
@@ -36,9 +51,23 @@ def open_mixer(
             return ShortConvMixer(device, dtype, hidden, config, place, reduction)
         case GatedDelta():
             return GatedDeltaMixer(device, dtype, hidden, config, place, reduction)
+        case KimiDelta():
+            return KimiDeltaMixer(device, dtype, hidden, config, place, reduction)
+        case Mamba1():
+            return Mamba1Mixer(device, dtype, hidden, config, place, reduction)
         case Mamba2():
             return Mamba2Mixer(device, dtype, hidden, config, place, reduction)
     raise AssertionError(f"no layer for {config}")
+
+
+def scaled_feed_forward(
+    device: Device, dtype: torch.dtype, config: ModelConfig, multipliers: Multipliers
+) -> ScaledFeedForward:
+    """The feed-forward of a layer with multipliers."""
+    sizes = config.hidden_size, config.intermediate_size
+    mlp = ScaledFeedForward(device, dtype, *sizes, bias=config.mlp_bias, reduction=reduction_of(device))
+    mlp.gate_scale, mlp.out_scale = multipliers.gate, multipliers.feed_forward_out
+    return mlp
 
 
 class HybridDecoderLayer(Layer):
@@ -54,21 +83,26 @@ class HybridDecoderLayer(Layer):
     ) -> None:
         recurrent = recurrent_of(config)
         kind, hidden = recurrent.kinds[index], config.hidden_size
-        self.input_layernorm = NORMS[config.norm](device, dtype, hidden, config.rms_norm_eps)
+        self.input_layernorm: Norm = NORMS[config.norm](device, dtype, hidden, config.rms_norm_eps)
         self.scale = config.residual_scale
-        self.mixer = self.self_attn = self.mlp = self.post_attention_layernorm = None
+        self.multipliers = recurrent.multipliers or Multipliers()
+        self.mixer: Mixers | None = None
+        self.self_attn: AttentionLayer | None = None
+        self.mlp: FeedForwards | None = None
+        self.post_attention_layernorm: Norm | None = None
         if kind in ("recurrent", "parallel"):
             place = sum(before in ("recurrent", "parallel") for before in recurrent.kinds[:index])
             self.mixer = open_mixer(device, dtype, hidden, recurrent.mixer, place, reduction_of(device))
         if kind in ("attention", "parallel"):
             kind_class = GatedSelfAttention if recurrent.gates_attention else attention_class
             self.self_attn = kind_class(device, dtype, config, index)
-            # which cache is its own: there are none for other layers
-            self.self_attn.attention.index = sum(
-                before in ("attention", "parallel") for before in recurrent.kinds[:index]
-            )
+            self.self_attn.attention.index = cache_index(recurrent, index)
         if kind == "none" or recurrent.has_feed_forward:
-            self.mlp = feed_forward(device, dtype, config, index)
+            self.mlp = (
+                feed_forward(device, dtype, config, index)
+                if recurrent.multipliers is None
+                else scaled_feed_forward(device, dtype, config, recurrent.multipliers)
+            )
         if kind != "none" and recurrent.has_feed_forward:
             self.post_attention_layernorm = NORMS[config.norm](device, dtype, hidden, config.rms_norm_eps)
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
@@ -79,32 +113,45 @@ class HybridDecoderLayer(Layer):
         """From the pair that the previous block returned to that of the next one, as DecoderLayer; yields
         where the layer attends."""
         x, residual = self.input_layernorm.add(x, residual)
-        mixed = None
+        factors, mixed = self.multipliers, None
         if self.mixer is not None:
-            mixed = self.mixer.forward(self.all_tokens(x, batch), batch)
+            given = scaled(self.all_tokens(x, batch), factors.mixer_in)
+            mixed = scaled(self.mixer.forward(given, batch), factors.mixer_out)
         if self.self_attn is not None:
-            attended = yield self.self_attn, self.self_attn.project(self.all_tokens(x, batch), *tables, batch)
-            attended = self.self_attn.o_proj.forward(attended)
+            given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
+            given = scaled(given, factors.attention_in)
+            attended = yield self.self_attn, self.self_attn.project(given, *tables, batch)
+            attended = scaled(self.self_attn.o_proj.forward(attended), factors.attention_out)
             mixed = attended if mixed is None else mixed + attended
         if mixed is not None:
-            mixed = self.scaled(mixed)
+            mixed = scaled(mixed, self.scale)
             if self.post_attention_layernorm is None:
                 return mixed, residual
             x, residual = self.post_attention_layernorm.add(mixed, residual)
-        if isinstance(self.mlp, SparseFeedForward):
-            return self.scaled(self.mlp.forward(x, batch)), residual
+        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
+            return scaled(self.mlp.forward(x, batch), self.scale), residual
         assert self.mlp is not None, "a layer that does nothing"
-        return self.scaled(self.mlp.forward(self.all_tokens(x, batch))), residual
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """What half a layer adds to the residual."""
-        return x if self.scale == 1.0 else x * self.scale
+        return scaled(self.mlp.forward(self.all_tokens(x, batch)), self.scale), residual
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
-        if self.sequence_parallel is None:
-            return x
-        return self.sequence_parallel.all_gather(x, len(batch.positions))
+        return all_tokens(self.sequence_parallel, x, len(batch.positions))
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a factor of the configuration."""
+    return x if factor == 1.0 else x * factor
+
+
+def cache_index(recurrent: Recurrent, index: int) -> int:
+    """Which cache is that of layer `index`: there are none for layers without attention."""
+    return sum(kind in ("attention", "parallel") for kind in recurrent.kinds[:index])
+
+
+def renames_in(config: ModelConfig, kind: LayerKind, old: str, new: str) -> Renames:
+    """Names below layers of one kind that are `old` in checkpoints, and `new` here."""
+    kinds = recurrent_of(config).kinds
+    return tuple((f"layers.{i}.{old}.", f"layers.{i}.{new}.") for i, one in enumerate(kinds) if one == kind)
 
 
 def recurrent_of(config: ModelConfig) -> Recurrent:
@@ -117,6 +164,13 @@ class HybridDecoder(Llama):
     """A decoder with recurrent layers. See GenerativeModel."""
 
     layer_class = HybridDecoderLayer
+    packed_modules: PackedModules = {
+        **Llama.packed_modules,
+        "in_proj_a": ("in_proj_ba", "a"),
+        "in_proj_b": ("in_proj_ba", "b"),
+        **{f"in_{part}": ("in_proj_qkv", part) for part in ("q", "k", "v")},
+        **{f"{part}_conv1d": ("conv1d", part) for part in ("q", "k", "v")},
+    }
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
@@ -126,14 +180,61 @@ class HybridDecoder(Llama):
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise. `compiled` is not used."""
         tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
-        x = self.embed(batch.token_ids)
-        if batch.embeds is not None:
-            x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
-        x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
+        x = self.inputs(batch)
         residual = torch.zeros_like(x)
         for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
             x, residual = yield from layer.piecewise(x, residual, tables[kind], batch)
-        x = x + residual
-        if self.sequence_parallel is None:
-            return x
-        return self.sequence_parallel.all_gather(x, len(batch.positions))
+        return all_tokens(self.sequence_parallel, x + residual, len(batch.positions))
+
+
+class GraniteHybrid(HybridDecoder):
+    """Granite 4, in which shared experts may be all there are. See GenerativeModel."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        super().__init__(device, dtype, config)
+        shared = ".mlp." if config.moe is None else ".mlp.shared_experts."
+        self.renames = (*self.renames, (".shared_mlp.", shared))
+
+
+class OlmoHybridLayer(HybridDecoderLayer):
+    """Norms are behind attention and the feed-forward of its layer; in recurrent layers they come first."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        config: ModelConfig,
+        index: int,
+        attention_class: type[AttentionLayer],
+    ) -> None:
+        super().__init__(device, dtype, config, index, attention_class)
+        self.attention_output_norm = self.mlp_output_norm = None
+        if self.self_attn is not None:
+            self.input_layernorm = self.post_attention_layernorm = NoNorm()
+            self.attention_output_norm, self.mlp_output_norm = (
+                NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps) for _ in range(2)
+            )
+
+    def piecewise(
+        self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch
+    ) -> Pieces:
+        """See HybridDecoderLayer.piecewise."""
+        if self.self_attn is None or self.attention_output_norm is None or self.mlp_output_norm is None:
+            return (yield from super().piecewise(x, residual, tables, batch))
+        total = x + residual
+        attended = yield self.self_attn, self.self_attn.project(self.all_tokens(total, batch), *tables, batch)
+        total = total + self.attention_output_norm.forward(self.self_attn.o_proj.forward(attended))
+        out = self.mlp.forward(self.all_tokens(total, batch))
+        return self.mlp_output_norm.forward(out), total
+
+
+class OlmoHybrid(HybridDecoder):
+    """OLMo Hybrid. See GenerativeModel."""
+
+    layer_class = OlmoHybridLayer
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        super().__init__(device, dtype, config)
+        # transformers reads this name, and writes the other
+        written = renames_in(config, "attention", "feedforward_layer_norm", "post_attention_layernorm")
+        self.renames = (*written, *self.renames)

@@ -12,10 +12,12 @@ from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
+from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.replicated import ReplicatedLinear
-from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.projections import Projections
 from runtime.layers.reward_head import RewardHead
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules
@@ -26,13 +28,14 @@ from runtime.models.config.registry import decoder_family
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 
-FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward
+FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
 
 def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForwards:
     """The feed-forward of a layer, with experts or without."""
     if config.moe is not None and config.moe.layers[index]:
-        return SparseFeedForward(device, dtype, config.hidden_size, config.moe)
+        kind = SparseFeedForward if config.moe.is_gated else PlainExperts
+        return kind(device, dtype, config.hidden_size, config.moe)
     sizes = config.hidden_size, config.intermediate_size
     bias, reduction = config.mlp_bias, reduction_of(device)
     if not config.is_gated:
@@ -50,6 +53,10 @@ def fused_modules(config: ModelConfig) -> dict[str, Fused]:
         "groups": Fused((("q_proj", q // kv), ("k_proj", 1), ("v_proj", 1)), kv),
     }
     return {name: layouts[layout] for name, layout in decoder_family(config.architecture).fused.items()}
+
+
+# modules of a feed-forward without a gate
+PLAIN_MODULES: PackedModules = {"up_proj": ("up", ""), "down_proj": ("down", "")}
 
 
 class LlamaDecoderLayer(Layer):
@@ -113,7 +120,7 @@ class LlamaDecoderLayer(Layer):
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens."""
-        if isinstance(self.mlp, SparseFeedForward):
+        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
             x = self.mlp.forward(x, batch)
         else:
             x = self.mlp.forward(self.all_tokens(x, batch))
@@ -123,11 +130,9 @@ class LlamaDecoderLayer(Layer):
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
-        return (
-            x
-            if self.sequence_parallel is None
-            else self.sequence_parallel.all_gather(x, len(batch.positions))
-        )
+        if self.sequence_parallel is None:  # a compiled layer is one function for any batch: it looks at none
+            return x
+        return self.sequence_parallel.all_gather(x, len(batch.positions))
 
 
 class Llama(Layer):
@@ -140,14 +145,16 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    # multi-token prediction of Ernie 4.5 and EXAONE MoE, which is not loaded
-    ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_")
+    # multi-token prediction of Ernie 4.5 and EXAONE MoE, which is not loaded, and masks of old GPT-NeoX
+    ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_", r"\.attention\.(masked_)?bias$")
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.renames = decoder_family(config.architecture).renames
         self.fused_modules = fused_modules(config)
+        if not config.is_gated:
+            self.packed_modules = self.packed_modules | PLAIN_MODULES
         # rounded to the dtype, as in training
         self.embed_scale = torch.tensor(config.embed_scale).to(dtype).item()
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
@@ -170,15 +177,20 @@ class Llama(Layer):
                 tied,
                 is_quantized=config.quantization is not None and config.quantization.rounds_head,
                 has_bias=config.has_head_bias,
+                is_normed=config.has_normed_head,
             )
         elif config.pooling.has_inner_head:
             self.score = RewardHead(device, dtype, config.hidden_size, config.pooling.size)
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
+        dense = () if config.pooling is None else config.pooling.dense
+        self.projections = Projections(device, dense) if dense else None
+        # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
+        self.aux_layers: tuple[int, ...] = ()
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
-        ropes = [config.rope_of(i) for i in range(config.num_layers)]
+        ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in range(config.num_layers)]
         kinds = list(dict.fromkeys(ropes))
-        self.rotaries = [Rotary(rope, config.head_dim, device.ops, device.torch_device) for rope in kinds]
+        self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
         self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
 
     @property
@@ -187,7 +199,8 @@ class Llama(Layer):
         return [layer.self_attn.attention for layer in self.layers]
 
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
-        """Hidden states [T, hidden] before the last norm."""
+        """Hidden states [T, hidden] before the last norm; with `aux_layers` those before these layers follow
+        in each row."""
         pieces = self.piecewise(batch, compiled)
         attended = None
         try:
@@ -201,12 +214,12 @@ class Llama(Layer):
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
         tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
-        x = self.embed(batch.token_ids)
-        if batch.embeds is not None:
-            x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
-        x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
+        x = self.inputs(batch)
         residual = torch.zeros_like(x)
-        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
+        before: dict[int, Tensor] = {}
+        for index, (layer, kind) in enumerate(zip(self.layers, self.rotary_of_layer, strict=True)):
+            if index in self.aux_layers:
+                before[index] = self._of_all_tokens(x + residual, batch)
             queries, residual = layer.before_attention(x, residual, *tables[kind], batch)
             attended = yield layer.self_attn, queries
             x, residual = (
@@ -214,12 +227,25 @@ class Llama(Layer):
                 if compiled is None
                 else compiled(layer, attended, residual, batch)
             )
-        x = x + residual
-        return (
-            x
-            if self.sequence_parallel is None
-            else self.sequence_parallel.all_gather(x, len(batch.positions))
-        )
+        x = self._of_all_tokens(x + residual, batch)
+        if not self.aux_layers:
+            return x
+        return torch.cat((x, *(before.get(index, x) for index in self.aux_layers)), dim=1)
+
+    def inputs(self, batch: ForwardBatch) -> Tensor:
+        """What the first layer is given, [T, hidden] or this rank's shard of it: embeddings of the tokens,
+        and those that the batch brings in their place."""
+        x = self.embed(batch.token_ids)
+        if batch.embeds is not None:
+            x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
+        return x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
+
+    def last_hidden(self, hidden: Tensor) -> Tensor:
+        """What `forward` returns without the hidden states of `aux_layers`."""
+        return hidden[:, : self.embed_tokens.hidden_size] if self.aux_layers else hidden
+
+    def _of_all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        return all_tokens(self.sequence_parallel, x, len(batch.positions))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] -> what the first layer is given, [T, hidden]."""
@@ -228,12 +254,16 @@ class Llama(Layer):
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
         """See GenerativeModel.hidden_states."""
-        return self.norm.forward(hidden).float()
+        return self.norm.forward(self.last_hidden(hidden)).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocabulary]."""
+        return self.head_logits(self.norm.forward(self.last_hidden(hidden)))
+
+    def head_logits(self, normed: Tensor) -> Tensor:
+        """As `logits`, of what the last norm gives."""
         assert self.lm_head is not None, "logits of a model that pools"
-        logits = self.lm_head.forward(self.norm.forward(hidden))
+        logits = self.lm_head.forward(normed)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits
@@ -246,9 +276,12 @@ class Llama(Layer):
 
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
         """Embeddings or class scores, float32 [N, size]."""
-        if pooling.mode == "mean":
-            return pooling.mean(self.norm.forward(hidden))
         if self.judge_ids:
             return self.judged(pooling.select(hidden))
-        selected = self.norm.forward(pooling.select(hidden))
-        return (selected if self.score is None else self.score.forward(selected)).float()
+        if pooling.mode == "mean":
+            pooled = pooling.mean(self.norm.forward(hidden))
+        else:
+            pooled = self.norm.forward(pooling.select(hidden))
+        if self.projections is not None:
+            return self.projections.forward(pooled)
+        return (pooled if self.score is None else self.score.forward(pooled.to(hidden.dtype))).float()

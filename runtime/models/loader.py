@@ -33,13 +33,15 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import Full, Ggml, WeightFormat
 from runtime.models.config.renames import Renames
+from runtime.models.config.wrappers import OTHER_WEIGHTS
 from runtime.models.dummy_weights import fill_with_random
 from runtime.models.fused_tensors import FusedModules, split
 from runtime.models.kept_weights import leave_empty, quantized_weights
 from runtime.models.stacked_experts import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PREFIXES = ("model.", "bert.", "roberta.", "distilbert.")
+# in front of the names of a model's layers; removed in this order
+PREFIXES = ("model.", "language_model.", "model.", "bert.", "roberta.", "distilbert.")
 LEAVES = {  # other names of the same
     "weight_scale_inv": "weight_scale",
     "activation_scale": "input_scale",
@@ -161,7 +163,7 @@ def _formats(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> Forma
 
 def _quantized_modules(checkpoint: Checkpoint, model: Model, config: ModelConfig) -> set[tuple[str, str]]:
     """(module, part) of all modules that are quantized in the files."""
-    found = checkpoint.tensors(config)
+    found = (source for source in checkpoint.tensors(config) if not is_ignored(source.name, model))
     keys = (target_name(source.name, model.packed_modules, model.renames) for source in found)
     return {
         (path, part) for name, part in keys for path, _, leaf in [name.rpartition(".")] if leaf in MARKERS
@@ -218,6 +220,12 @@ def _joined(formats: dict[str, WeightFormat | None]) -> WeightFormat | None:
     return WeightFormat(Ggml(tuple(types)), "gguf")
 
 
+def is_ignored(tensor_name: str, model: Model, others: tuple[str, ...] = ()) -> bool:
+    """Whether a model reads nothing of a checkpoint's tensor that has the name of no weight; `others`:
+    patterns of further ones."""
+    return any(re.search(pattern, tensor_name) for pattern in (*model.ignored_weights, *others))
+
+
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a tensor follows from the rest, or is not used for the model's task. `name` is ours."""
     if config.pooling is not None and config.pooling.task == "embed" and name.startswith(UNUSED_HEADS):
@@ -248,18 +256,18 @@ def fill_from_files(
     missing, extra = dict(targets), []
     size = sum(path.stat().st_size for path in checkpoint.files())
     files = _gauged(checkpoint.tensors(config), Gauge(progress, "weights", size))
+    others = OTHER_WEIGHTS if config.wrapper else ()
     is_split = config.moe is None or not config.moe.is_stacked
     if is_split and config.transformers_json is None:
-        files = unstacked(files, is_transposed=config.moe is not None and config.moe.is_transposed)
+        is_transposed = config.moe is not None and config.moe.is_transposed
+        files = unstacked(files, config.hidden_size, is_transposed=is_transposed)
     files = split(files, fused_modules(model))
     for tensor in files:
         key = key_of(tensor.name)
         if key in missing:
             weight = missing.pop(key)
             take(key[0], tensor, weight, weight.sources[key[1]])
-        elif not _is_redundant(key[0], config) and not any(
-            re.search(pattern, tensor.name) for pattern in model.ignored_weights
-        ):
+        elif not _is_redundant(key[0], config) and not is_ignored(tensor.name, model, others):
             extra.append(tensor)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
         name, part = next(iter(missing))

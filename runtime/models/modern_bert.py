@@ -15,6 +15,7 @@ from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.projections import Projections
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules
 from runtime.models.base import Renames
@@ -139,6 +140,8 @@ class ModernBert(Layer):
             for is_local, theta in ((False, rotary.global_theta), (True, rotary.local_theta))
         }
         classifies = config.pooling.task == "classify"
+        dense = config.pooling.dense
+        self.projections = Projections(device, dense) if dense else None
         self.head = PredictionHead(device, dtype, config, encoder.head_activation) if classifies else None
         self.classifier = (
             ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=True)
@@ -158,6 +161,8 @@ class ModernBert(Layer):
     def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
         """Embeddings or class scores, float32 [N, size]."""
         pooled = pooling.mean(hidden) if pooling.mode == "mean" else pooling.select(hidden)
+        if self.projections is not None:
+            return self.projections.forward(pooled)
         if self.head is None or self.classifier is None:
             return pooled.float()
         return self.classifier.forward(self.head.forward(pooled.to(hidden.dtype))).float()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class SelfAttention(Layer):
         # norms of heads by root mean square in one: weight [query and key heads, head size], and eps
         self.qk_norm: tuple[Tensor, float] | None = None
         self.projection_norm: Callable[[Tensor], Tensor] | None = None  # of queries and keys, in other kinds
+        if config.qkv_clip:
+            self.projection_norm = partial(torch.clamp, min=-config.qkv_clip, max=config.qkv_clip)
         is_quantized = config.quantization is not None
         self.given_scales = config.cache_scales[index : index + 1]  # in place of the checkpoint's
         self.k_scale, self.v_scale = (kv_cache_scale() if is_quantized else None for _ in range(2))
@@ -61,6 +64,7 @@ class SelfAttention(Layer):
         )
         rope = config.rope_of(index)
         self.row_order = row_order(rope, dim, is_interleaved=config.is_rope_interleaved)
+        self.qkv_proj.row_order = self.row_order
         self.position_scale = config.position_scale_of(index)
         scores = Scores(config.score_scale, config.windows[index], config.score_cap)
         self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.layers.weight import TensorReader
 from runtime.models.checkpoint import TensorSlice
+from runtime.models.fused_tensors import Rows
 
 
 class Stack(NamedTuple):
@@ -27,6 +28,7 @@ class Stack(NamedTuple):
 # end of a stacked tensor's name -> its parts
 STACKS = {
     "experts.gate_up_proj": Stack("experts", ("gate_proj", "up_proj")),
+    "experts.up_proj": Stack("experts", ("up_proj",)),  # of experts without gates
     "experts.down_proj": Stack("experts", ("down_proj",)),
     "block_sparse_moe.input_linear.weight": Stack("block_sparse_moe.experts", ("gate_proj", "up_proj")),
     "block_sparse_moe.output_linear.weight": Stack("block_sparse_moe.experts", ("down_proj",)),
@@ -36,29 +38,6 @@ FUSED = {
     "shared_mlp.input_linear.weight": ("shared_mlp.gate_proj.weight", "shared_mlp.up_proj.weight"),
     "shared_mlp.output_linear.weight": ("shared_mlp.down_proj.weight",),
 }
-
-
-class Rows:
-    """A TensorReader of rows [begin, begin + size) of a matrix."""
-
-    def __init__(self, reader: TensorReader, begin: int, size: int) -> None:
-        self._reader = reader
-        self._begin = begin
-        self._size = size
-
-    def get_shape(self) -> list[int]:
-        """[size, columns]."""
-        return [self._size, self._reader.get_shape()[1]]
-
-    def get_dtype(self) -> str:
-        """The dtype of the matrix."""
-        name: str = self._reader.get_dtype()
-        return name
-
-    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
-        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
-        first, last, _ = rows.indices(self._size)
-        return self._reader[self._begin + first : self._begin + last, columns]
 
 
 class ExpertRows:
@@ -92,9 +71,11 @@ class ExpertRows:
         return self._reader[self._expert, own, columns]
 
 
-def unstacked(sources: Iterator[TensorSlice], *, is_transposed: bool = False) -> Iterator[TensorSlice]:
-    """All tensors, with stacks of experts taken apart. `is_transposed`: they are [experts, inputs,
-    outputs]."""
+def unstacked(
+    sources: Iterator[TensorSlice], hidden: int, *, is_transposed: bool = False
+) -> Iterator[TensorSlice]:
+    """All tensors, with stacks of experts taken apart. `is_transposed`: they are [experts, inputs, outputs],
+    where their shape does not say otherwise; `hidden`: width of the model."""
     for source in sources:
         reader = source.reader
         fused = next((end for end in FUSED if source.name.endswith("." + end)), None)
@@ -107,13 +88,15 @@ def unstacked(sources: Iterator[TensorSlice], *, is_transposed: bool = False) ->
             continue
         stack, prefix = STACKS[end], source.name.removesuffix(end)
         num_experts, rows, columns = reader.get_shape()
-        size = (columns if is_transposed else rows) // len(stack.parts)
+        inputs = hidden if len(stack.parts) == 2 else rows + columns - hidden
+        flips = is_transposed and (rows == columns or columns != inputs)
+        size = (columns if flips else rows) // len(stack.parts)
         for expert in range(num_experts):
             for i, name in enumerate(stack.parts):
                 yield TensorSlice(
                     f"{prefix}{stack.parent}.{expert}.{name}.weight",
                     source.file,
-                    ExpertRows(reader, expert, i * size, size, is_transposed=is_transposed),
+                    ExpertRows(reader, expert, i * size, size, is_transposed=flips),
                 )
 
 
@@ -121,4 +104,5 @@ def _unfused(source: TensorSlice, end: str) -> Iterator[TensorSlice]:
     reader, names = source.reader, FUSED[end]
     size = reader.get_shape()[0] // len(names)
     for i, name in enumerate(names):
-        yield TensorSlice(source.name.removesuffix(end) + name, source.file, Rows(reader, i * size, size))
+        rows = Rows(reader, [(i * size, (i + 1) * size)])
+        yield TensorSlice(source.name.removesuffix(end) + name, source.file, rows)

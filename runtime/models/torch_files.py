@@ -67,3 +67,18 @@ def torch_tensors(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
                 "is not read"
             )
         yield name, LoadedTensor(tensor.detach())
+
+
+def torch_numbers(path: Path) -> list[int]:
+    """The whole numbers of a file in which torch.save wrote one tensor or a list of them. Raises ModelError,
+    naming the file."""
+    check_pickled(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensor = torch.as_tensor(found)
+    except Exception as error:  # as above, and of what is no list of numbers
+        raise damaged(path, f"{type(error).__name__}: {error}".partition("\n")[0]) from None
+    if tensor.dtype not in (torch.int64, torch.int32) or tensor.dim() != 1 or not len(tensor):
+        raise ModelError(f"{path.name} holds no list of whole numbers")
+    numbers: list[int] = tensor.tolist()
+    return numbers

@@ -92,13 +92,13 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def head_dim(self) -> int:
-        """Size of an attention head."""
+    def longest_head(self) -> int:
+        """Size of an attention head, of the largest where layers differ."""
         ...
 
     @property
-    def score_cap(self) -> float:
-        """Bound of attention scores; 0: none."""
+    def kv_sources(self) -> tuple[int, ...]:
+        """Of each layer: the one whose keys and values it reads; (): each has its own."""
         ...
 
     @property
@@ -107,13 +107,13 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def has_sinks(self) -> bool:
-        """Whether attention heads have sinks."""
+    def scores(self) -> tuple[float, bool]:
+        """Bound of attention scores, 0 for none, and whether attention heads have sinks."""
         ...
 
 
 # the best one first
-GRAMMAR_PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}
+GRAMMAR_PACKAGES = {"llguidance": "llguidance", "xgrammar": "xgrammar", "outlines": "outlines_core"}
 
 DEVICES = {facts.name: facts for facts in (cpu.FACTS, cuda.FACTS, ascend.FACTS, null.FACTS)}
 
@@ -128,10 +128,10 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     cache_folder: str = "/var/cache/runtime"  # ours, in the user's caches
     environment: dict[str, str] = {}  # variables of RANK_VARIABLES that are set
     grammar_backends: tuple[str, ...] = (
-        "xgrammar",
         "llguidance",
+        "xgrammar",
         "outlines",
-    )  # installed libraries, the fastest first
+    )  # installed libraries, the best one first
 
 
 def best_device(root: Path = Path("/")) -> str:

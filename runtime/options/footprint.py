@@ -17,6 +17,7 @@ from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import read_header, stored_as, weight_files
+from runtime.options.draft_sizes import draft_sizes
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wai
 
 from runtime.options.model_sizes import (
     adapter_count,
-    attention_layers,
-    cached_count,
+    cached_counts,
     decay_bytes,
     float_bytes,
     kv_heads,
@@ -128,20 +128,23 @@ def footprint(
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
     all_weights, weights = weights, weights - offloaded + buffers
-    layer_bytes = cached_count(model, plan.parallel.tensor_parallel_size) * KV_BYTES.get(
-        plan.precision.kv_cache_dtype, item
+    kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
+    draft = draft_sizes(plan, model, sizes, item)
+    weights, all_weights = weights + draft.weights_bytes, all_weights + draft.weights_bytes
+    full_bytes, window_bytes = (
+        count * kv_item for count in cached_counts(model, plan.parallel.tensor_parallel_size)
     )
-    num_layers = attention_layers(model)
-    num_window = sum(window > 0 for window in model.windows)
-    full_bytes, window_bytes = (num_layers - num_window) * layer_bytes, num_window * layer_bytes
-    state_bytes = 0
+    full_bytes += draft.token_count * kv_item
+    state_bytes = drafts = 0
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
-    budget = int(machine.memory_bytes // plan.parallel.tensor_parallel_size * plan.memory.mem_fraction_static)
+        drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
+    sharing = plan.parallel.tensor_parallel_size * plan.parallel.data_parallel_size
+    budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
         model,
-        budget - weights - adapters,
+        budget - weights - adapters - drafts,
         (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
         state_bytes,
     )
@@ -153,9 +156,8 @@ def footprint(
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
         host_bytes=all_weights if plan.weights.enable_weights_cpu_backup else offloaded,
-        activations_bytes=_activations(
-            plan, model, item, plan.schedule.max_step_tokens, plan.schedule.max_running_requests
-        ),
+        activations_bytes=drafts
+        + _activations(plan, model, item, plan.schedule.max_step_tokens, plan.schedule.max_running_requests),
         num_pages=room[0],
         token_bytes=full_bytes + window_bytes,
         num_window_pages=room[1] if pools.window else 0,

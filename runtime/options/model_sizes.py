@@ -21,7 +21,7 @@ def kv_heads(model: ModelConfig, ranks: int) -> int:
 def cached_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that a layer caches for a token: keys and values of one rank's heads, or the latent and the
     rotary part of all heads."""
-    if model.encoder is not None:
+    if model.encoder is not None or model.is_bidirectional:
         return 0
     if model.mla is not None:
         indexer = model.mla.indexer
@@ -31,7 +31,20 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
 
 def attention_layers(model: ModelConfig) -> int:
     """Layers that cache keys and values."""
+    if model.kv_sources:
+        return len(set(model.kv_sources))
     return model.num_layers if model.recurrent is None else model.recurrent.num_attention_layers
+
+
+def cached_counts(model: ModelConfig, ranks: int) -> tuple[int, int]:
+    """Numbers that one rank caches for a token in all layers without a sliding window, and in all with
+    one."""
+    own = set(model.kv_sources) or range(model.num_layers)
+    num_window = sum(model.windows[i] > 0 for i in own)
+    size = cached_count(model, ranks)
+    heads = model.global_heads
+    full = size if heads is None else 2 * max(1, heads.num_kv_heads // ranks) * heads.head_dim
+    return (attention_layers(model) - num_window) * full, num_window * size
 
 
 def weight_count(
@@ -54,8 +67,11 @@ def weight_count(
     layers = sum(
         layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
     )
-    norm = hidden * (2 if model.norm == "layer" else 1)
-    return layers + norm + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
+    if model.altup is not None:
+        layers += model.altup.model_count(hidden)
+    if model.layer_embeddings is not None:
+        layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
+    return layers + model.norm_size + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
 
 
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
@@ -92,11 +108,28 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
         return encoder_layer_count(model, ranks)
     if model.recurrent is not None:
         return hybrid_layer_count(model, model.recurrent, layer, ranks, expert_ranks, shared_ranks)
+    if model.layer_embeddings is not None or model.global_heads is not None:
+        return gemma_layer_count(model, layer, ranks)
     return (
         attention_count(model, ranks)
         + model.norm_count
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
     )
+
+
+def gemma_layer_count(model: ModelConfig, layer: int, ranks: int) -> int:
+    """Numbers that one rank holds of a layer of Gemma 3n or Gemma 4."""
+    own, hidden = model.of_layer(layer), model.hidden_size
+    count = own.norm_count + feed_forward_count(own, layer, ranks, 1, 1) + attention_count(own, ranks)
+    if model.altup is not None:
+        count += model.altup.layer_count(hidden)
+    if model.layer_embeddings is not None:
+        count += model.layer_embeddings.layer_count(hidden)
+    keys, heads = kv_heads(own, ranks) * own.head_dim * (hidden + model.qkv_bias), model.global_heads
+    if not model.has_own_keys(layer):
+        return count - 2 * keys - own.head_dim + (heads is not None)
+    shares_values = heads is not None and heads.shares_values and not model.windows[layer]
+    return count - keys * shares_values + (heads is not None)  # a layer of Gemma 4 has a scale
 
 
 def hybrid_layer_count(
@@ -197,6 +230,9 @@ def feed_forward_count(
     if moe.is_stacked:
         return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
     experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)
+    if not moe.is_gated:
+        width, latent = moe.latent_size or hidden, 2 * (moe.latent_size or 0)
+        return 2 * width * experts + hidden * (2 * moe.shared_size // shared_ranks + moe.num_experts + latent)
     return hidden * (
         3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
     )
@@ -209,6 +245,9 @@ def decay_bytes(model: ModelConfig, ranks: int, item: int) -> int:
 
 
 def float_bytes(model: ModelConfig) -> int:
-    """Bytes of weights that stay float32 whatever the dtype: the bias of expert scores."""
+    """Bytes of weights that stay float32 whatever the dtype: the bias of expert scores, and linear layers
+    behind pooling."""
     moe = model.moe
-    return 4 * moe.num_experts * sum(moe.layers) if moe is not None and moe.has_bias else 0
+    dense = () if model.pooling is None else model.pooling.dense
+    size = 4 * sum(one.outputs * (one.inputs + one.has_bias) for one in dense)
+    return size + 4 * moe.num_experts * sum(moe.layers) if moe is not None and moe.has_bias else size

@@ -12,6 +12,7 @@ from msgspec import Struct
 from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
+from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
 from runtime.options.groups.experts import ExpertsPlan
@@ -27,6 +28,7 @@ from runtime.options.groups.observe import Observe
 from runtime.options.groups.parallel import ParallelPlan
 from runtime.options.groups.precision import PrecisionPlan
 from runtime.options.groups.schedule import SchedulePlan
+from runtime.options.groups.speculation import SpeculationPlan
 from runtime.options.groups.states import StatesPlan
 from runtime.options.groups.tiers import Tiers
 from runtime.options.groups.weights import Weights
@@ -62,6 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     kernels: KernelsPlan
     graphs: GraphsPlan
     experts: ExpertsPlan
+    speculation: SpeculationPlan
     states: StatesPlan
     tiers: Tiers
     ascend: AscendPlan
@@ -87,6 +90,17 @@ class Plan(Struct, frozen=True, kw_only=True):
         if self.experts.expert_distribution_recorder_mode is not None:
             return self.experts.expert_distribution_recorder_buffer_size
         return 0 if self.observe.enable_expert_distribution_metrics else None
+
+    @property
+    def delay_steps(self) -> int:
+        """Steps for which new prompts may wait for more of them; 0: they do not."""
+        schedule = self.schedule
+        return schedule.prefill_delayer_max_delay_passes if schedule.enable_prefill_delayer else 0
+
+    @property
+    def draft_nodes(self) -> int:
+        """Tokens in a step's rows of drafts, of a model with recurrent layers."""
+        return draft_nodes(self.schedule.max_running_requests)
 
     @property
     def device_options(self) -> dict[str, "DeviceOption"]:

@@ -28,6 +28,7 @@ from runtime.options.groups import (
     parallel,
     precision,
     schedule,
+    speculation,
     states,
     tiers,
     weights,
@@ -107,9 +108,10 @@ def resolve(
         experts.expert_parallel_aliases(c["moe_a2a_backend"], c["tensor_parallel_size"]),
     )
     c.auto(parallel.num_ranks, c["tensor_parallel_size"])
-    c.auto(parallel.num_threads, machine, c["tensor_parallel_size"])
+    c.auto(parallel.load_balance_method)
+    c.auto(parallel.num_threads, machine, c["tensor_parallel_size"], c["data_parallel_size"])
     _choose_http_limits(c, machine)
-    c.auto(parallel.standby_ranks, device, machine, c["num_ranks"])
+    c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["data_parallel_size"])
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
     c.auto(memory.page_size, device)
@@ -128,6 +130,7 @@ def resolve(
     )
     _choose_kernels(c, model, device, machine)
     _choose_graph_sizes(c, device)
+    _choose_drafts(c)
     c.auto(weights.packed_weights_dir, machine)
     c.auto(lora.enable_lora, c["lora_paths"])
     c.auto(lora.lora_backend, device)
@@ -190,6 +193,20 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
         c["max_step_tokens"] + c["max_running_requests"],
     )
     c.auto(graphs.piecewise_cuda_graph_tokens, c["piecewise_cuda_graph_max_tokens"])
+
+
+def _choose_drafts(c: Choices) -> None:
+    algorithm, source = c["speculative_algorithm"], c.why["speculative_algorithm"].source
+    if algorithm is None and source == "default":
+        c.why["speculative_algorithm"] = Provenance(None, source, speculation.ADVICE)
+    c.auto(speculation.speculative_num_steps, algorithm, c["speculative_num_draft_tokens"])
+    c.auto(speculation.speculative_eagle_topk, algorithm, c["speculative_ngram_max_bfs_breadth"])
+    c.auto(
+        speculation.speculative_num_draft_tokens,
+        algorithm,
+        c["speculative_num_steps"],
+        c["speculative_ngram_max_match_window_size"],
+    )
 
 
 def _group(kind: type[Group], choices: Choices) -> Group:

@@ -7,6 +7,7 @@ from runtime.devices.decoder_spec import Forwarded, ForwardProgram
 from runtime.models.base import Model
 from runtime.models.decoder_specs import decoder_spec
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+from runtime.ranks.segments import open_program
 
 
 class Forward:
@@ -45,7 +46,10 @@ class Forward:
         cache = batch.kv[0][0].data_ptr()
         if self.opened is None or self.opened[0] is not model or self.opened[1] != cache:
             spec = decoder_spec(model)
-            self.program = None if spec is None else self.device.programs.open(spec, batch.kv)
+            aux = getattr(model, "aux_layers", ())
+            self.program = None
+            if spec is not None:
+                self.program = open_program(self.device.programs, spec, batch.kv, aux)
             self.opened = model, cache
         return self.program
 

@@ -19,7 +19,9 @@ from runtime.errors import StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
+from runtime.ranks.drafting.open_drafts import DraftLoader, LoadedDraft
 from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.weight_offload import OffloadedModel
 from runtime.ranks.weights_loader import WeightsLoader
@@ -67,6 +69,8 @@ class MemorySaver:
         kv_dtype: torch.dtype,
         pool_sizes: list[int],
         host: HostPages | None,
+        draft_loader: DraftLoader | None = None,
+        draft: LoadedDraft | None = None,
     ) -> None:
         """`runner` has all parts. `weights_bytes`: bytes of the model's weights on the device; `pool_sizes`:
         pages of each pool, padding pages included."""
@@ -77,7 +81,10 @@ class MemorySaver:
         self.kv_dtype = kv_dtype
         self.pool_sizes = pool_sizes
         self.host = host
+        self.draft_loader = draft_loader  # None: there is no draft model
         self.attentions = list(runner.model.attentions)  # sizes of the layers' caches; they have no weights
+        self.draft_attentions = [] if runner.drafts is None else list(runner.drafts.network.attentions)
+        self.draft_bytes = 0 if draft is None else draft.num_bytes
         self.released: set[Part] = set()
         self.offloaded_model: OffloadedModel | None = None
 
@@ -112,9 +119,9 @@ class MemorySaver:
             id,
             self.rank,
             in_order(self.released),
-            (0 if "weights" in self.released else self.weights_bytes)
+            (0 if "weights" in self.released else self.weights_bytes + self.draft_bytes)
             + (adapters.num_bytes if adapters is not None else 0),
-            num_cache_bytes(self.runner.kv, self.runner.states),
+            num_cache_bytes(self.runner.all_kv, self.runner.states),
             self.runner.device.memory.used_bytes(),
             error,
         )
@@ -152,6 +159,8 @@ class MemorySaver:
             self.runner.copies = None
         self.runner.forward.forget()
         self.runner.kv.clear()
+        if self.runner.drafts is not None:
+            self.runner.drafts.release_pages()
         if self.runner.states is not None:
             self.runner.states.release()
 
@@ -162,10 +171,14 @@ class MemorySaver:
             for layer in self.attentions:
                 num_tokens = self.pool_sizes[layer.pool] * page_size
                 self.runner.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
+            if self.runner.drafts is not None:
+                for layer in self.draft_attentions:
+                    num_tokens = self.pool_sizes[0] * page_size
+                    self.runner.drafts.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
             if self.runner.states is not None:
                 self.runner.states.allocate()
             if self.host is not None:
-                self.runner.copies = device.memory.open_page_copier(self.runner.kv, self.host, page_size)
+                self.runner.copies = device.memory.open_page_copier(self.runner.all_kv, self.host, page_size)
         except BaseException:
             self.release_pages()
             raise
@@ -173,6 +186,8 @@ class MemorySaver:
     def release_weights(self) -> None:
         """Drops the model, or with a backup moves its weights to host memory."""
         self.runner.forward.forget()
+        if self.runner.drafts is not None:
+            self.runner.drafts.network = None
         if not self.loader.start.offload_setup.has_backup:
             self.runner.model = None
             return
@@ -191,6 +206,8 @@ class MemorySaver:
                 loaded = self.loader.load()
                 self.runner.model, self.weights_bytes = loaded.model, loaded.num_bytes
                 self.runner.compiled = loaded.compiled
+            if self.runner.drafts is not None and self.draft_loader is not None:
+                self.runner.drafts.network = self.draft_loader.load(self.runner.model).network
             if self.runner.adapters is not None:
                 self.runner.adapters.attach(self.runner.model)
             if self.runner.load is not None:
@@ -211,6 +228,9 @@ class MemorySaver:
         drop_graphs(self.runner)
         self.runner.forward.forget()
         self.loader, self.offloaded_model, self.runner.model = loader, None, None
+        if self.runner.drafts is not None and self.draft_loader is not None:
+            self.runner.drafts.network = None
+            self.draft_loader = self.draft_loader.of_target(loader.start)
         if "weights" in self.released:
             return
         self.empty_cache()
@@ -220,7 +240,7 @@ class MemorySaver:
 
     def open_graphs(self) -> None:
         """Makes the runner ready for captures, of which it has none."""
-        self.runner.graphs, self.runner.piecewise = self.runner.open_graphs()
+        self.runner.graphs, self.runner.piecewise = open_graphs(self.runner)
 
     def empty_cache(self) -> None:
         """Returns unused memory to the device. Layers and their adapters are in reference cycles, which the

@@ -4,7 +4,7 @@ Every rank of a model computes the same batch on its share of the weights; rank 
 All ranks then accept the same drafts, and keep the lengths of their slots.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -17,40 +17,28 @@ from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
-from runtime.layers.sampling.sampler import Logprobs
 from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
-from runtime.models.base import CompiledLayer, Model, generative, is_generative, is_piecewise
+from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
+from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.launched import Launched, Unreported
-from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
+from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.transfers import Direct, Streamed, Transfers
 
 NO_TOKENS = np.empty(0, np.int32)
 NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step has sampled, on the device."""
-
-    tokens: Tensor  # int64 [N], after each place where the step samples
-    logprobs: Logprobs | None  # of these tokens; None: not asked for
-    rows: SampleRows | None  # where that is; None: after each row of a captured step
-    # of verify rows, int64 [V] and [V, C]: how much is accepted and which nodes; None: no such rows, or
-    # chains
-    num_accepted: Tensor | None = None
-    path: Tensor | None = None
 
 
 class ModelRunner:
@@ -76,10 +64,12 @@ class ModelRunner:
         graph_setup: GraphSetup = NO_GRAPHS,
         compiled: CompiledLayer | None = None,
         states: RecurrentStates | None = None,
+        drafts: DraftRunner | None = None,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
-        generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers."""
+        generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
+        `drafts`: of a draft model, None without one."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -93,6 +83,7 @@ class ModelRunner:
         self.forward = Forward(device)
         self.logits_ops = logits_ops_of(device)
         self.states = states
+        self.drafts = drafts
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
@@ -101,7 +92,7 @@ class ModelRunner:
         self.unsettled: Launched | None = None
         self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
         self.ended_s = 0.0  # when the latest result had come
-        self.graphs, self.piecewise = self.open_graphs()
+        self.graphs, self.piecewise = open_graphs(self)
 
     @property
     def model(self) -> Model:
@@ -114,6 +105,11 @@ class ModelRunner:
         """Replaces the model, or with None drops it."""
         self.forward.forget()
         self._model = model
+
+    @property
+    def all_kv(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, then those of the draft model's."""
+        return self.kv if self.drafts is None else self.kv + self.drafts.kv
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hands one step to the device, behind those launched before."""
@@ -129,12 +125,16 @@ class ModelRunner:
         self.slots.update(plan)
         if self.states is not None and plan.states is not None:
             self.states.load(plan.states)
+        if self.drafts is not None:
+            self.drafts.admit(plan.admits)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
-        starts = self.slots.lengths.starts(plan.slots)
-        batch = self.inputs.batch(plan, starts, page_loads)
+        starts, drafted = self.slots.lengths.starts(plan.slots), None
+        if self.drafts is not None:
+            plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
+        batch = self.inputs.batch(plan, starts, page_loads, drafted)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
-        rows = sample_rows(plan, starts)
+        rows = sample_rows(plan, starts) if drafted is None else drafted.put_rows(sample_rows(plan, starts))
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
         hidden = forwarded.hidden
         if self.states is not None and plan.states is not None:
@@ -147,12 +147,15 @@ class ModelRunner:
         prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots, self.logits_ops))
         shown = self.shown(plan, hidden)
         sampled = self.sample(plan, starts, rows, forwarded)
+        if self.drafts is not None and plan.follows:
+            self.drafts.follow(plan, starts, batch.token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
 
     def launch_captured(
         self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool
     ) -> Pending:
         """A decode step whose forward, and if possible sampling, is replayed."""
+        before = None if self.drafts is None or not plan.follows else self.drafts.before(plan)
         hidden = graphs.forward(size, plan, is_adapted=is_adapted)
         if self.load is not None:
             self.load.ended(plan)
@@ -165,6 +168,8 @@ class ModelRunner:
             self.slots.lengths.advanced_on_device(plan.slots)
             self.sampled_step = plan.step
             sampled = Sampled(tokens, None, None)
+        if self.drafts is not None and before is not None:
+            self.drafts.follow(plan, *before, Forwarded(hidden), sampled)
         return self.report(plan, sampled, [], shown, begin)
 
     def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
@@ -192,7 +197,7 @@ class ModelRunner:
             return self.accept(plan, starts, Sampled(tokens, found, rows), rows, rows.drafts)
         if self.device.collectives.rank == 0:
             self.slots.penalties.add(rows.slots.tolist(), tokens)
-        self.slots.last_token[upload_int64(rows.slots, torch_device)] = tokens
+        self.slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
         lengths.advance(plan.slots, starts, plan.counts)
         self.sampled_step = plan.step
         return Sampled(tokens, found, rows)
@@ -206,6 +211,8 @@ class ModelRunner:
         last = sampled.tokens[upload_int64(rows.first_rows(), torch_device)]
         last[upload_int64(rows.verified, torch_device)] = accepted.last
         verified = rows.rows[rows.verified]
+        if self.states is not None:
+            self.states.accept(accepted.num, starts[verified], plan.states)
         if accepted.path is not None:
             pools = [layer.pool for layer in self.model.attentions]
             self.inputs.keep_paths(pools, plan.slots[verified], starts[verified], accepted)
@@ -302,47 +309,6 @@ class ModelRunner:
         self.slots.penalties.token_bans.took(slots, rows)
         failed = dict.fromkeys(masks.unconstrained(slots), Failing.GRAMMAR)
         return failed | dict.fromkeys(processors.took(slots, rows), Failing.PROCESSOR)
-
-    def open_graphs(self) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
-        """Graphs of decode steps, and of what lies between the attentions of other steps, none of them
-        captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
-        """
-        device, setup = self.device, self.graph_setup
-        if device.graphs is None or not (self.kv or self.states) or not is_generative(self.model):
-            return None, None
-        decode_graphs = piecewise_graphs = None
-        if setup.sizes and self.pooling is None:
-            decode_graphs = DecodeGraphs(
-                device,
-                device.graphs,
-                self.model,
-                self.slots,
-                self.kv,
-                self.page_size,
-                self.windows,
-                self.transfers,
-                setup.sizes,
-                pads=setup.pads,
-                masks=self.load is not None,
-                adapters=self.adapters,
-                compiled=self.compiled,
-                compiled_rows=setup.compiled_rows,
-                states=self.states,
-            )
-        if setup.piecewise_sizes and is_piecewise(self.model) and self.states is None:
-            piecewise_graphs = PiecewiseGraphs(
-                device,
-                device.graphs,
-                self.model,
-                self.slots,
-                self.kv,
-                self.page_size,
-                self.windows,
-                setup.piecewise_sizes,
-                masks=self.load is not None,
-                compiled=self.compiled if setup.compiles_piecewise else None,
-            )
-        return decode_graphs, piecewise_graphs
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where a grammar, a processor or bad words must know

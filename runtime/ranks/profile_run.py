@@ -48,6 +48,7 @@ def largest_step(start: StartRank) -> StepPlan:
         counts=counts,
         samples=np.full(num_rows, Samples.LAST, np.uint8),
         token_ids=np.zeros(int(counts.sum()), np.int32),
+        follows=start.speculation is not None and start.speculation.is_own,
     )
 
 

@@ -44,8 +44,9 @@ class Slots:
         )
         self.lengths = SlotLengths(max_slots + 1, torch_device)
         self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=torch_device)
-        self.floats = torch.ones(max_slots + 1, 3, device=torch_device)  # temperature, top_p, min_p
-        self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=torch_device)  # seed, top_k
+        self.floats = torch.ones(3, max_slots + 1, device=torch_device)  # temperature, top_p, min_p
+        # seed, top_k
+        self.ints = torch.zeros(2, max_slots + 1, dtype=torch.int64, device=torch_device).unbind()
         self.penalties = LogitsPenalties(vocab_size, torch_device, penalises)
         self.grammar_masks = grammar_masks or GrammarMasks(None, vocab_size)
         self.processors = processors or Processors([])
@@ -55,6 +56,7 @@ class Slots:
         self.seeds = np.zeros(max_slots, dtype=np.int64)
         # is_plain of each slot; the same on all ranks
         self.is_plain = np.ones(max_slots, dtype=bool)
+        self.is_read = np.zeros(max_slots, dtype=bool)  # is_read of each slot
         self.is_penalised = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
@@ -89,6 +91,7 @@ class Slots:
             self.has_top_p[admit.slot] = sampling.top_p < 1
             self.seeds[admit.slot] = sampling.seed
             self.is_plain[admit.slot] = is_plain(admit)
+            self.is_read[admit.slot] = is_read(admit)
             self.is_penalised[admit.slot] = has_penalties(sampling)
             self.logprob_ids.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
@@ -99,10 +102,12 @@ class Slots:
         slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
         self.lengths.admit(slots, [admit.length for admit in admits])
         index = int64_tensor(slots, self.torch_device)
-        self.floats[index] = float32_tensor(
-            [[p.temperature, p.top_p, p.min_p] for p in params], self.torch_device
-        )
-        self.ints[index] = int64_tensor([[p.seed, p.top_k] for p in params], self.torch_device)
+        floats = zip(*[(p.temperature, p.top_p, p.min_p) for p in params], strict=True)
+        self.floats[:, index] = float32_tensor(list(floats), self.torch_device)
+        for row, values in zip(
+            self.ints, zip(*[(p.seed, p.top_k) for p in params], strict=True), strict=True
+        ):
+            row[index] = int64_tensor(values, self.torch_device)
 
     def _admit_logprob_ids(self, slot: int, sampling: SlotSampling) -> None:
         self.logprob_ids[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
@@ -114,6 +119,16 @@ class Slots:
     def follows(self) -> bool:
         """Whether a grammar, a processor or the bad words of some slot must know its tokens."""
         return bool(self.grammar_masks.slots or self.processors.slots or self.penalties.token_bans.words)
+
+    @property
+    def contextual(self) -> set[int]:
+        """Slots whose logits depend on the tokens before, as this rank's host computes them."""
+        return {
+            *self.penalties.counts.rows,
+            *self.penalties.token_bans.words,
+            *self.processors.slots,
+            *self.grammar_masks.slots,
+        }
 
     def add_logprob_ids(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
         """Puts the tokens that the slot asks for by id in the last of its `width` columns."""
@@ -131,7 +146,7 @@ class Slots:
         them.
         """
         slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
-        if logits_ops.needs_finite or self.is_penalised[slots].any() or not self.is_plain[slots].all():
+        if logits_ops.needs_finite or self.is_penalised[slots].any() or self.is_read[slots].any():
             clean(logits)
         contexts = (
             {}
@@ -179,25 +194,29 @@ class Slots:
     def random_numbers(self, slots: Tensor, lengths: Tensor) -> Tensor:
         """The numbers by which sequences of `lengths` tokens sample the next one, float64 [N]; `slots` and
         `lengths` are int64 [N] on the device."""
-        return uniform(self.ints[slots].select(1, 0), lengths)
+        return uniform(self.ints[0].index_select(0, slots), lengths)
 
     def sampling_inputs(
         self, slots: Tensor, numbers: Tensor, largest_k: int, has_top_p: bool
     ) -> SamplingInputs:
         """What Ops.sample needs for `slots`, int64 [N] on the device, and their random numbers. `largest_k`
         and `has_top_p` are those of `filters`."""
-        temperature, top_p, min_p = self.floats[slots].unbind(1)
-        top_k = self.ints[slots].select(1, 1)
+        temperature, top_p, min_p = self.floats.index_select(1, slots).unbind()
+        top_k = self.ints[1].index_select(0, slots)
         return SamplingInputs(temperature, top_p, top_k, min_p, numbers, largest_k, has_top_p)
 
 
 def is_plain(admit: Admit) -> bool:
     """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, without
     log probabilities."""
+    return not (admit.grammar_constraint or is_read(admit))
+
+
+def is_read(admit: Admit) -> bool:
+    """Whether something other than a mask, penalties and the sampler reads or changes a sequence's logits."""
     sampling = admit.sampling
-    return not (
-        admit.grammar_constraint
-        or sampling.processor
+    return bool(
+        sampling.processor
         or sampling.bias_ids
         or sampling.token_bans
         or sampling.top_logprobs >= 0

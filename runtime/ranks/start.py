@@ -1,7 +1,7 @@
 """Starts a rank of a torch device: loads the model, measures memory, allocates pages, and makes what the
 executor is constructed with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -16,18 +16,24 @@ from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages, open_host
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
+from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.grammar_masks import GrammarMasks
+from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.sampling.processors import Processors
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
+from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
+from runtime.ranks.drafting.draft_runner import DraftRunner
+from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
+from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.profile_run import run_largest_step
@@ -63,10 +69,12 @@ def start_torch_rank(
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
     loader = WeightsLoader(device, start, config, dtype, facts.schemes)
+    draft_loader = open_draft_loader(device, start, config, dtype, facts.schemes)
     loaded = loader.load(progress, writes=True)
     model = loaded.model
+    draft = None if draft_loader is None else draft_loader.load(model, progress)
     adapters = open_adapters(device, model, start, config)
-    weights_bytes = loaded.num_bytes + (adapters.num_bytes if adapters is not None else 0)
+    weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
     mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
     experts = open_load(device, mlps, start.expert_steps)
     device.memory.empty_cache()
@@ -74,12 +82,13 @@ def start_torch_rank(
     progress("profile", 0, 0)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
-    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes))
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft))
     progress("pages", 0, 0)
-    sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes)
+    sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
+    draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
     slots = open_slots(rank, device, start, config, len(sizes))
-    host = open_host_tier(rank, start, device, kv, sizes)
-    copies = None if host is None else device.memory.open_page_copier(kv, host, start.page_size)
+    host = open_host_tier(rank, start, device, kv + draft_kv, sizes, states)
+    copies = None if host is None else device.memory.open_page_copier(kv + draft_kv, host, start.page_size)
     if experts is not None:
         experts.step.zero_()  # counts of the profile run
     load_adapters(adapters, start.adapters)
@@ -97,27 +106,39 @@ def start_torch_rank(
         GraphSetup.of(start),
         loaded.compiled,
         states,
+        open_drafts(device, draft, slots, draft_kv, start, dtype),
     )
-    memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host)
+    memory_saver = MemorySaver(
+        rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, draft_loader, draft
+    )
     times.append(perf_counter())
-    phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
-    ready = RankReady(
+    ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
+    return StartedRank(runner, memory_saver, with_sizes(ready, host, states), start.trace_folder)
+
+
+def report(
+    rank: int, runner: ModelRunner, sizes: list[int], weights_bytes: int, times_s: list[float]
+) -> RankReady:
+    """The report of a start. `sizes`: pages of each pool; `times_s`: of its three phases."""
+    return RankReady(
         rank=rank,
         num_pages=sizes[0],
         num_window_pages=sizes[1] if len(sizes) > 1 else 0,
         weights_bytes=weights_bytes,
-        pages_bytes=num_cache_bytes(kv, states),
-        device_name=facts.name,
-        phases_s=phases,
-        used_bytes=device.memory.used_bytes(),
+        pages_bytes=num_cache_bytes(runner.all_kv, runner.states),
+        device_name=runner.device.facts.name,
+        phases_s=dict(zip(("device", "weights", "pages"), times_s, strict=True)),
+        used_bytes=runner.device.memory.used_bytes(),
     )
-    return StartedRank(runner, memory_saver, with_sizes(ready, host, states), start.trace_folder)
 
 
 def with_sizes(ready: RankReady, host: HostPages | None, states: RecurrentStates | None) -> RankReady:
     """The report of a start with the sizes of states and of the host tier, if there are any."""
     if states is not None:
-        ready = structs.replace(ready, num_state_slots=states.num_state_slots)
+        num_host_states = 0 if states.host is None else states.host.num_states
+        ready = structs.replace(
+            ready, num_state_slots=states.num_state_slots, num_host_states=num_host_states
+        )
     if host is None:
         return ready
     return structs.replace(
@@ -135,15 +156,26 @@ class Dtypes:
 
 
 def allocate_pages(
-    device: Device, model: Model, start: StartRank, config: ModelConfig, dtypes: Dtypes, budget: int
+    device: Device,
+    model: Model,
+    start: StartRank,
+    config: ModelConfig,
+    dtypes: Dtypes,
+    budget: int,
+    draft: LoadedDraft | None,
 ) -> tuple[list[int], list[tuple[Tensor, Tensor]], RecurrentStates | None]:
     """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
-    layers, in `budget` bytes."""
+    layers, in `budget` bytes with the pages of a draft model."""
     recurrent, ranks = config.recurrent, device.collectives.size
     state_bytes = 0
     if recurrent is not None:
-        state_bytes = recurrent.state_bytes(ranks, dtypes.activations.itemsize, dtypes.states.itemsize)
-    pools = count_pages(start, config.windows, budget, token_bytes(model, dtypes.kv), state_bytes)
+        item = dtypes.activations.itemsize
+        state_bytes = recurrent.state_bytes(ranks, item, dtypes.states.itemsize)
+        budget -= recurrent.draft_bytes(ranks, item) * draft_nodes(start.max_slots)
+    full_bytes, window_bytes = token_bytes(model.attentions, dtypes.kv)
+    if draft is not None:  # all of its layers have pages of the first pool
+        full_bytes += sum(token_bytes(draft.network.attentions, dtypes.kv))
+    pools = count_pages(start, config.windows, budget, (full_bytes, window_bytes), state_bytes)
     sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
     kv = [
         allocate_kv(device, layer, sizes[layer.pool] * start.page_size, dtypes.kv)
@@ -152,11 +184,35 @@ def allocate_pages(
     return sizes, kv, open_states(device, start, config, dtypes, pools.states + 1)
 
 
+def allocate_draft_kv(
+    device: Device, draft: LoadedDraft | None, start: StartRank, num_pages: int, dtypes: Dtypes
+) -> list[tuple[Tensor, Tensor]]:
+    """The cache of each layer of a draft model, if there is one."""
+    attentions = [] if draft is None else draft.network.attentions
+    return [allocate_kv(device, layer, num_pages * start.page_size, dtypes.kv) for layer in attentions]
+
+
+def open_drafts(
+    device: Device,
+    draft: LoadedDraft | None,
+    slots: Slots,
+    kv: list[tuple[Tensor, Tensor]],
+    start: StartRank,
+    dtype: torch.dtype,
+) -> DraftRunner | None:
+    """The draft model over its caches; None: there is none."""
+    if draft is None or start.speculation is None:
+        return None
+    return DraftRunner(
+        device, draft.network, slots, kv, start.page_size, start.speculation, dtype, logits_ops_of(device)
+    )
+
+
 def open_states(
     device: Device, start: StartRank, config: ModelConfig, dtypes: Dtypes, num_state_slots: int
 ) -> RecurrentStates | None:
     """States of recurrent layers, the padding slot included; None: the model has no such layers."""
-    if config.recurrent is None:
+    if config.recurrent is None or not config.num_recurrent_layers:
         return None
     return RecurrentStates(
         device, config.recurrent, dtypes.activations, dtypes.states, num_state_slots, start.max_slots
@@ -178,7 +234,12 @@ def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig,
 
 
 def memory_for_pages(
-    device: Device, model: Model, start: StartRank, config: ModelConfig, dtypes: Dtypes
+    device: Device,
+    model: Model,
+    start: StartRank,
+    config: ModelConfig,
+    dtypes: Dtypes,
+    draft: LoadedDraft | None,
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
     measure what that takes."""
@@ -196,16 +257,26 @@ def memory_for_pages(
         )
         windows = tuple(sorted(set(config.windows)))
         states = open_states(device, start, config, dtypes, 1)  # all rows use the padding slot
-        runner = ModelRunner(device, model, slots, kv, start.page_size, windows, None, None, states=states)
+        draft_kv = allocate_draft_kv(device, draft, start, num_tokens // start.page_size, dtypes)
+        drafts = open_drafts(device, draft, slots, draft_kv, start, dtypes.activations)
+        runner = ModelRunner(
+            device, model, slots, kv, start.page_size, windows, None, None, states=states, drafts=drafts
+        )
         run_largest_step(runner, start)
 
     return device.memory.free_bytes() - device.memory.measure_peak(run)
 
 
 def open_host_tier(
-    rank: int, start: StartRank, device: Device, kv: list[tuple[Tensor, Tensor]], sizes: list[int]
+    rank: int,
+    start: StartRank,
+    device: Device,
+    kv: list[tuple[Tensor, Tensor]],
+    sizes: list[int],
+    states: RecurrentStates | None,
 ) -> HostPages | None:
-    """This rank's host memory; None without a host tier. Raises StartError."""
+    """This rank's host memory for pages; None without a host tier. That for states is theirs. Raises
+    StartError."""
     if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
         raise StartError(
             "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers "
@@ -213,7 +284,17 @@ def open_host_tier(
             "own; add --disable-hybrid-swa-memory"
         )
     parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
-    free_bytes = device.memory.free_host_bytes(num_cache_bytes(kv, None))
+    if not kv and (start.host_bytes or start.host_ratio):
+        raise StartError(
+            "--enable-hierarchical-cache copies states along with pages of keys and values, and this model "
+            "has none; leave it out"
+        )
+    free_bytes = device.memory.free_host_bytes(num_cache_bytes(kv, states))
+    if states is not None:
+        states.host = open_host_states(start, rank, states.tensors, free_bytes)
+        if states.host is not None:
+            free_bytes = max(free_bytes - states.host.places.nbytes, 0)
+            start = structs.replace(start, host_bytes=int(start.host_bytes * (1 - host_share(start))))
     return open_host(start, rank, sizes[0] - 1, parts, free_bytes)
 
 
@@ -233,10 +314,10 @@ def open_adapters(device: Device, model: Model, start: StartRank, config: ModelC
     return LoraAdapters(device, model, model.packed_modules, config, start.adapters, start.max_slots)
 
 
-def token_bytes(model: Model, kv_dtype: torch.dtype) -> tuple[int, int]:
+def token_bytes(attentions: Sequence[Attention | MlaAttention], kv_dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of a token's keys and values in all full layers, and in all layers with a window."""
     sizes = [0, 0]
-    for layer in model.attentions:
+    for layer in attentions:
         sizes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
     return sizes[0], sizes[1]
 

@@ -11,6 +11,7 @@ from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
+from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
@@ -37,15 +38,18 @@ class StepInputs:
         self.windows = windows
         self.states = states
 
-    def batch(self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None) -> ForwardBatch:
-        """`starts`, int64 [R]: the length of each row's slot before the step."""
+    def batch(
+        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, drafted: Drafted | None = None
+    ) -> ForwardBatch:
+        """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: drafts in place of
+        those that the plan leaves to the ranks."""
         torch_device = self.device.torch_device
         is_decode = plan.num_decodes == len(plan.slots)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
         positions = upload_int64(host_positions, torch_device)
-        token_ids = self.token_ids(plan, begins)
+        token_ids = self.token_ids(plan, begins, drafted)
         if self.states is not None and not self.kv:  # no layer has attention
             return ForwardBatch(
                 token_ids,
@@ -69,9 +73,8 @@ class StepInputs:
                 upload_int64(types, torch_device),
                 page_loads,
             )
-        token_slots = upload_int64(plan.slots if is_decode else np.repeat(plan.slots, counts), torch_device)
-        pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
-        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        token_slots = plan.slots if is_decode else np.repeat(plan.slots, counts)
+        locations = self._locations(token_slots, host_positions, positions)
         trees = tree_parents(plan)
         if trees:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
@@ -89,15 +92,17 @@ class StepInputs:
             states=None if self.states is None else self.states.rows(plan),
         )
 
-    def token_ids(self, plan: StepPlan, begins: np.ndarray) -> Tensor:
+    def token_ids(self, plan: StepPlan, begins: np.ndarray, drafted: Drafted | None = None) -> Tensor:
         """int64 [T]: last tokens of slots, drafts and tokens of the plan; a row's first stands at
         `begins`."""
         torch_device = self.device.torch_device
         num_from_slots = plan.num_decodes + plan.num_verifies
-        last = self.slots.last_token[upload_int64(plan.slots[:num_from_slots], torch_device)]
+        last = self.slots.last_token.index_select(0, upload_int64(plan.slots[:num_from_slots], torch_device))
         if not len(plan.token_ids):
             return last
         given = upload_int64(plan.token_ids, torch_device)
+        if drafted is not None:
+            drafted.put(given)
         if not plan.num_verifies:
             return torch.cat((last, given))
         is_given = np.ones(len(last) + len(given), bool)
@@ -106,6 +111,19 @@ class StepInputs:
         token_ids[upload_int64(begins[:num_from_slots], torch_device)] = last
         token_ids[upload_int64(np.flatnonzero(is_given), torch_device)] = given
         return token_ids
+
+    def _locations(
+        self, token_slots: np.ndarray, host_positions: np.ndarray, positions: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Where the step's tokens are in the cache, int64 [T] for each pool; `positions` are those of the
+        host."""
+        tables, size = self.slots.page_tables, self.page_size
+        # the host's own kernels compute: numpy takes a fifth of the time for a few numbers
+        if self.device.programs is not None and tables.device.type == "cpu":
+            pages = tables.numpy()[:, token_slots, host_positions // size]
+            return torch.from_numpy(pages * np.int64(size) + host_positions % size).unbind()
+        slots = upload_int64(token_slots, tables.device)
+        return (tables[:, slots, positions // size].long() * size + positions % size).unbind()
 
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         """Places of tokens whose embeddings the plan gives, int64 [E], and these, float32 [E, hidden]."""

@@ -1,6 +1,7 @@
 """Makes the model of one rank with its weights: at start, when weights are resumed, and when they are
 updated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,6 @@ from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_piecewise
 from runtime.models.checkpoint import Checkpoint, Function
-from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import model_class
@@ -82,10 +82,13 @@ class WeightsLoader:
         config: ModelConfig,
         dtype: torch.dtype,
         schemes: tuple[str, ...] = SCHEMES,
+        make: Callable[[Device], Model] | None = None,
     ) -> None:
-        """`schemes`: those that the device computes. Raises StartError if layers cannot be offloaded as
+        """`schemes`: those that the device computes; `make`: makes the model where it is none of `config`.
+        Raises StartError if layers cannot be offloaded as
         `start` says."""
         self.schemes = schemes
+        self.make = make
         self.start = start
         self.config = config
         self.dtype = dtype
@@ -161,9 +164,8 @@ class WeightsLoader:
     def _key(self) -> str:
         """See checkpoint_key; empty: weights cannot be kept. Raises ModelError."""
         start, device = self.start, self.device
-        # the blocks of a GGUF file are packed from where they are mapped, about as fast as they are read
         is_from_files = start.load_format not in ("dummy", *start.weight_functions)
-        if device.kept_weights is None or not is_from_files or is_gguf(start.model_path):
+        if device.kept_weights is None or not is_from_files:
             return ""
         try:
             return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)
@@ -208,4 +210,6 @@ class WeightsLoader:
         )
 
     def _empty(self, device: Device) -> Model:
+        if self.make is not None:
+            return self.make(device)
         return model_class(self.config)(device, self.dtype, self.config)

@@ -33,6 +33,7 @@ from runtime import log
 from runtime.devices.executor import Executor, Pending
 from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
+from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
@@ -135,6 +136,7 @@ class RankWorker:
             bind_to_node(start.numa_nodes, self._rank)
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)
+            return_freed_memory()
             doing = "running a step"
             while not isinstance(command := self._receive(), StopRank | StartRank):
                 self._execute(executor, command)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from runtime.cache.sequence import Sequence
-from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft
+from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft, landed
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.step_builder import StepBuilder
 
 
 class DraftPlanner:
@@ -15,6 +16,7 @@ class DraftPlanner:
         self.roster = roster
         self.drafter = drafter
         self.max_step_tokens = max_step_tokens
+        self._nodes = 0  # tokens in rows of drafts for which recurrent layers have memory in the next step
         # sequences with forced tokens or drafts in flight, by id; others decode one token a row
         self._drafting: dict[int, Sequence] = {}
 
@@ -28,8 +30,16 @@ class DraftPlanner:
         sequence.forced, sequence.forced_at = tokens, len(sequence.tokens)
         self._drafting[sequence.id] = sequence
 
+    def begin(self) -> None:
+        """A step is planned."""
+        if self.drafter is not None:
+            self.drafter.begin(len(self.roster.decoding))
+
     def budget(self) -> int:
-        """Draft tokens of the next step; known tokens of prompts get at least half of it."""
+        """Draft tokens of the next step, which is about to be planned; known tokens of prompts get at least
+        half of it."""
+        states = self.roster.cache.states
+        self._nodes = 0 if states is None else states.draft_nodes
         size = self.max_step_tokens
         return size // 2 if self.roster.extending or self.roster.waiting.has_ready else size
 
@@ -47,16 +57,46 @@ class DraftPlanner:
         if sequence.forced and not sequence.drafting:
             draft = forced_draft(sequence, last)
         if draft is None and self.drafter is not None:
-            draft = self.drafter.propose(sequence, sequence.computed_len, last, min(most, MAX_VERIFIED))
-        if draft is None or not (draft.is_sure or cache.states is None):
-            return None  # a recurrent state cannot take a token back
+            allowed = min(most, MAX_VERIFIED, sequence.request.params.max_drafts)
+            draft = self.drafter.propose(sequence, sequence.computed_len, last, allowed) if allowed else None
+        if draft is None:
+            return None
         most = min(most, len(draft.tokens) if draft.is_sure else MAX_VERIFIED)
+        if cache.states is not None and not draft.is_sure:
+            if draft.is_tree or (draft.is_own and self.drafter is not None and self.drafter.branches > 1):
+                return None  # recurrent layers go from one token to the next
+            most = min(most, self._nodes - 1)
         wanted = last + 1 + min(most, len(draft.tokens))
         # the windows' pages are promised to prompts that are under way
         may_grow = cache.window is None or not self.roster.extending
         while len(sequence.pages) * cache.page_size < wanted and may_grow and cache.grow(sequence):
             pass
-        return draft.first(min(most, len(sequence.pages) * cache.page_size - last - 1))
+        draft = draft.first(min(most, len(sequence.pages) * cache.page_size - last - 1))
+        if cache.states is not None and draft is not None and not draft.is_sure:
+            self._nodes -= 1 + len(draft.tokens)
+            cache.states.drafted(sequence, len(draft.tokens))
+        return draft
+
+    def follows(self, builder: StepBuilder) -> bool:
+        """Whether the draft model of the ranks follows the step of these rows. Where it does not, their
+        tokens are unknown to it."""
+        if self.drafter is None or not self.drafter.is_own:
+            return False
+        if not self.drafter.follows:
+            for sequence, count in builder.computed():
+                sequence.unfollowed += count
+        return self.drafter.follows
+
+    def landed(self, sequence: Sequence, draft: Draft, num_tokens: int) -> None:
+        """A verify row of these drafts has brought so many tokens, the one sampled last among them."""
+        landed(sequence, draft, num_tokens)
+        if self.drafter is not None and not draft.is_sure and not sequence.is_finished:
+            self.drafter.landed(sequence, len(draft.tokens), num_tokens - 1)
+
+    def ended(self, sequence: Sequence) -> None:
+        """No tokens of it are taken in any more."""
+        if self.drafter is not None:
+            self.drafter.ended(sequence)
 
     def planned(self, sequences: Iterable[Sequence]) -> None:
         """The next step verifies drafts of these."""

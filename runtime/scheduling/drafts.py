@@ -5,13 +5,13 @@ flight the scheduler knows the sequence's length between bounds: `Sequence.compu
 each of them, `Sequence.drafting` the tokens that their drafts may add. Pages are reserved for the sum.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
 
 from msgspec import Struct
 
 from runtime.cache.sequence import Sequence
-from runtime.messages.steps import StepResult
+from runtime.messages.steps import OWN_DRAFT, StepResult
 
 MAX_VERIFIED = 255  # drafts of a row after which something is sampled: each takes a row of logits
 
@@ -25,6 +25,17 @@ class Draft(Struct, frozen=True):
     parents: list[int] | None = None
     # they are right: all are accepted, and only the last token is sampled after
     is_sure: bool = False
+    is_own: bool = False  # the ranks make them: each token is OWN_DRAFT
+
+    @classmethod
+    def own(cls, count: int) -> "Draft":
+        """`count` guesses that the ranks make."""
+        return cls([OWN_DRAFT] * count, is_own=True)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether some guess does not follow the one before it."""
+        return self.parents is not None and self.parents != list(range(len(self.tokens)))
 
     def first(self, count: int) -> "Draft | None":
         """The first `count` guesses; None where that is none."""
@@ -32,21 +43,44 @@ class Draft(Struct, frozen=True):
             return self
         if count <= 0:
             return None
-        return Draft(
-            self.tokens[:count], None if self.parents is None else self.parents[:count], self.is_sure
-        )
+        parents = None if self.parents is None else self.parents[:count]
+        return Draft(self.tokens[:count], parents, self.is_sure, self.is_own)
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Proposes drafts. Wrong ones cost time and change no token."""
 
+    is_own = False  # the ranks make the drafts
+    branches = 1  # that these have at a position
+    follows = False  # and their draft model follows the steps that are planned now
+
+    @abstractmethod
     def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
         """At most `most` guesses of the tokens after one whose position is between `first` and `last`.
 
         `sequence.tokens` are known; those between their end and that position are being sampled. The bounds
         differ while other drafts of the sequence are in flight. None: nothing to propose.
         """
-        ...
+
+    def begin(self, rows: int) -> None:
+        """A step is planned in which so many sequences may have drafts."""
+        return
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        """A step without prompts, of so many rows and drafts, took `seconds`."""
+        return
+
+    def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Of so many drafts of a row so many were accepted."""
+        return
+
+    def ended(self, sequence: Sequence) -> None:
+        """No tokens of it come any more."""
+        return
+
+    def forget(self) -> None:
+        """Texts of sequences that have ended are remembered no longer."""
+        return
 
 
 class Verified(Struct, frozen=True):

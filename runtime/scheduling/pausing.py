@@ -25,10 +25,14 @@ def unpause(scheduler: Scheduler) -> None:
 
 
 def flush(scheduler: Scheduler) -> int | None:
-    """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it
-    (copies to host memory do not)"""
+    """Empties the prefix cache, and forgets texts that drafts are found in. -> pages freed; None, and nothing
+    done, while sequences or steps use it (copies to host memory do not)"""
     is_used = scheduler.roster.num_running or any(flight.computed for flight in scheduler.flights)
-    return None if is_used else scheduler.cache.flush()
+    if is_used:
+        return None
+    if (drafter := scheduler.planner.drafts.drafter) is not None:
+        drafter.forget()
+    return scheduler.cache.flush()
 
 
 def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:

@@ -17,6 +17,7 @@ from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.step_builder import StepBuilder
 from runtime.scheduling.step_costs import Work
+from runtime.scheduling.totals import Totals
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leaves room for others
 
@@ -35,21 +36,7 @@ class Flight(Struct, frozen=True):
     work: Work | None  # where its time is of interest
     shown: list[Part] = []  # hidden states that it brings, in row order
     verified: list[Verified] = []
-
-
-class Totals(Struct):
-    """What the planner has done since the start."""
-
-    steps: int = 0
-    prompt_steps: int = 0  # of them, with known tokens in them
-    known_tokens: int = 0  # in those, of prompts above all
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    loaded_tokens: int = 0  # of them, from host memory
-    saved_pages: int = 0  # to host memory
-    preemptions: int = 0
-    priority_preemptions: int = 0  # preemptions for a sequence of better priority
-    held_back: int = 0  # steps in which long prompts left room for others
+    num_drafts: int | None = None  # to be verified, in a step of nothing else; None: other steps
 
 
 class Fill(Struct):
@@ -118,8 +105,9 @@ class Planner:
         ):
             self._fill(builder, parts)
         step = self.totals.steps + 1
-        page_copies = roster.cache.host.take(step)
-        if not builder.sequences and page_copies is None:
+        page_copies, states = roster.cache.host.take(step), roster.cache.states
+        state_copies = None if states is None else states.take(builder.state_slots, step)
+        if not builder.sequences and page_copies is None and state_copies is None:
             return None
         self.totals.steps = step
         if builder.num_known:
@@ -137,15 +125,17 @@ class Planner:
             self._work(builder),
             [self.hidden.expect(shown) for shown in builder.shown],
             builder.verified,
+            None if builder.num_known else sum(len(row.draft.tokens) for row in builder.verified),
         )
-        states = roster.cache.states
-        state_copies = None if states is None else states.take(builder.state_slots)
-        return builder.build(step, page_copies, state_copies, roster.lora_slots.take()), flight
+        follows = self.drafts.follows(builder)
+        plan = builder.build(step, page_copies, state_copies, roster.lora_slots.take(), follows=follows)
+        return plan, flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence
         give way."""
         if self.drafts.is_active:
+            self.drafts.begin()
             self._verify(builder)
             return
         page_size = self.roster.cache.page_size
@@ -197,11 +187,14 @@ class Planner:
                 # a page that may not be needed is taken from no other sequence
                 if not (roster.cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
                     continue
-            draft = self.drafts.draft(sequence, start, budget)
-            for row in range(first, len(sequence.pages)):
-                builder.set_page(sequence.slot, row, sequence.pages[row])
-            if first < len(sequence.pages) and sequence.window is not None:
-                builder.set_window(sequence.slot, sequence.window)
+            draft = None
+            if start >= sequence.draft_from or sequence.forced:
+                draft = self.drafts.draft(sequence, start, budget)
+            if first < len(sequence.pages):
+                for row in range(first, len(sequence.pages)):
+                    builder.set_page(sequence.slot, row, sequence.pages[row])
+                if sequence.window is not None:
+                    builder.set_window(sequence.slot, sequence.window)
             if draft is None:
                 sequence.computed_len += 1
                 sequence.in_flight += 1
@@ -219,7 +212,8 @@ class Planner:
             rows.append(sequence)
             starts.append(start + len(draft.tokens))
         if (states := roster.cache.states) is not None:
-            states.decoded(rows, starts)
+            certain = [i for i, sequence in enumerate(rows) if not sequence.drafting]
+            states.decoded([rows[i] for i in certain], [starts[i] for i in certain])
         self.drafts.planned([sequence for sequence, _, _ in drafted])
 
     def _preempt(self, victim: Sequence) -> None:

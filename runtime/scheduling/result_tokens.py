@@ -7,7 +7,8 @@ from runtime.messages.requests import FinishReason
 from runtime.messages.scheduler import Ended, StepTokens
 from runtime.messages.steps import StepResult
 from runtime.scheduling import logprobs
-from runtime.scheduling.drafts import landed, split_rows, take
+from runtime.scheduling.draft_planner import DraftPlanner
+from runtime.scheduling.drafts import split_rows, take
 from runtime.scheduling.planner import Flight
 
 EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
@@ -16,10 +17,11 @@ EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
 class ResultTokens:
     """Appends tokens to their sequences, and ends these at stop tokens and at their maximum length."""
 
-    def __init__(self, force: Callable[[Sequence, list[int]], None], end: EndSequence) -> None:
-        """`force` gets the tokens that a grammar forces after those of a sequence; `end` ends a sequence:
-        with its reason, the end-of-text or stop token that matched, and the list that it is appended to."""
-        self._force = force
+    def __init__(self, drafts: DraftPlanner, end: EndSequence) -> None:
+        """`drafts` gets the tokens that a grammar forces after those of a sequence, and what became of
+        drafts; `end` ends a sequence: with its reason, the end-of-text or stop token that matched, and the
+        list that it is appended to."""
+        self._drafts = drafts
         self._end = end
 
     def take(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
@@ -37,7 +39,7 @@ class ResultTokens:
             if result.width >= 0 and sequence.request.params.logprobs:
                 step.logprobs[sequence.id] = logprobs.of_tokens(result, row, 1, sequence.request.params)
             if result.forced and (forced := result.forced.get(row)):
-                self._force(sequence, forced)
+                self._drafts.force(sequence, forced)
             if token in sequence.stop_ids:
                 self._end(sequence, FinishReason.STOP, token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
@@ -54,7 +56,9 @@ class ResultTokens:
             if (draft := drafts.get(row)) is None:
                 sequence.in_flight -= 1
             else:
-                landed(sequence, draft, len(tokens))
+                self._drafts.landed(sequence, draft, len(tokens))
+                if sequence.state is not None and not draft.is_sure:
+                    sequence.state.landed(len(sequence.tokens) - 1, len(tokens))
             if sequence.is_finished:
                 continue
             if len(sequence.tokens) == sequence.prompt_len:
@@ -62,6 +66,8 @@ class ResultTokens:
             taken = take(sequence, tokens)
             step.sequence_ids.append(sequence.id)
             step.token_ids.append(taken[0])
+            if draft is not None and not draft.is_sure:
+                step.verified[sequence.id] = (len(draft.tokens), min(len(tokens) - 1, len(taken)))
             if len(taken) > 1:
                 step.more[sequence.id] = taken[1:]
             if result.width >= 0 and sequence.request.params.logprobs:
@@ -69,7 +75,7 @@ class ResultTokens:
                     result, first, len(taken), sequence.request.params
                 )
             if (forced := result.forced.get(row)) and len(taken) == len(tokens):
-                self._force(sequence, forced)
+                self._drafts.force(sequence, forced)
             if (token := taken[-1]) in sequence.stop_ids:
                 self._end(sequence, FinishReason.STOP, token, step.ended)
             elif len(sequence.tokens) >= sequence.max_len:

@@ -40,8 +40,8 @@ class Roster:
         self.extending: list[Sequence] = []  # in order of admission
         self.decoding: list[Sequence] = []  # by precedence
         self.live: dict[int, Sequence] = {}
-        # by request id; a request leaves when all of its sequences have ended
-        self._siblings: dict[str, list[Sequence]] = {}
+        # sequences by request id; a request leaves when all of its sequences have ended
+        self.requests: dict[str, list[Sequence]] = {}
         self._running: dict[str, int] = {}  # running sequences by request id
         self._running_keys: dict[str, int] = {}  # running sequences by routing key
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
@@ -70,12 +70,12 @@ class Roster:
 
     def siblings(self, request_id: str) -> list[Sequence]:
         """All sequences of a request; none when they have ended."""
-        return self._siblings.get(request_id, [])
+        return self.requests.get(request_id, [])
 
     def join(self, request: Request, sequences: list[Sequence]) -> None:
         """New sequences wait. All but the first do so until it has computed their common prompt, to find it
         in the prefix cache."""
-        self._siblings[request.id] = sequences
+        self.requests[request.id] = sequences
         self.has_levels |= request.is_idle
         self.shares.join(request.tenant, len(sequences))
         for sequence in sequences:
@@ -85,7 +85,7 @@ class Roster:
 
     def follow(self, first: Sequence) -> None:
         """The first of siblings has computed their prompt, or has ended: the others take their turn."""
-        for sequence in self._siblings[first.request.id][1:]:
+        for sequence in self.requests[first.request.id][1:]:
             if self.waiting.holds(sequence) and sequence not in self._landing:
                 self.waiting.add(sequence)
 
@@ -135,6 +135,7 @@ class Roster:
         if request.adapter is not None or self.lora_slots.waiting:
             self.lora_slots.acquire(sequence)
         sequence.slot = self._free_slots.pop()
+        sequence.unfollowed = 0
         self.extending.append(sequence)
         self.num_shown += request.params.hidden_states is not None
         self._running[request.id] = self._running.get(request.id, 0) + 1
@@ -204,9 +205,9 @@ class Roster:
         del self.live[sequence.id]
         if sequence.request.adapter is not None:
             self.lora_slots.ended(sequence.request.adapter.id, self.live.values())
-        siblings = self._siblings[sequence.request.id]
+        siblings = self.requests[sequence.request.id]
         if all(s.is_finished for s in siblings):
-            del self._siblings[sequence.request.id]
+            del self.requests[sequence.request.id]
         elif not sequence.index and not sequence.is_decoding:
             self.follow(sequence)
 

@@ -101,6 +101,7 @@ class Scheduler:
             config.lora_slots,
         )
         self.generated_tokens = 0
+        self.num_ended = 0  # sequences
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
         self.planner = Planner(
@@ -111,14 +112,14 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
         )
-        self._results = ResultTokens(self.planner.drafts.force, self._end)
+        self._results = ResultTokens(self.planner.drafts, self._end)
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
         self.is_paused = False  # no steps are planned (pausing.py)
         self.is_suspended = False  # the same: the ranks' memory changes, or is given back
-        self._recovery = Recovery(self.planner)
+        self.recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         # requests that a step failed for, until their clients are informed
@@ -138,7 +139,7 @@ class Scheduler:
     def add(self, request: Request) -> list[int]:
         """Queues the request's `n` sequences. -> their ids"""
         params = request.params
-        longest = self._longest(request)
+        longest = self.longest(request)
         stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids)
         )
@@ -185,7 +186,7 @@ class Scheduler:
         """The next step, or None when there is nothing to compute now."""
         if self.is_paused or self.is_suspended:
             return None
-        if self.roster.waiting.admits_only and not self._recovery.isolate(self.flights):
+        if self.roster.waiting.admits_only and not self.recovery.isolate(self.flights):
             return None
         planned = self.planner.plan()
         if planned is None:
@@ -201,6 +202,8 @@ class Scheduler:
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
         if flight.work is not None and self.planner.chunking is not None:
             self.planner.chunking.learn(flight.work, result.compute_s)
+        if flight.num_drafts is not None and (drafter := self.planner.drafts.drafter) is not None:
+            drafter.learn(len(flight.computed), flight.num_drafts, result.compute_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -221,15 +224,19 @@ class Scheduler:
             self._results.take_verified(flight, result, step)
         else:
             self._results.take(flight, result, step)
-        if self._recovery.marks:
-            self._recovery.advance(flight.sampled)
+        for drafted, accepted in step.verified.values():
+            self.totals.verified_rows += 1
+            self.totals.drafted_tokens += drafted
+            self.totals.accepted_drafts += accepted
+        if self.recovery.marks:
+            self.recovery.advance(flight.sampled)
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
         return step
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: running sequences wait again and will get the tokens that they would
         have got. A guilty request ends."""
-        guilty = self._recovery.died(self.flights)
+        guilty = self.recovery.died(self.flights)
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()
         self._prompts.clear()
@@ -238,22 +245,28 @@ class Scheduler:
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
     def resume(
-        self, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0, num_state_slots: int = 0
+        self,
+        num_pages: int,
+        num_host_pages: int = 0,
+        num_window_pages: int = 0,
+        num_state_slots: int = 0,
+        num_host_states: int = 0,
     ) -> list[GivenUp]:
         """New ranks have come; they hold as many host pages as the old ones, with what was there, or start
         with empty ones. -> requests whose prompts they have no room for, which end; others may end earlier
         than before"""
         cache = self.config.cache
-        if (num_host_pages, num_window_pages, num_state_slots) == (
+        if (num_host_pages, num_window_pages, num_state_slots, num_host_states) == (
             cache.host.num_pages,
             cache.window.num_pages,
             cache.states.num_slots,
+            cache.host.num_states,
         ):
             self.cache.resume(num_pages)
         else:
             cache = structs.replace(
                 cache,
-                host=structs.replace(cache.host, num_pages=num_host_pages),
+                host=structs.replace(cache.host, num_pages=num_host_pages, num_states=num_host_states),
                 window=structs.replace(cache.window, num_pages=num_window_pages),
                 states=structs.replace(cache.states, num_slots=num_state_slots),
             )
@@ -266,7 +279,7 @@ class Scheduler:
         self.config = structs.replace(self.config, num_pages=num_pages)
         refused: dict[str, None] = {}
         for sequence in list(self.roster.live.values()):
-            sequence.max_len = self._longest(sequence.request)
+            sequence.max_len = self.longest(sequence.request)
             if len(sequence.tokens) < sequence.max_len:
                 continue
             if sequence.num_generated:
@@ -285,7 +298,7 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def _longest(self, request: Request) -> int:
+    def longest(self, request: Request) -> int:
         """Tokens that a sequence of it may have, prompt included."""
         longest = min(self.config.max_len, self.config.pool_tokens)
         new = 0 if self.config.pools else request.params.max_new_tokens
@@ -300,8 +313,10 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)
         self.planner.hidden.drop(sequence)
-        self._recovery.drop(sequence)
+        self.recovery.drop(sequence)
+        self.planner.drafts.ended(sequence)
         self.roster.end(sequence)
+        self.num_ended += 1
         ended.append(
             Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources)
         )

@@ -1,5 +1,7 @@
 """Collects the rows of one step and packs them as a StepPlan."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from runtime.cache.sequence import Sequence
@@ -179,6 +181,10 @@ class StepBuilder:
         self.shown.append(shown)
         self._shown.append(np.arange(end - shown.count, end, dtype=np.int32))
 
+    def computed(self) -> Iterator[tuple[Sequence, int]]:
+        """Each row's sequence and number of tokens."""
+        return zip(self.sequences, self._counts, strict=True)
+
     def work(self) -> Work:
         """How much the rows so far compute."""
         starts, counts = self._starts[self.num_decodes :], self._counts[self.num_decodes :]
@@ -193,6 +199,8 @@ class StepBuilder:
         page_copies: PageCopies | None = None,
         states: StateCopies | None = None,
         lora_assignment: LoraAssignment | None = None,
+        *,
+        follows: bool = False,
     ) -> StepPlan:
         """The plan of these rows; nothing is added afterwards."""
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
@@ -217,6 +225,7 @@ class StepBuilder:
             embed_places=_joined(self._embed_places),
             embeds=_joined(self._embeds),
             lora_assignment=lora_assignment,
+            follows=follows,
         )
 
     def _window_pages(self) -> WindowPages | None:

@@ -16,10 +16,11 @@ from tokenizers import AddedToken, Tokenizer, models
 from runtime.errors import InvalidRequest, ModelError
 from runtime.json_value import JsonDict
 from runtime.models.config.gguf.container import is_gguf
-from runtime.regular_file import check_regular
+from runtime.regular_file import read_regular
 from runtime.text.detokenize import TableStream, TextStream, WindowStream
 from runtime.text.gguf_tokenizer import load_gguf_tokenizer
-from runtime.text.token_text import TokenTexts, decoder_rule, make_token_texts
+from runtime.text.token_table import TokenTable, keep_table, key_of, read_table
+from runtime.text.token_text import DecoderRule, TokenText, TokenTexts, decoder_rule, make_token_texts
 from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_files
 
 LONG = 1024  # tokens
@@ -29,24 +30,24 @@ class Vocabulary:
     """Encodes and decodes. Thread-safe: nothing changes after it is made, except a cache of derived
     values."""
 
-    def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0, *, table: TokenTable | None = None
+    ) -> None:
         """`size`: rows of the model's embedding, which may be more than there are tokens; the other ids
-        decode to nothing."""
+        decode to nothing. `table`: the tokens' texts, as `token_table` of an equal vocabulary has them."""
         self.files = files
         self._tokenizer = tokenizer
+        self._unkept_key = ""  # under which the table is to be kept; empty: it is not
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _add_tokens(tokenizer, files)
-        tokens = tokenizer.get_vocab(with_added_tokens=True)
-        self.special_ids = frozenset(
-            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
-        self.size = max(size, 1 + max(tokens.values(), default=-1))
-        by_id: list[str | None] = [None] * self.size
-        for token, i in tokens.items():
-            by_id[i] = token
-        self._missing = frozenset(i for i, token in enumerate(by_id) if token is None)
-        self._all, self._visible = self._make_token_texts(by_id)
+        rule = decoder_rule(_state(tokenizer.decoder))
+        self._has_texts = rule is not None
+        self._table = table = table or _make_table(tokenizer, size, rule)
+        self.special_ids = frozenset(table.special_ids)
+        self.size = len(table.texts)
+        self._missing = frozenset(table.missing)
+        self._all, self._visible = self._make_token_texts()
         self._by_shown: dict[tuple[str, ...], tuple[frozenset[int], TokenTexts | None]] = {}
 
     @classmethod
@@ -55,31 +56,43 @@ class Vocabulary:
         tokenizer.json or it cannot be read."""
         if is_gguf(folder):
             return cls(*load_gguf_tokenizer(folder), size)
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise ModelError(
-                f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-            )
+        data = _read_json(folder)
         try:
-            check_regular(path)
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises nothing more specific
-            raise ModelError(
-                f"tokenizer.json of {folder} can't be read ({error}); fetch it again or update `tokenizers`"
-            ) from None
-        return cls(tokenizer, read_files(folder), size)
+            raise _unreadable(folder, error) from None
+        files = read_files(folder)
+        key = key_of(data, files, size)
+        table = read_table(key, size)
+        vocabulary = cls(tokenizer, files, size, table=table)
+        if table is None and vocabulary._has_texts:
+            vocabulary._unkept_key = key
+        return vocabulary
 
-    def _make_token_texts(self, tokens: list[str | None]) -> tuple[TokenTexts | None, TokenTexts | None]:
+    def keep_table(self) -> None:
+        """Keeps the tokens' texts for the next start, unless they are kept already. Raises OSError."""
+        key, self._unkept_key = self._unkept_key, ""
+        if key:
+            keep_table(key, self._table)
+
+    def _make_token_texts(self) -> tuple[TokenTexts | None, TokenTexts | None]:
         """With and without special tokens; None where the decoder needs a WindowStream."""
-        rule = decoder_rule(_state(self._tokenizer.decoder))
-        if rule is None:
+        if not self._has_texts:
             return None, None
-        everything = make_token_texts(tokens, set(), rule)
-        visible = list(everything.table)
+        table = self._table
+        visible = list(table.texts)
         for i in self.special_ids:
             visible[i] = ""
-        return everything, TokenTexts(visible, everything.replaces_each_byte, everything.leading_spaces)
+        parts = table.replaces_each_byte, table.leading_spaces
+        return TokenTexts(table.texts, *parts), TokenTexts(visible, *parts)
+
+    @property
+    def token_table(self) -> TokenTable:
+        """The texts of all tokens in the middle of a text."""
+        if self._has_texts:
+            return self._table
+        texts: list[TokenText] = [self.decode([i]) for i in range(self.size)]
+        return msgspec.structs.replace(self._table, texts=texts)
 
     def check_text(self, param: str) -> None:
         """Raises InvalidRequest, naming the request's field, where tokens have no text."""
@@ -221,6 +234,51 @@ class IdsOnly(Vocabulary):
     ) -> tuple[list[int], int]:
         """Raises InvalidRequest."""
         return self.encode(text), 0
+
+
+def table_of(folder: Path, size: int) -> TokenTable | None:
+    """The texts of a folder's tokens where they are kept, without reading the tokenizer; None: they are not.
+    Raises ModelError."""
+    if is_gguf(folder):
+        return None
+    return read_table(key_of(_read_json(folder), read_files(folder), size), size)
+
+
+def _read_json(folder: Path) -> bytes:
+    """tokenizer.json. Raises ModelError."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        )
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(folder: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"tokenizer.json of {folder} can't be read ({error}); fetch it again or update `tokenizers`"
+    )
+
+
+def _make_table(tokenizer: Tokenizer, size: int, rule: DecoderRule | None) -> TokenTable:
+    """The tokens' texts; empty ones where the decoder needs a WindowStream."""
+    tokens = tokenizer.get_vocab(with_added_tokens=True)
+    by_id: list[str | None] = [None] * max(size, 1 + max(tokens.values(), default=-1))
+    for token, i in tokens.items():
+        by_id[i] = token
+    texts = TokenTexts([""] * len(by_id), False, 0) if rule is None else make_token_texts(by_id, set(), rule)
+    added = tokenizer.get_added_tokens_decoder()
+    return TokenTable(
+        texts.table,
+        sorted(i for i, token in added.items() if token.special),
+        [i for i, token in enumerate(by_id) if token is None],
+        texts.replaces_each_byte,
+        texts.leading_spaces,
+    )
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:

@@ -43,7 +43,8 @@ def open_fds() -> dict[str, str]:
 def nothing_left() -> Iterator[None]:
     before = open_fds()
     yield
-    assert open_fds() == before
+    # what an earlier test has left may be closed meanwhile
+    assert open_fds().items() <= before.items()
 
 
 class Run:

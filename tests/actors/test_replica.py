@@ -24,10 +24,13 @@ from tests.test_core import ask, until
 
 pytestmark = pytest.mark.anyio
 
+TURNS = {"load_balance_method": "round_robin"}
+
 
 @asynccontextmanager
 async def running(num_replicas: int = 2, **options: Any) -> AsyncIterator[Core]:
-    core = Core(plan_for(from_values({"device": "null", **options})), num_replicas)
+    plan = plan_for(from_values({"device": "null", "data_parallel_size": num_replicas, **TURNS, **options}))
+    core = Core(plan)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(core.run)
         await core.wait_ready()
@@ -140,15 +143,69 @@ async def test_a_killed_rank_of_one_harms_no_request_of_the_other() -> None:
         await until(lambda: all(len(sink.token_ids()) > 3 for sink in sinks))
         dying, other = core.replicas
         os.kill(dying.supervisor.ranks.pids[0], signal.SIGKILL)
-        await until(lambda: core.health().state == "recovering")
-        before = other.num_steps
-        await until(lambda: sinks[1].finishes and sinks[3].finishes)
-        assert other.num_steps > before and other.supervisor.generation == 1
+        await until(lambda: core.health().detail == "1 of 2 replicas are recovering")
+        assert core.health().state == "ready"
         await until(lambda: all(sink.finishes for sink in sinks))
+        assert dying.supervisor.is_recovering, "the other replica has answered before new ranks came"
         assert [sink.token_ids() for sink in sinks] == [answer([i, 2], i, 60) for i in range(4)]
-        assert dying.supervisor.generation == 2 and core.health().state == "ready"
-        assert sample(core.metrics(), "runtime_recovered_requests_total") == 2
-        assert not any(sink.errors for sink in sinks)
+        await until(lambda: not dying.supervisor.is_recovering)
+        assert dying.supervisor.generation == 2 and other.supervisor.generation == 1
+        assert sample(core.metrics(), "runtime_moved_requests_total") == 2
+        assert not any(sink.errors for sink in sinks) and core.load().used_pages == core.load().cached_pages
+
+
+async def test_moved_requests_stop_abort_and_keep_their_siblings() -> None:
+    """What is said of sequences that another replica has made finds them where they are."""
+    async with running(null_step_s=0.002) as core:
+        stop = core.decode(answer([1, 2, 3], 0, 400))  # letters in turn: found at its end alone
+        stopped = ask(core, "stopped", max_new_tokens=2000, seed=0, stop=(stop,))
+        kept = ask(core, "other", max_new_tokens=4)  # of the second replica
+        many = ask(core, "many", max_new_tokens=2000, n=3)
+        await until(lambda: kept.finishes and len(stopped.token_ids()) > 3 and core.load().running == 4)
+        dying, other = core.replicas
+        os.kill(dying.supervisor.ranks.pids[0], signal.SIGKILL)
+        await until(lambda: other.load().running == 4)
+        assert dying.load().running == dying.load().waiting == 0
+        await until(lambda: stopped.finishes)
+        assert stopped.finishes[0].matched == stop
+        await until(lambda: other.load().running == 3)
+        core.abort("many")
+        await until(lambda: core.load().running == 0 and not dying.supervisor.is_recovering)
+        assert not many.errors and core.load().used_pages == core.load().cached_pages
+        again = [seeded(core, i, 5) for i in range(2)]
+        await until(lambda: all(sink.finishes for sink in again))
+
+
+async def test_a_request_that_kills_ranks_is_handed_over_once() -> None:
+    """Its second replica tries it until it is found guilty; the first one goes on."""
+    async with running(null_step_s=0.002) as core:
+        guilty = ask(core, "guilty", max_new_tokens=5000)
+        await until(lambda: core.load().running == 1)
+        first, second = core.replicas
+        os.kill(first.supervisor.ranks.pids[0], signal.SIGKILL)
+        await until(lambda: second.load().running == 1)
+        for _ in range(2):
+            await until(lambda: not first.supervisor.is_recovering and second.load().running == 1)
+            os.kill(second.supervisor.ranks.pids[0], signal.SIGKILL)
+            await until(lambda: second.supervisor.is_recovering)
+        await until(lambda: guilty.errors)
+        assert guilty.errors[0].status == 500
+        assert first.supervisor.generation == 2
+
+
+async def test_replicas_of_a_real_model_answer_alike() -> None:
+    """Greedy tokens of the embedded model, from each replica."""
+    async with running(device="cpu", max_total_tokens=2048) as core:
+        sinks = [ListSink() for _ in range(4)]
+        params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+        for i, sink in enumerate(sinks):
+            prompt = Tokens(list(range(100, 180)))
+            core.submit(
+                GenerateRequest(id=f"r{i}", prompt=prompt, params=params, arrival_s=0.0, replica=i % 2), sink
+            )
+        await until(lambda: all(sink.finishes for sink in sinks))
+        assert len({tuple(sink.token_ids()) for sink in sinks}) == 1
+        assert all(load.steps for load in core.load().each)
 
 
 async def test_each_replica_writes_its_profiles(tmp_path: Any) -> None:

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from runtime.cache.audit import findings
-from runtime.messages.steps import StateCopies
+from runtime.cache.node import Node
+from runtime.messages.steps import Samples, StateCopies
 from runtime.scheduling.waiting import OrderConfig
+from tests.scheduling.guessing import Guesser
 from tests.scheduling.world import World
 
 DOCUMENT = [k % 41 for k in range(40)]
@@ -130,13 +132,13 @@ def test_plans_say_nothing_of_states_while_nothing_changes() -> None:
         world.results.append(world.rank.execute(plan))
         world.receive()
     copied = {
-        step: [np.asarray(getattr(copies, name)).tolist() for name in copies.__struct_fields__]
+        step: [np.asarray(getattr(copies, name)).tolist() for name in copies.__struct_fields__[:7]]
         for step, copies in enumerate(page_copies)
         if copies
     }
     own = 1
     # the empty state is loaded, and that of the first page kept
-    assert copied[0] == [[0], [own], [0], [own], [own], [2]]
+    assert copied[0] == [[0], [own], [0], [own], [own], [2], [-1]]
     assert set(copied) == {0, 4, 12, 20} and copied[4] == copied[12] == copied[20] == [
         [],
         [],
@@ -144,7 +146,40 @@ def test_plans_say_nothing_of_states_while_nothing_changes() -> None:
         [],
         [own],
         [3],
+        [-1],
     ]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("luck", "least"), [(0.0, 40), (0.6, 40), (1.0, 56)])
+def test_a_conversation_goes_on_behind_drafts(depth: int, luck: float, least: int) -> None:
+    """A row of drafts renews the snapshot that it passes, so that answers are found as without drafts; only
+    the last one may still be in flight when the answer ends."""
+    drafter = Guesser(5, luck, has_trees=False)
+    world = World(num_pages=200, num_states=8, interval=1, depth=depth, drafter=drafter, draft_nodes=20)
+    _, answer = ask(world, *DOCUMENT, 1, new=30)
+    assert drafter.proposed > 10
+    assert ask(world, *DOCUMENT, 1, *answer, 1, 2, 3)[0] >= least
+
+
+def test_drafts_stay_within_the_memory_for_their_tokens() -> None:
+    """Rows of drafts take no more tokens of a step than ranks have memory for, and are never trees."""
+    for draft_nodes, has_trees in ((0, False), (3, False), (11, False), (40, True)):
+        drafter = Guesser(4, 1.0, has_trees=has_trees)
+        world = World(num_pages=300, max_running=4, num_states=8, drafter=drafter, draft_nodes=draft_nodes)
+        for head in range(4):
+            world.add([head, 1, 2], max_new_tokens=20, ignore_eos=True)
+        most = 0
+        while True:
+            while len(world.results) < 2 and (plan := world.scheduler.plan()) is not None:
+                assert plan.draft_parents is None or not has_trees or plan.num_verifies
+                most = max(most, int(plan.counts[plan.samples == Samples.ALL].sum()))
+                world.results.append(world.rank.execute(plan))
+            if not world.results:
+                break
+            world.receive()
+        assert all(world.seen[i] == world.expected(i) for i in world.seen)
+        assert most <= draft_nodes and (most > 1) is (draft_nodes > 1)
 
 
 def test_the_audit_looks_at_states() -> None:
@@ -160,6 +195,43 @@ def test_the_audit_looks_at_states() -> None:
     assert words.startswith("state slot") and words.endswith("has 0 owners")
     cache.quarantine(set(), set())
     assert findings(cache).is_clean and cache.states.pool.num_free == 8
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+def test_states_come_back_from_host_memory(write_policy: str) -> None:
+    """A prefix whose pages and state have left the device is found again, as long as host memory has both."""
+    world = World(
+        num_pages=20,
+        num_states=3,
+        num_host_pages=60,
+        num_host_states=12,
+        write_policy=write_policy,
+        max_running=1,
+    )
+    found = [ask(world, *DOCUMENT, 1)[0] for _ in range(4)]
+    assert found[1:] == [40, 40, 40]
+    for head in (5, 6, 7):
+        ask(world, *[head] * 40)
+    assert not any(node.state for node in nodes_of(world)[:10] if node.key[0] == DOCUMENT[0])
+    assert ask(world, *DOCUMENT, 1)[0] == 40
+    assert world.scheduler.totals.loaded_tokens
+
+
+def nodes_of(world: World) -> list[Node]:
+    """All nodes, parents first."""
+    nodes = list(world.scheduler.cache.tree.roots.values())
+    for node in nodes:
+        nodes += node.children.values()
+    return [node for node in nodes if node.parent is not None]
+
+
+@pytest.mark.parametrize("num_host_states", [0, 4])
+def test_copies_of_states_outlive_the_ranks(num_host_states: int) -> None:
+    """What host memory has of a prompt is of no use without its state; what was being copied is lost."""
+    world = World(num_pages=40, num_host_pages=40, num_states=4, num_host_states=num_host_states)
+    ask(world, *DOCUMENT, 1)
+    world.die()
+    assert ask(world, *DOCUMENT, 1)[0] == (40 if num_host_states else 0)
 
 
 def test_states_die_with_the_ranks() -> None:

@@ -54,6 +54,14 @@ def test_explain_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["values"]["page_size"]["reason"] and report["notices"] == []
 
 
+def test_explain_says_what_speculation_does(capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads(printed(capsys, "explain", "--json", "--speculative-algorithm", "NGRAM"))
+    assert report["values"]["speculative_num_draft_tokens"]["value"] == 12
+    assert any("up to 11 tokens of a sequence are guessed" in notice for notice in report["notices"])
+    usual = json.loads(printed(capsys, "explain", "--json"))
+    assert "NGRAM" in usual["values"]["speculative_algorithm"]["reason"]
+
+
 def test_a_pasted_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flag --port" in printed(capsys, "runtime", "serve", "--port", "1")
 

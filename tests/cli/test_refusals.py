@@ -27,7 +27,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--config {nowhere}", "--config"),
     ("--profile nosuch", "--profile nosuch is neither"),
     ("--load-format private", "take auto, or the format that the folder has"),
-    ("--speculative-algorithm EAGLE", "is planned"),
+    ("--speculative-num-draft-tokens 3", "does nothing without --speculative-algorithm"),
     # the model
     ("--model-path {nowhere}", "does not exist"),
     ("--model-path {file}", "is a file"),
@@ -77,6 +77,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--export-metrics-to-file --export-metrics-to-file-dir {file}", "cannot be written to"),
     ("--file-storage-path {file}", "can't be used"),
     ("--enable-custom-logit-processor --logit-processors no_such_module:X", "can't be loaded"),
+    ("--enable-hierarchical-cache -m {mamba}", "no layer of this model attends"),
     ("--grammar-backend outlines", "--grammar-backend outlines needs the package no_such_package"),
     (
         "--enable-hierarchical-cache --hicache-storage-backend dynamic "
@@ -106,6 +107,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["broken_template"].write_text("{% for x %}")
     found["empty"].mkdir()
     whole = make_checkpoint("qwen2", root / "whole", shard_size="20KB")
+    found["mamba"] = make_checkpoint("mamba2", root / "mamba")
     found["deepseek"] = make_checkpoint("deepseek_v2", root / "deepseek")
     for name in ("broken_config", "no_weights", "cut_weights", "some_weights", "twice", "broken_tokenizer"):
         found[name] = Path(shutil.copytree(whole, root / name))

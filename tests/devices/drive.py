@@ -114,7 +114,9 @@ class Planner:
         self.known_pages: dict[int, int] = {}
         self.step = 0
         self.has_states = ready.num_state_slots > 0
-        self.keeps: list[tuple[int, int]] = []  # states to keep after the next step: from, to
+        # states to keep after the next step: from, to, and at which length (-1: behind the row)
+        self.keeps: list[tuple[int, int, int]] = []
+        self.follows = False  # a draft model follows the steps
 
     def row(
         self,
@@ -165,7 +167,7 @@ class Planner:
             if row.sampling.prompt_logprobs >= 0:
                 targets += (row.tokens[row.computed + 1 : row.computed + 1 + count] + [-1])[:count]
         self.step += 1
-        page_slots, page_rows, page_ids = np.array(updates, dtype=np.int32).reshape(-1, 3).T
+        pages = np.array(updates, dtype=np.int32).reshape(-1, 3).T
         plan = StepPlan(
             step=self.step,
             num_decodes=len(decodes),
@@ -182,15 +184,14 @@ class Planner:
                 dtype=np.uint8,
             ),
             token_ids=np.array(tokens, dtype=np.int32),
-            page_slots=page_slots,
-            page_rows=page_rows,
-            page_ids=page_ids,
+            **dict(zip(("page_slots", "page_rows", "page_ids"), pages, strict=True)),
             prompt_targets=np.array(targets, dtype=np.int32),
             draft_parents=draft_parents([draft for _, draft in verifies]),
             page_copies=self.page_copies,
             window=self.window_pages(rows) if self.window else None,
             states=self.state_copies([row for row, _ in rows], admits),
             lora_assignment=self.lora_assignment,
+            follows=self.follows,
         )
         self.page_copies = self.lora_assignment = None
         for row, count in (*((row, 1) for row in decodes), *extends):
@@ -207,9 +208,9 @@ class Planner:
         loads = [(row.state_from, row.slot + 1) for row in admitted]
         return StateCopies(
             *(
-                np.array([pair[i] for pair in pairs], dtype=np.int32)
-                for pairs in (owned, loads, keeps)
-                for i in (0, 1)
+                np.array([entry[i] for entry in entries], dtype=np.int32)
+                for entries, size in ((owned, 2), (loads, 2), (keeps, 3))
+                for i in range(size)
             )
         )
 

@@ -256,6 +256,7 @@ class TapedDevice:
             graphs=self.tapes,
             programs=None,
             fused=None,
+            recurrent=None,
             logits_ops=None,
             collectives=ranks,
             all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),

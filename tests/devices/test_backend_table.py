@@ -82,8 +82,8 @@ def test_models_that_kernels_do_not_know() -> None:
     ):
         card("--attention-backend torch_native", mla=Latents.mla)
     for changes, reason in (
-        ({"score_cap": 50.0}, "caps its attention scores"),
-        ({"has_sinks": True}, "has sinks"),
+        ({"scores": (50.0, False)}, "caps its attention scores"),
+        ({"scores": (0.0, True)}, "has sinks"),
         ({"mla": structs.replace(Latents.mla, indexer=INDEXER)}, "attend to some others"),
     ):
         if "mla" not in changes:

@@ -9,7 +9,7 @@ import pytest
 from runtime import Engine
 from runtime.cache.sequence import Sequence
 from runtime.messages.constraint import JsonSchema, Regex, Rule
-from runtime.scheduling.drafts import Draft
+from runtime.scheduling.drafts import Draft, Drafter
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ CASES: list[tuple[Rule | None, dict[str, Any]]] = [
 ]
 
 
-class Rehearsed:
+class Rehearsed(Drafter):
     """Drafts of an answer that is known, some of them wrong, in chains and trees."""
 
     def __init__(self) -> None:

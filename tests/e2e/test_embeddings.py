@@ -197,6 +197,12 @@ async def test_steps_of_an_answer_have_scores(tmp_path: Path) -> None:
         classes = (await post("/v1/classify", input=text))["data"][0]
         np.testing.assert_allclose(classes["probs"], both["data"][1], atol=1e-6)
         assert (await post("/pooling", 400, input="no step"))["error"]["param"] == "input"
+        for many, words in (
+            (["x<extra_0>"] * 4097, "4097 inputs"),
+            ("x<extra_0>" * 4097, "characters together"),
+        ):
+            error = (await post("/pooling", 400, input=many))["error"]
+            assert error["param"] == "input" and words in error["message"]
 
 
 async def test_classes_have_names_and_probabilities(tmp_path: Path) -> None:

@@ -69,6 +69,29 @@ async def test_prompts_come_back(
         assert [answers[i] for i in range(len(PROMPTS))] == expected, "loads beside decodes of others"
 
 
+@pytest.mark.parametrize("family", ["bamba", "qwen3_next"])
+@pytest.mark.parametrize(
+    "options", [{}, {"hicache_write_policy": "write_back"}, {"tensor_parallel_size": 2}], ids=str
+)
+async def test_states_come_back(
+    family: str, options: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate
+) -> None:
+    """Recurrent layers continue a prompt from the state that was saved with its pages, also after the ranks
+    died."""
+    expected = [reference(family, prompt, COUNT) for prompt in PROMPTS]
+    given = OPTIONS | {"max_mamba_cache_size": 4} | options
+    async with Engine(model_path=str(checkpoint(family)), **given) as engine:
+        for _ in range(2):
+            for i in range(len(PROMPTS)):
+                assert (await ask(engine, i))[0] == expected[i]
+        found = [await ask(engine, i) for i in range(len(PROMPTS))]
+        assert [tokens for tokens, _ in found] == expected and [cached for _, cached in found] == [40] * 8
+        assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") > 0
+        if not options:
+            os.kill(engine._core.replicas[0].supervisor.ranks.pids[-1], signal.SIGKILL)
+            assert await ask(engine, 7) == (expected[7], 40)
+
+
 @pytest.mark.parametrize("tp_size", [1, 2])
 async def test_host_pages_survive_a_killed_rank(
     tp_size: int, checkpoint: Callable[[str], Path], reference: Generate

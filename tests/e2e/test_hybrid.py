@@ -3,13 +3,17 @@ schedule."""
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from runtime import Engine
+from runtime.cache.sequence import Sequence
+from runtime.scheduling.drafts import Draft, Drafter
 from tests.e2e.conftest import Generate
 from tests.e2e.test_exact import COUNT, OPTIONS, PROMPTS, run_all
+from tests.models.make import VOCAB_SIZE
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +31,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("setting", "family"), [(setting, "mamba2") for setting in SETTINGS])
+@pytest.mark.parametrize(
+    ("setting", "family"),
+    [
+        *((setting, "mamba2") for setting in SETTINGS),
+        ("few pages: sequences give way", "jamba"),
+        ("page size 4, chunk 7, states at every page", "kimi_linear"),
+    ],
+)
 async def test_settings(
     setting: str, family: str, checkpoint: Callable[[str], Path], reference: Generate
 ) -> None:
@@ -46,11 +57,56 @@ async def test_settings(
             assert b"runtime_cached_tokens_total 0\n" not in engine.metrics()
 
 
-async def test_two_ranks(checkpoint: Callable[[str], Path], reference: Generate) -> None:
-    async with Engine(
-        model_path=str(checkpoint("mamba2")), tensor_parallel_size=2, page_size=4, **OPTIONS
-    ) as engine:
+class Answers(Drafter):
+    """Drafts of answers that are known: right, wrong in places, or from their first token on."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self.answers = dict(zip(map(tuple, PROMPTS), answers, strict=True))
+        self.luck = 1.0
+        self.random = Random(3)
+        self.proposed = 0
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        answer = self.answers[tuple(sequence.tokens[: sequence.prompt_len])]
+        at = self.random.randint(first, last) + 1 - sequence.prompt_len
+        truth = answer[at : at + min(most, self.random.randint(1, 5))]
+        self.proposed += len(truth)
+        tokens = [token if self.random.random() < self.luck else (token + 1) % VOCAB_SIZE for token in truth]
+        return Draft(tokens) if tokens else None
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_drafts(setting: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """Tokens are those without drafts, whatever is accepted."""
+    expected = [reference("mamba2", prompt, COUNT) for prompt in PROMPTS]
+    drafter = Answers(expected)
+    async with Engine(model_path=str(checkpoint("mamba2")), **OPTIONS | SETTINGS[setting]) as engine:
+        scheduler, steps = engine._core.replicas[0].scheduler, list[int]()
+        for drafter.luck in (0.6, 0.0, 1.0):
+            scheduler.planner.drafts.drafter = drafter
+            before, proposed = scheduler.totals.steps, drafter.proposed
+            assert await run_all(engine, PROMPTS) == expected
+            steps.append(scheduler.totals.steps - before)
+            assert drafter.proposed > proposed
+        assert steps[2] < steps[1], "what is right saves steps"
+        load = engine.load()
+        assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "jamba",
+        "kimi_linear",
+        *(
+            pytest.param(family, marks=pytest.mark.full)
+            for family in ("mamba2", "nemotron_h", "falcon_h1", "qwen3_5", "olmo_hybrid", "granite_hybrid")
+        ),
+    ],
+)
+async def test_two_ranks(family: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """Mixers are split by heads or channels, experts by their inner size."""
+    folder = checkpoint(family)
+    async with Engine(model_path=str(folder), tensor_parallel_size=2, page_size=4, **OPTIONS) as engine:
         for _ in range(2):
-            assert await run_all(engine, PROMPTS) == [
-                reference("mamba2", prompt, COUNT) for prompt in PROMPTS
-            ]
+            assert await run_all(engine, PROMPTS) == [reference(family, prompt, COUNT) for prompt in PROMPTS]

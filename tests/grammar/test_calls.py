@@ -11,8 +11,8 @@ import pytest
 
 from runtime.grammar.backend import Backend, GrammarVocabulary, Matcher
 from runtime.grammar.llguidance import create_backend as open_llguidance
+from runtime.grammar.open_backend import OTHERS, WithOthers
 from runtime.grammar.outlines import create_backend as open_outlines
-from runtime.grammar.with_calls import WithCalls
 from runtime.grammar.xgrammar import create_backend as open_xgrammar
 from runtime.http.openai.completion_request import ChatBody, Message
 from runtime.http.openai.tools import calls_or, strict_calls, tools_of
@@ -191,7 +191,7 @@ def test_calls_in_free_text_keep_to_their_schemas(form: str, is_special: bool) -
 def test_other_backends_have_the_grammar_of_calls_next_to_their_own(name: str) -> None:
     given = terms()
     main: Backend = {"xgrammar": open_xgrammar, "outlines": open_outlines}[name](given)
-    backend: Backend = WithCalls(main, given)
+    backend: Backend = WithOthers(main, OTHERS[name], lambda: open_llguidance(given))
     rules: list[Rule] = [Choice(("yes", "no")), union("hermes"), Choice(("no",)), union("hermes")]
     matchers: list[Any] = [backend.compile(grammar_of(rule)).matcher() for rule in rules]
     for rows, firsts in (

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import runtime
-from runtime.grammar.backend import Backend, open_backend, token_bytes
+from runtime.grammar.backend import Backend
+from runtime.grammar.open_backend import open_backend, token_bytes
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
@@ -29,7 +30,7 @@ def backend(name: str) -> tuple[Backend, list[bytes]]:
     setup = GrammarSetup(
         backend=name, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,), is_compact=True
     )
-    return open_backend(setup), token_bytes(Vocabulary.load(POCKET, SIZE), setup)
+    return open_backend(setup), token_bytes(Vocabulary.load(POCKET, SIZE).token_table, setup)
 
 
 names = st.sampled_from(["a", "b c", "näme", 'q"', "$x"])

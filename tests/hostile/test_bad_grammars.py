@@ -16,7 +16,8 @@ import runtime
 from runtime.actors.grammars import Grammars
 from runtime.errors import InvalidRequest
 from runtime.grammar import forced_bytes, guard, trial
-from runtime.grammar.backend import GrammarError, open_backend, token_bytes
+from runtime.grammar.backend import GrammarError
+from runtime.grammar.open_backend import open_backend, token_bytes
 from runtime.layers.sampling import compiled_grammars
 from runtime.layers.sampling.grammar_masks import GrammarMasks, SlotGrammar
 from runtime.layers.sampling.verify import DraftRows
@@ -261,7 +262,7 @@ def test_an_operation_that_does_not_end_ends_its_sequence_alone(
     monkeypatch.setattr(guard, "LIMIT_S", 0.3)
     bad = ambiguous(100)
     trial.try_grammar(open_backend(SETUP).compile(bad).matcher(), SETUP.vocab_size, (2,))
-    masks, tokens = masks_of(bad, GOOD["words"]), token_bytes(VOCABULARY, SETUP)
+    masks, tokens = masks_of(bad, GOOD["words"]), token_bytes(VOCABULARY.token_table, SETUP)
     letter, mark = tokens.index(b"a"), tokens.index(b"#")
     for length in range(2, 300):
         masks.took([0, 1], [letter, letter])

@@ -16,6 +16,7 @@ from runtime.http.server import tls_context
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.checksums import check_files
 from runtime.models.config.model_config import read_config
+from runtime.models.draft_heads import read_token_map
 from runtime.options.parse import from_argv
 from runtime.options.profile import read_profile
 from runtime.options.table import rows
@@ -42,6 +43,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--model-checksum": partial(check_files, POCKET),
     "--decrypted-config-file": lambda file: read_config(POCKET, config_file=str(file)),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
+    "--speculative-token-map": lambda file: read_token_map(file, 100),
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),
     "--ssl-keyfile": lambda file: tls_context(good(file.parent), str(file), None, None),
     "--ssl-ca-certs": lambda file: tls_context(good(file.parent), None, None, str(file)),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cli import main
 from runtime.errors import ModelError
 from runtime.hub.child import RemoteFile, wanted
 from runtime.hub.source import HubModel, hub_model
@@ -29,6 +30,30 @@ def test_what_cannot_be(path: str, error: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=error):
         hub_model(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "http://me:s3cret@host/model",
+        "s3://s3cret@bucket",
+        "HTTPS://me:s3cret/x@host/m",
+        "http://:s3cret@host:80/m",
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.cli.serve.end_at_once_on_signals", lambda: None)
+    for words in (["serve", "--model-path", path], ["check", "explain", "-m", "x", "--tokenizer-path", path]):
+        assert main(words) == 2
+        printed = "".join(capsys.readouterr())
+        assert "with a user name or password" in printed and "s3cret" not in printed
+
+
+@pytest.mark.parametrize("path", ["http://host:80/model@v1", "s3://bucket/a@b", "http://host/x:y@z"])
+def test_an_at_sign_behind_the_host_is_no_password(path: str) -> None:
+    assert hub_model(path) == HubModel(repo=path, hub="url")
 
 
 def test_a_folder_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,20 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
-    InternLM3Config,
     Llama4TextConfig,
     LlamaConfig,
+    MellumConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
-    Ministral3Config,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -55,11 +57,15 @@ from transformers import (
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    SolarOpenConfig,
     Starcoder2Config,
 )
 
+from tests.models.dense import DENSE
 from tests.models.hybrids import HYBRIDS
 
+# transformers' own table has its wrapper alone
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIALS)
 CHAT_TEMPLATE = (
@@ -198,6 +204,10 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         SIGMOID | {"head_dim": 32, "use_qk_norm": True, "num_nextn_predict_layers": 0},
     ),
     "glm4_moe_lite": (Glm4MoeLiteConfig, LATENT | {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5}),
+    "glm_moe_dsa": (
+        GlmMoeDsaConfig,
+        LATENT | {"n_shared_experts": 1, "index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
+    ),
     "granite_moe": (GraniteMoeConfig, LOCAL_EXPERTS | GRANITE),
     "granite_moe_shared": (
         GraniteMoeSharedConfig,
@@ -265,7 +275,17 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
         },
     ),
-    "internlm3": (InternLM3Config, {"head_dim": 16}),
+    "mellum": (
+        MellumConfig,
+        EXPERTS
+        | {
+            "num_local_experts": 8,
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            **LOCAL,
+        },
+    ),
     "minicpm3": (
         MiniCPM3Config,
         {
@@ -280,17 +300,20 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "scale_depth": 1.4,
         },
     ),
-    "ministral3": (
-        Ministral3Config,
-        {
-            "head_dim": 16,
+    "mistral4": (
+        Mistral4Config,
+        LATENT
+        | {
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+            "n_group": 2,
+            "topk_group": 1,
+            "pad_token_id": None,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e4,
                 "factor": 16.0,
                 "original_max_position_embeddings": 16,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.3,
@@ -301,8 +324,10 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "olmo3": (Olmo3Config, {"num_hidden_layers": 3, **LOCAL}),
     "phi3": (Phi3Config, {"pad_token_id": 0, "rope_parameters": LONGROPE}),
     "seed_oss": (SeedOssConfig, {"head_dim": 16}),
+    "solar_open": (SolarOpenConfig, SIGMOID | {"head_dim": 16, "first_k_dense_replace": 0}),
     "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0], "pad_token_id": 0}),
     "starcoder2": (Starcoder2Config, {"sliding_window": 7}),
+    **DENSE,
     **HYBRIDS,
 }
 
@@ -332,7 +357,11 @@ def make_checkpoint(
 def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Weights large enough that tokens differ and that biases, norms and positions matter."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return randomize(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+def randomize(model: PreTrainedModel) -> PreTrainedModel:
+    """Gives a model weights of the current seed, as `make_model` has them."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -1,54 +1,27 @@
-"""Checkpoints whose tensors hold several modules: Llama in the layout of InternLM 2 gives the same tokens."""
+"""Checkpoints whose tensors hold several modules: Llama in another layout gives the same tokens."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from runtime.models.config.model_config import read_config
 from runtime.models.fused_tensors import Fused, Rows, equal_parts, split
 from tests.devices.drive import Planner, sampling, start
+from tests.models.layouts import LAYOUTS
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 
 PROMPT = [3, 141, 59, 26, 5, 35, 89, 79]
-NAMES = {
-    "embed_tokens": "tok_embeddings",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "lm_head": "output",
-}
 
 
-def in_internlm2_layout(folder: Path) -> None:
-    """Rewrites a Llama checkpoint: 4 query heads, 2 key/value heads of size 16, in groups of 2 + 1 + 1."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    for layer in range(2):
-        block = f"model.layers.{layer}."
-        q, k, v = (tensors.pop(f"{block}self_attn.{one}_proj.weight") for one in "qkv")
-        groups = [
-            torch.cat((q[32 * i : 32 * i + 32], k[16 * i : 16 * i + 16], v[16 * i : 16 * i + 16]))
-            for i in range(2)
-        ]
-        tensors[f"{block}attention.wqkv.weight"] = torch.cat(groups)
-    for ours, theirs in NAMES.items():
-        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
-    save_file(tensors, path)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def test_internlm2_gives_the_tokens_of_an_equal_llama(tmp_path: Path) -> None:
-    folder = make_checkpoint("llama", tmp_path)
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_another_layout_gives_the_tokens_of_an_equal_model(family: str, tmp_path: Path) -> None:
+    architecture, base, rewrite, sizes = LAYOUTS[family]
+    folder = make_checkpoint(base, tmp_path, **sizes)
     expected = Reference(folder).greedy(PROMPT, 12)
-    in_internlm2_layout(folder)
+    rewrite(folder)
+    assert read_config(folder).architecture == architecture
     executor, ready = start(folder)
     planner = Planner(executor, ready, 4)
     row = planner.row(0, PROMPT, sampling())

@@ -1,7 +1,6 @@
 """Every family against transformers, greedy, token for token, whatever the chunks, pages, company and shared
 prefixes."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,10 @@ import pytest
 import torch
 
 from runtime.devices.cpu.self_check import load_library
-from tests.devices.drive import Planner, Row, sampling, start
-from tests.models.make import LONGROPE, VOCAB_SIZE, make_checkpoint
+from tests.devices.drive import Planner, sampling, start
+from tests.models.compare import Checkpoints, in_company, maker, open_checkpoints, random_prompts
+from tests.models.dense import DENSE, DENSE_CASES
+from tests.models.make import LONGROPE, make_checkpoint
 from tests.models.reference import Reference
 
 ROPE = {"rope_theta": 10000.0}
@@ -47,10 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral window": ("mistral", {"sliding_window": 7}),
     "mixtral": ("mixtral", {}),
     "mixtral stacked, window": ("mixtral", {"stacked": True, "sliding_window": 7}),
-    "dots1": ("dots1", {}),
-    "ernie4_5_moe": ("ernie4_5_moe", {}),
-    "exaone_moe": ("exaone_moe", {}),
-    "flex_olmo": ("flex_olmo", {}),
+    **{name: (name, {}) for name in ("dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo")},
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe no norms, stacked": (
         "glm4_moe",
@@ -216,26 +214,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "gemma3",
             "glm",
             "glm4",
+            "glm_moe_dsa",
             "granite",
             "hunyuan",
-            "internlm3",
+            "mellum",
             "minicpm3",
-            "ministral3",
+            "mistral4",
             "olmo2",
             "olmo3",
             "phi3",
             "seed_oss",
             "smollm3",
+            "solar_open",
             "starcoder2",
         )
     },
+    **DENSE_CASES,
 }
-# families that the CPU computes layer by layer: with norms, multipliers or rotations that programs lack
+# families that the CPU computes layer by layer, with what programs lack
 BY_LAYERS = {
+    *DENSE.keys() - {"cwm", "ministral", "youtu", "helium", "vaultgemma"},
     "arcee",
     "cohere",
     "cohere2",
     "deepseek_v32",
+    "glm_moe_dsa",
     "exaone4",
     "exaone_moe",
     "flex_olmo",
@@ -245,10 +248,11 @@ BY_LAYERS = {
     "granite_moe_shared",
     "hunyuan",
     "hunyuan_moe",
+    "mellum",
     "minicpm3",
     "llama4",
     "minimax_m2",
-    "ministral3",
+    "mistral4",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -260,43 +264,25 @@ NUM_TOKENS = 24
 
 
 def prompts() -> list[list[int]]:
-    random = np.random.default_rng(7)
-    return [random.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 9, 30, 41)]
+    return random_prompts(1, 9, 30, 41)
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @cache
-    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
-        family, overrides = CASES[case]
-        folder = make_checkpoint(family, tmp_path_factory.mktemp("model"), **overrides)
-        reference = Reference(folder)
-        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
-
-    return checkpoint
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return open_checkpoints(tmp_path_factory, maker(CASES), prompts(), NUM_TOKENS)
 
 
 @pytest.mark.sampled(120)
 @pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_equals_transformers_in_company(
-    case: str, page_size: int, chunk: int, checkpoints: Any
+    case: str, page_size: int, chunk: int, checkpoints: Checkpoints
 ) -> None:
     """Sequences join while others decode: every step but the first mixes decode and extend rows."""
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder, page_size=page_size)
     planner = Planner(executor, ready, page_size)
-    waiting = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts())]
-    rows = list(waiting)
-    running: list[Row] = []
-    while waiting or any(len(row.tokens) < row.prompt_len + NUM_TOKENS for row in running):
-        head = waiting[0] if waiting else None
-        count = min(chunk, head.prompt_len - head.computed) if head else 0
-        decodes = [row for row in running if len(row.tokens) < row.prompt_len + NUM_TOKENS]
-        planner.run(decodes, [(head, count)] if head else [])
-        if head and head.computed == head.prompt_len:
-            running.append(waiting.pop(0))
-    assert [row.tokens[row.prompt_len :] for row in rows] == expected
+    assert in_company(planner, prompts(), NUM_TOKENS, chunk) == expected
     is_program = executor.runner.forward.program is not None  # type: ignore[attr-defined]
     has_spec = CASES[case][0] not in BY_LAYERS  # else the kernels compute whole steps
     assert is_program == (has_spec and load_library() is not None)
@@ -306,7 +292,7 @@ def test_greedy_equals_transformers_in_company(
     "case",
     ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "llama4"],
 )
-def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
+def test_several_extend_rows_in_one_step(case: str, checkpoints: Checkpoints) -> None:
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder)
     planner = Planner(executor, ready, 4)
@@ -330,7 +316,7 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
         "llama4",
     ],
 )
-def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
+def test_shared_prefix_pages(case: str, checkpoints: Checkpoints) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on."""
     folder, reference, expected = checkpoints(case)
     executor, ready = start(folder)
@@ -347,7 +333,7 @@ def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logprobs_agree(case: str, checkpoints: Any) -> None:
+def test_logprobs_agree(case: str, checkpoints: Checkpoints) -> None:
     """Of the prompt and of the output, with alternatives, to 1e-4."""
     folder, reference, expected = checkpoints(case)
     prompt = prompts()[2]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from runtime.errors import ModelError
 from runtime.models.config.model_config import read_config
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
-from tests.models.make_pooled import DECODERS, ENCODERS, make_pooled, make_reward
+from tests.models.make_pooled import DECODERS, ENCODERS, make_pooled, make_reward, write_tokenizer
 
 PROMPTS = [
     [257, 5, 9, 100, 7, 31, 258],
@@ -179,6 +179,41 @@ def test_reward_models(architecture: str, size: int, tmp_path: Path) -> None:
     last = torch.stack([states(tmp_path / "body", prompt)[-1] for prompt in PROMPTS])
     inner = torch.relu(last @ head["score.0.weight"].T + head["score.0.bias"])
     expected = inner @ head["score.2.weight"].T + head["score.2.bias"]
+    for chunk in (1000, 5):
+        np.testing.assert_allclose(vectors(folder, PROMPTS, chunk), expected, atol=5e-5)
+
+
+def test_the_reward_model_of_internlm2(tmp_path: Path) -> None:
+    """Its published code: a linear layer without a bias over the last token's vector; other names."""
+    body = make_pooled("llama", "embed", tmp_path / "body", num_key_value_heads=2)
+    head = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+    tensors = {"v_head.weight": head}
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.down_proj": "feed_forward.w2",
+        "mlp.up_proj": "feed_forward.w3",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    stored = load_file(body / "model.safetensors")
+    for i in range(2):
+        q, k, v = (stored.pop(f"layers.{i}.self_attn.{part}_proj.weight") for part in "qkv")
+        groups = [part.view(2, -1, 64) for part in (q, k, v)]  # of both key/value heads
+        tensors[f"model.layers.{i}.attention.wqkv.weight"] = torch.cat(groups, 1).flatten(0, 1)
+    for name, tensor in stored.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        tensors[f"model.{name}"] = tensor
+    folder = tmp_path / "reward"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((body / "config.json").read_text())
+    config |= {"architectures": ["InternLM2ForRewardModel"], "bias": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    expected = torch.stack([states(body, prompt)[-1] for prompt in PROMPTS]) @ head.T
     for chunk in (1000, 5):
         np.testing.assert_allclose(vectors(folder, PROMPTS, chunk), expected, atol=5e-5)
 

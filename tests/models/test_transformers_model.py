@@ -2,7 +2,7 @@
 greedy, token for token, in company, chunked, on a shared prefix, and after a preemption."""
 
 import json
-from functools import cache
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import transformers
 
 from runtime.errors import ModelError
 from runtime.models.config.model_config import read_config
-from tests.devices.drive import Planner, Row, sampling, start
+from runtime.ranks.open_executor import DEVICES
+from tests.devices import taped
+from tests.devices.drive import Planner, page_copies, sampling, start
+from tests.models.compare import Checkpoints, finish, in_company, open_checkpoints, random_prompts
 from tests.models.make import SIZES, VOCAB_SIZE, make_checkpoint, make_model, write_tokenizer
-from tests.models.reference import Reference
 
 MULTI_HEAD = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
@@ -48,8 +50,7 @@ NUM_TOKENS = 16
 
 
 def prompts() -> list[list[int]]:
-    random = np.random.default_rng(7)
-    return [random.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 9, 41)]
+    return random_prompts(1, 9, 41)
 
 
 def make(case: str, folder: Path) -> Path:
@@ -60,39 +61,20 @@ def make(case: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @cache
-    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
-        folder = make(case, tmp_path_factory.mktemp("model"))
-        reference = Reference(folder)
-        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
-
-    return checkpoint
-
-
-def finish(planner: Planner, waiting: list[Row], running: list[Row], chunk: int) -> None:
-    """Extends the waiting rows chunk by chunk, while the others decode, until all have their tokens."""
-    while waiting or any(len(row.tokens) < row.prompt_len + NUM_TOKENS for row in running):
-        head = waiting[0] if waiting else None
-        count = min(chunk, head.prompt_len - head.computed) if head else 0
-        decodes = [row for row in running if len(row.tokens) < row.prompt_len + NUM_TOKENS]
-        planner.run(decodes, [(head, count)] if head else [])
-        if head and head.computed == head.prompt_len:
-            running.append(waiting.pop(0))
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return open_checkpoints(tmp_path_factory, make, prompts(), NUM_TOKENS)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_equals_transformers_in_company(case: str, checkpoints: Any) -> None:
+def test_greedy_equals_transformers_in_company(case: str, checkpoints: Checkpoints) -> None:
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder, model_impl="transformers")
     planner = Planner(executor, ready, 4)
-    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts())]
-    finish(planner, list(rows), [], chunk=7)
-    assert [row.tokens[row.prompt_len :] for row in rows] == expected
+    assert in_company(planner, prompts(), NUM_TOKENS, chunk=7) == expected
 
 
 @pytest.mark.parametrize("case", ["gpt2", "gpt_oss"])
-def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
+def test_shared_prefix_pages(case: str, checkpoints: Checkpoints) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on; then the second is
     preempted, and computed again from what it has."""
     folder, reference, expected = checkpoints(case)
@@ -106,13 +88,45 @@ def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
     for _ in range(4):
         planner.run([first, second], [])
     again = planner.row(2, second.tokens, sampling(), prefix=first, shared=20)
-    finish(planner, [again], [first], chunk=3)
+    finish(planner, [again], [first], NUM_TOKENS, chunk=3)
     assert first.tokens[first.prompt_len :] == expected[2]
     assert again.tokens[len(other) :] == reference.greedy(other, len(again.tokens) - len(other))
 
 
+@pytest.mark.parametrize("case", ["gpt2", "gpt_oss", "gemma2"])
+def test_captured_decode_steps(case: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' code in graphs, with padding, next to steps that no graph has."""
+    monkeypatch.setitem(DEVICES, "taped", taped.__name__)
+    folder, _, expected = checkpoints(case)
+    options = {"device": "taped", "graph_sizes": [2, 4], "max_len": 128}
+    executor, ready = start(folder, model_impl="transformers", **options)
+    found = in_company(Planner(executor, ready, 4), prompts(), NUM_TOKENS, chunk=13, pause=2)
+    assert found == expected
+    assert executor.tapes.replays > 20  # type: ignore[attr-defined]
+
+
+def test_pages_in_host_memory(checkpoints: Checkpoints) -> None:
+    """A prefix goes to host memory and comes back as other pages."""
+    folder, _, expected = checkpoints("gpt2")
+    fd = os.memfd_create("host tier")
+    options = {"host_ratio": 1.0, "host_fds": [fd], "max_total_tokens": 128}
+    executor, ready = start(folder, model_impl="transformers", **options)
+    planner = Planner(executor, ready, 4)
+    first = planner.row(0, prompts()[2], sampling())
+    planner.prefill(first)
+    hosts = [9, 2, 31, 4, 17]
+    planner.page_copies = page_copies(saves=dict(zip(first.pages[:5], hosts, strict=True)))
+    planner.run([], [])
+    second = planner.row(1, prompts()[2], sampling())
+    second.pages, second.computed = [planner.free.pop() for _ in hosts], 20
+    planner.page_copies = page_copies(loads=dict(zip(hosts, second.pages, strict=True)))
+    assert planner.generate(second, NUM_TOKENS) == expected[2]
+    executor.close()
+    os.close(fd)
+
+
 @pytest.mark.parametrize("case", ["gemma2", "gpt_neox"])
-def test_logprobs_agree(case: str, checkpoints: Any) -> None:
+def test_logprobs_agree(case: str, checkpoints: Checkpoints) -> None:
     """Caps of logits and other ends of a model are transformers' own."""
     folder, reference, _ = checkpoints(case)
     executor, ready = start(folder, model_impl="transformers")
@@ -125,7 +139,7 @@ def test_logprobs_agree(case: str, checkpoints: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_pages_of_eight_bits(checkpoints: Any) -> None:
+def test_pages_of_eight_bits(checkpoints: Checkpoints) -> None:
     folder, reference, expected = checkpoints("gpt2")
     executor, ready = start(folder, model_impl="transformers", kv_dtype="fp8_e4m3")
     wide = start(folder, model_impl="transformers")[1]
@@ -139,7 +153,7 @@ def test_pages_of_eight_bits(checkpoints: Any) -> None:
     assert 0 < np.abs(found - exact).mean() < 0.05 * np.abs(exact).mean()
 
 
-def test_auto_takes_the_models_own_code_first(tmp_path: Path, checkpoints: Any) -> None:
+def test_auto_takes_the_models_own_code_first(tmp_path: Path, checkpoints: Checkpoints) -> None:
     assert read_config(make_checkpoint("llama", tmp_path)).transformers_json is None
     folder, _, expected = checkpoints("gpt2")
     assert read_config(folder).transformers_json is not None
@@ -149,7 +163,7 @@ def test_auto_takes_the_models_own_code_first(tmp_path: Path, checkpoints: Any) 
         read_config(folder, is_embedding=True)
 
 
-def test_random_weights(checkpoints: Any) -> None:
+def test_random_weights(checkpoints: Checkpoints) -> None:
     executor, ready = start(checkpoints("gpt_neox")[0], model_impl="transformers", load_format="dummy")
     planner = Planner(executor, ready, 4)
     row = planner.row(0, prompts()[1], sampling())

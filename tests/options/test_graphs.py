@@ -8,6 +8,7 @@ import pytest
 from runtime import settings
 from runtime.errors import OptionsError
 from runtime.messages.ranks import CompileConfig
+from runtime.models.config.altup_config import GlobalHeads
 from runtime.models.config.model_config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
@@ -151,6 +152,15 @@ def test_what_cannot_be_compiled(words: str, problem: str) -> None:
             MACHINE,
         )
     assert problem in str(refused.value)
+
+
+def test_shared_keys_and_long_heads_are_seen() -> None:
+    """Layers that read another's keys are not compiled, and kernels are asked for the longest heads."""
+    shared = msgspec.structs.replace(MODEL, kv_sources=tuple(range(MODEL.num_layers)))
+    with pytest.raises(OptionsError, match="not possible with layers that share keys and values"):
+        resolve(from_argv(["--device", "cuda", "--enable-torch-compile"]), shared, CARD, MACHINE)
+    heads = GlobalHeads(head_dim=512, num_kv_heads=1, shares_values=False)
+    assert msgspec.structs.replace(MODEL, global_heads=heads).longest_head == 512
 
 
 def test_traces_of_captures_have_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -68,10 +68,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--json-model-override-args {", "is not JSON: "),
         ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
         ("--json-model-override-args \udc80", "is not possible; expected json"),
-        (
-            "--speculative-algorithm EAGLE",
-            "--speculative-algorithm is planned and not here yet; leave it out",
-        ),
+        ("--moe-a2a-backend mori", "--moe-a2a-backend mori is not here yet; choose one of "),
         ("--enable-p2p-check", "cuda devices"),
         ("--api-key good s3cret=é", "--api-key is empty, or has"),
         ("--admin-api-key=", "--admin-api-key is empty"),
@@ -198,14 +195,14 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["--dp 1", "--pp-size 1", "--nnodes 1 --node-rank 0", "--disaggregation-mode null", "--dp-size=1"],
+    ["--pp 1", "--pp-size 1", "--nnodes 1 --node-rank 0", "--disaggregation-mode null", "--pp-size=1"],
 )
 def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     parsed = from_argv(words.split())
     assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)
 
 
-@pytest.mark.parametrize("words", ["--dp 2", "--disaggregation-mode prefill", "--nnodes x"])
+@pytest.mark.parametrize("words", ["--pp 2", "--disaggregation-mode prefill", "--nnodes x"])
 def test_and_are_refused_otherwise(words: str) -> None:
     with pytest.raises(OptionsError, match="planned and not here yet"):
         from_argv(words.split())

@@ -26,7 +26,7 @@ class Model:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization = None
-    head_dim, score_cap, has_sinks, chunk = 128, 0.0, False, 0
+    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, (0.0, False), 0, ()
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

@@ -15,6 +15,7 @@ from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.profile import names, read_profile
 from runtime.options.resolve import plan_for, resolve
+from runtime.options.rules.tables import NEEDS
 from runtime.options.table import by_name
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
@@ -36,7 +37,13 @@ def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> 
         assert line.why
     for option, line in profile.later.items():
         row = by_name()[option]
-        assert not row.acts or line.value in row.later, f"{name}: {row.flag} works now: move it to `options`"
+        needed = [name for prefix, names in NEEDS if option.startswith(prefix) for name in names]
+        is_later = line.value in row.later or any(name in profile.later for name in needed)
+        # replicas of attention are not those of a model
+        of_replicas = option in ("data_parallel_size", "load_balance_method")
+        is_attention = of_replicas and "enable_dp_attention" in profile.later
+        works = row.acts and not is_later and not is_attention
+        assert not works, f"{name}: {row.flag} works now: move it to `options`"
         assert msgspec.convert(line.value, row.convert, strict=False) == line.value or isinstance(
             line.value, list
         )

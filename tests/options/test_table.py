@@ -45,7 +45,7 @@ def test_flag_of_sglang(
     if choices and not row.means:
         ours = set(row.choices or ())
         assert set(map(str, choices)) - {"None"} <= ours, "choices are missing"
-        own = {"auto", "none", "int8", "int4", "mistral", "runai_streamer"}
+        own = {"auto", "none", "int8", "int4", "mistral", "runai_streamer", "prefix_aware"}
         assert ours - set(map(str, choices)) <= own, "choices of our own"
 
 
@@ -86,6 +86,8 @@ def sample(row: Row) -> list[str]:
             return [next((word for word in now if word != row.default), now[0])]
         case Row(takes="json"):
             return ["{}"]
+        case Row(name="sp_type"):
+            return ["deterministic"]
         case Row(name="fastapi_root_path"):
             return ["/1"]
         case _:

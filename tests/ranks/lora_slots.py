@@ -25,14 +25,18 @@ def assigned(**adapters: int) -> LoraAssignment:
 
 
 def decode_with_adapters(
-    folder: Path, index: Path, num_steps: int, page_size: int = 4, **options: Any
+    folder: Path,
+    index: Path,
+    num_steps: int,
+    page_size: int = 4,
+    targets: tuple[str, ...] = ALL,
+    **options: Any,
 ) -> Executor:
-    """Decodes with adapters 1 and 2, then with their slots swapped; one row of each turn has no adapter."""
+    """Decodes with adapters 1 and 2, of all `targets` and of every second one, then with their slots swapped;
+    one row of each turn has no adapter."""
     references, loads = [Reference(folder)], []
     for id in (1, 2):
-        adapter = make_adapter(
-            folder, index / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj")
-        )
+        adapter = make_adapter(folder, index / f"{id}", seed=id, targets=targets[::id])
         references.append(Reference(merge(folder, adapter, index / f"{id}-merged", {"": 2.0})))
         loads.append(LoadAdapter(id, str(adapter)))
     setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=ALL, loaded=loads)

@@ -19,6 +19,7 @@ from runtime.layers import torch_ops as plain
 from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
 from runtime.ranks import open_executor
+from runtime.ranks.open_graphs import open_graphs
 from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
@@ -88,7 +89,7 @@ def test_which_captures_are_compiled(
     kind = "graphs"
     inner = loaded.compiled
     loaded.compiled = lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1]
-    loaded.graphs, loaded.piecewise = loaded.open_graphs()
+    loaded.graphs, loaded.piecewise = open_graphs(loaded)
     for kind, size, unit in (("graphs", 2, "sequences"), ("graphs", 4, "sequences"), ("pieces", 8, "tokens")):
         seen[kind, size] = False
         assert executor.capture(size, unit).error == ""

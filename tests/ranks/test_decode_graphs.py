@@ -2,7 +2,6 @@
 company and the padding."""
 
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from runtime.devices.facts import ANY_K
 from runtime.ranks.open_executor import DEVICES as MODULES
 from tests.devices import taped
-from tests.devices.drive import Planner, Row, page_copies, sampling, start
+from tests.devices.drive import Planner, page_copies, sampling, start
+from tests.models.compare import Checkpoints, in_company, maker, open_checkpoints
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
@@ -31,15 +31,8 @@ def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @cache
-    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
-        family, overrides = CASES[case]
-        folder = make_checkpoint(family, tmp_path_factory.mktemp("model"), **overrides)
-        reference = Reference(folder)
-        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
-
-    return checkpoint
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return open_checkpoints(tmp_path_factory, maker(CASES), prompts(), NUM_TOKENS)
 
 
 def opened(folder: Path, page_size: int = 4, **options: Any) -> tuple[Planner, taped.Tapes]:
@@ -49,32 +42,22 @@ def opened(folder: Path, page_size: int = 4, **options: Any) -> tuple[Planner, t
 
 
 # devices with graphs refuse them: sparse attention, and texts longer than a chunk of attention
-ON_THE_CPU_ALONE = ("deepseek_v32", "llama4")
+ON_THE_CPU_ALONE = ("deepseek_v32", "glm_moe_dsa", "llama4")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(ON_THE_CPU_ALONE)])
-def test_greedy_equals_transformers(case: str, checkpoints: Any) -> None:
+def test_greedy_equals_transformers(case: str, checkpoints: Checkpoints) -> None:
     """Sequences join one by one, in chunks, and leave: one to four rows decode, with mixed steps between."""
     folder, _, expected = checkpoints(case)
     planner, tapes = opened(folder, page_size=3)
-    rows: list[Row] = []
-    for slot, prompt in enumerate(prompts()):
-        row = planner.row(slot, prompt, sampling())
-        while row.computed < row.prompt_len:
-            planner.run(rows, [(row, min(13, row.prompt_len - row.computed))])
-        rows.append(row)
-        for _ in range(2):
-            planner.run(rows, [])
-    while decodes := [row for row in rows if len(row.tokens) < row.prompt_len + NUM_TOKENS]:
-        planner.run(decodes, [])
-    assert [row.tokens[row.prompt_len :][:NUM_TOKENS] for row in rows] == expected
+    assert in_company(planner, prompts(), NUM_TOKENS, chunk=13, pause=2) == expected
     assert tapes.replays == 2 * len(tapes.lengths) > 40, "a forward and a choice for each decode step"
     assert {len(lengths) for lengths in tapes.lengths} == set(SIZES)
-    assert tapes.lengths[0].tolist() == [rows[0].prompt_len + 1, 1], "with this step's token; 1 for padding"
+    assert tapes.lengths[0].tolist() == [len(prompts()[0]) + 1, 1], "with this step's token; 1 for padding"
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v3"])
-def test_prefix_and_preemption(case: str, checkpoints: Any) -> None:
+def test_prefix_and_preemption(case: str, checkpoints: Checkpoints) -> None:
     """A second sequence shares pages; the first loses its own and comes back in a slot that
     another sequence had before."""
     folder, reference, expected = checkpoints(case)
@@ -120,7 +103,7 @@ DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, F
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("company", [False, True])
 def test_requested_sizes(
-    draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+    draws: str, company: bool, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without
     graphs."""
@@ -152,13 +135,13 @@ def test_requested_sizes(
     assert (forwards, replays - forwards) == ((10, 0) if company else (90, plain))
 
 
-def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
+def test_adapters(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """A graph with adapters serves any LoRA slots, and steps without adapters have graphs of their own."""
     executor = decode_with_adapters(checkpoints("qwen3")[0], tmp_path, 4, device="taped", graph_sizes=[1, 4])
     assert isinstance(executor, taped.TapedRunner) and executor.tapes.replays == 2 * 2 * 3 * 4
 
 
-def test_what_takes_another_way(checkpoints: Any) -> None:
+def test_what_takes_another_way(checkpoints: Checkpoints) -> None:
     folder, _, expected = checkpoints("llama")
     planner, tapes = opened(folder)
     rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate([*prompts(), [1, 2, 3]])]
@@ -171,7 +154,7 @@ def test_what_takes_another_way(checkpoints: Any) -> None:
     assert tapes.replays > 0 and [row.tokens[row.prompt_len :][:NUM_TOKENS] for row in rows[:4]] == expected
 
 
-def test_without_padding_a_graph_serves_its_own_number(checkpoints: Any) -> None:
+def test_without_padding_a_graph_serves_its_own_number(checkpoints: Checkpoints) -> None:
     planner, tapes = opened(checkpoints("llama")[0], graph_pads=False)
     rows = [planner.row(slot, [1, 2, 3], sampling()) for slot in range(3)]
     planner.run([], [(row, 3) for row in rows])
@@ -181,7 +164,7 @@ def test_without_padding_a_graph_serves_its_own_number(checkpoints: Any) -> None
     assert tapes.replays == 2
 
 
-def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
+def test_many_page_updates_in_one_step(checkpoints: Checkpoints) -> None:
     """More than the inputs of a graph have room for: after a retraction that gave pages of a long sequence
     anew, say."""
     planner, tapes = opened(checkpoints("llama")[0])
@@ -195,7 +178,7 @@ def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any) -> None:
+def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Checkpoints) -> None:
     folder, _, expected = checkpoints("llama")
     planner, tapes = opened(folder)
     graphs = planner.executor.runner.graphs  # type: ignore[attr-defined]
@@ -212,7 +195,7 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any)
     assert planner.executor.capture(4).error == ""
 
 
-def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
+def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Checkpoints) -> None:
     """The size counts all the same, and no size that is captured later tries that draw."""
     planner, tapes = opened(checkpoints("llama")[0], graph_sizes=[2, 4, 8])
     graphs = planner.executor.runner.graphs  # type: ignore[attr-defined]
@@ -261,12 +244,12 @@ def test_the_double_replays_tensors_and_not_python() -> None:
     assert out.tolist() == [11.0, 11.0]
 
 
-def test_a_device_without_graphs_says_so(checkpoints: Any) -> None:
+def test_a_device_without_graphs_says_so(checkpoints: Checkpoints) -> None:
     executor, _ = start(checkpoints("llama")[0], graph_sizes=[1])
     assert executor.capture(1).error == "cpu captures no steps of this model"
 
 
-def test_saves_go_with_a_graph_and_loads_without(checkpoints: Any) -> None:
+def test_saves_go_with_a_graph_and_loads_without(checkpoints: Checkpoints) -> None:
     fd = os.memfd_create("host-test")
     planner, tapes = opened(checkpoints("llama")[0], host_ratio=1.0, host_fds=[fd], max_total_tokens=128)
     row = planner.row(0, prompts()[1], sampling())

@@ -25,9 +25,10 @@ OTHERS = [11 * i % 250 for i in range(30)]
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["qwen3", "deepseek_v3", "gemma4"])
 def family(request: pytest.FixtureRequest) -> str:
-    """One of each kind of cache: keys and values of heads, and latents with rotary parts of another size."""
+    """One of each kind of cache: keys and values of heads, latents with rotary parts of another size, and
+    heads whose size differs between layers."""
     return str(request.param)
 
 

@@ -17,7 +17,7 @@ from runtime.scheduling.drafts import Draft
 from runtime.text.token_bans import packed
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, sampling, start
-from tests.models.make import make_checkpoint
+from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.ranks.test_windows import MODELS, PAGE_SIZE, WINDOW
 
 NUM_TOKENS = 24
@@ -141,7 +141,9 @@ def test_tokens_are_those_without_drafts(folder: Path, params: dict[str, Any], h
                 np.testing.assert_allclose([one[1], *one[3]], [two[1], *two[3]], atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "gemma2", "gpt_oss", "llama4", "mistral"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "deepseek_v32", "gemma2", "gemma4", "gpt_oss", "llama4", "mistral"]
+)
 def test_families(family: str, tmp_path: Path) -> None:
     """Latent and sparse attention, score caps, sinks, chunks and windows, in chains and trees."""
     folder = make_checkpoint(family, tmp_path)
@@ -219,7 +221,7 @@ def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
     loaded.transfers, loaded.device.graphs.reads_lengths = Late(), False
     truth = expected[1]
     row.pages += [planner.free.pop() for _ in range(4)]
-    plans = [planner.plan([], [], [(row, Draft([truth[1], truth[2], truth[3] ^ 1]))])]
+    plans = [planner.plan([], [], [(row, Draft([truth[1], truth[2], (truth[3] + 1) % VOCAB_SIZE]))])]
     results = [planner.executor.launch(plans[0])]
     lengths = loaded.slots.lengths
     assert lengths._coming, "what was accepted is not known"

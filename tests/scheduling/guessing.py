@@ -3,11 +3,34 @@
 from random import Random
 
 from runtime.cache.sequence import Sequence
-from runtime.scheduling.drafts import Draft
+from runtime.messages.speculation import Ngram, Speculation
+from runtime.scheduling.drafts import Draft, Drafter
+from runtime.scheduling.speculation.ngram import NgramDrafter
+from runtime.scheduling.speculation.pace import Pace
 from tests.scheduling.oracle import VOCAB, next_token
 
 
-class Guesser:
+class Eager(Pace):
+    """Drafts cost nothing."""
+
+    def count(self, chance: float, skipped: int, most: int) -> int:
+        """All that are possible."""
+        return most
+
+
+def looking_up(*, has_trees: bool = False, num_drafts: int = 7, **ngram: object) -> NgramDrafter:
+    """Looks drafts up, as many as are found."""
+    options = Speculation(
+        algorithm="NGRAM",
+        num_steps=0,
+        topk=1,
+        num_draft_tokens=num_drafts + 1,
+        ngram=Ngram(**{"capacity": 4096} | ngram),
+    )
+    return NgramDrafter(options, has_trees=has_trees, pace=Eager())
+
+
+class Guesser(Drafter):
     """Chains and trees of up to `longest` guesses, each right with probability `luck`."""
 
     def __init__(self, longest: int, luck: float, *, has_trees: bool, seed: int = 0) -> None:

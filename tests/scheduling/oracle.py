@@ -8,10 +8,19 @@ the output.
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from random import Random
 
 import numpy as np
 
-from runtime.messages.steps import PageCopies, PromptLogprobs, Samples, StepPlan, StepResult
+from runtime.messages.steps import (
+    OWN_DRAFT,
+    PageCopies,
+    PromptLogprobs,
+    Samples,
+    StateCopies,
+    StepPlan,
+    StepResult,
+)
 
 VOCAB = 50
 
@@ -55,7 +64,9 @@ class OracleRank:
         num_window_pages: int = 0,
         window: int = 0,
         num_state_slots: int = 0,
+        num_host_states: int = 0,
         longest_run: int = 1,
+        own_luck: float = 0.5,
     ) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
@@ -66,11 +77,15 @@ class OracleRank:
         self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
         # all tokens so far: what a recurrent layer folds into one state
         self.states: list[bytes | None] = [None] * num_state_slots
+        self.host_states: list[bytes | None] = [None] * num_host_states
+        self.unknown_states: dict[int, list[int]] = {}  # by step: places that it saves to
         self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
         self.lengths = [0] * max_slots
         self.longest_run = longest_run  # a sampled token and those that follow it as if a grammar forced them
+        self.own_luck = own_luck  # with which it guesses itself
+        self.random = Random(0)
         self.reported_len = [0] * max_slots
         self.prompt_logprobs = np.full(max_slots, -1)
         self.step = step
@@ -82,7 +97,7 @@ class OracleRank:
         if plan.page_copies is not None:
             self._move(plan.page_copies)
             self.unknown[plan.step] = plan.page_copies
-        assert plan.page_copies is not None or len(plan.slots), "a plan of nothing"
+        assert plan.page_copies is not None or plan.states is not None or len(plan.slots), "a plan of nothing"
         for admit in plan.admits:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
@@ -111,6 +126,8 @@ class OracleRank:
             sampled.append(self._sample(row))
             if run := self._force(row, sampled[-1][-1]):
                 forced[len(sampled) - 1] = run
+        if self.states:
+            self._accept_states(plan, rows)
         counts = [len(tokens) for tokens in sampled]
         return StepResult(
             plan.step,
@@ -142,7 +159,12 @@ class OracleRank:
         for step, page_copies in self.unknown.items():
             if step > last_step:
                 self.host[page_copies.save_hosts, ::2] = -1
+        for step, places in self.unknown_states.items():
+            if step > last_step:
+                for place in places:
+                    self.host_states[place] = None
         self.unknown.clear()
+        self.unknown_states.clear()
 
     def _move(self, page_copies: PageCopies) -> None:
         for pages in (page_copies.save_hosts, page_copies.save_pages, page_copies.load_pages):
@@ -170,11 +192,28 @@ class OracleRank:
             more = count - len(tokens)
             tokens += known[at : at + more]
             at += more
+            if OWN_DRAFT in tokens:
+                assert is_drafted and plan.follows and Samples(plan.samples[row]) is Samples.ALL
+                assert tokens[1:] == [OWN_DRAFT] * (count - 1)
+                tokens, row_parents = self._guess(slot, count - 1)
             rows.append(
                 Row(slot, self.lengths[slot], tokens, row_parents, Samples(plan.samples[row]), is_drafted)
             )
         assert at == len(known), "tokens left over"
         return rows
+
+    def _guess(self, slot: int, count: int) -> tuple[list[int], list[int]]:
+        """A tree of `count` drafts of its own after the slot's last token; a chain where states are kept."""
+        before = [*self._stored(slot, self.lengths[slot]), int(self.last_token[slot])]
+        paths, parents = [before], [-1]
+        for _ in range(count):
+            first = len(paths) - 1 if self.states else max(0, len(paths) - 2)
+            parent = self.random.randrange(first, len(paths))
+            is_right = self.random.random() < self.own_luck
+            token = next_token(paths[parent]) if is_right else self.random.randrange(VOCAB)
+            paths.append([*paths[parent], token])
+            parents.append(parent)
+        return [path[-1] for path in paths], parents
 
     def _store(self, rows: list[Row]) -> None:
         written: set[tuple[int, int]] = set()
@@ -213,6 +252,7 @@ class OracleRank:
             assert self.states[0] is None and 0 not in page_copies.load_to and 0 not in page_copies.keep_to
             for written in (page_copies.load_to.tolist(), page_copies.keep_to.tolist()):
                 assert len(set(written)) == len(written)
+            self._move_states(plan.step, page_copies)
             assert set(page_copies.load_to.tolist()) <= set(page_copies.owned.tolist())
             self._copy_states(
                 [b"" if source == 0 else self.states[source] for source in page_copies.load_from],
@@ -221,15 +261,51 @@ class OracleRank:
         owned = self.state_slot[plan.slots].tolist()
         assert 0 not in owned and len(set(owned)) == len(owned)
         for row, state in zip(rows, owned, strict=True):
-            assert row.samples is not Samples.ALL, "a state takes no token back"
             tokens = bytes(self._stored(row.slot, row.start + len(row.tokens)))
             assert self.states[state] == tokens[: row.start], "a row starts from another state than its own"
-            self.states[state] = tokens
+            if row.samples is Samples.ALL:
+                assert row.parents == list(range(-1, len(row.tokens) - 1)), "a tree of drafts"
+            else:  # else it is known behind the sampling
+                self.states[state] = tokens
         if page_copies is not None:
             assert not set(page_copies.keep_to.tolist()) & set(owned) and set(
                 page_copies.keep_from.tolist()
             ) <= set(owned)
-            self._copy_states([self.states[source] for source in page_copies.keep_from], page_copies.keep_to)
+            is_known = page_copies.keep_at < 0
+            open_rows = {s for s, row in zip(owned, rows, strict=True) if row.samples is Samples.ALL}
+            assert not open_rows & set(page_copies.keep_from[is_known].tolist())
+            assert set(page_copies.keep_from[~is_known].tolist()) <= open_rows
+            self._copy_states(
+                [self.states[source] for source in page_copies.keep_from[is_known]],
+                page_copies.keep_to[is_known],
+            )
+
+    def _accept_states(self, plan: StepPlan, rows: list[Row]) -> None:
+        """Rows of drafts leave the state of what they have accepted, and keep the one that they pass."""
+        for row in rows:
+            if row.samples is not Samples.ALL:
+                continue
+            state = self.state_slot[row.slot]
+            self.states[state] = bytes(self._stored(row.slot, self.lengths[row.slot]))
+            if plan.states is None:
+                continue
+            for source, to, at in zip(
+                plan.states.keep_from, plan.states.keep_to, plan.states.keep_at, strict=True
+            ):
+                if source == state and row.start < at <= self.lengths[row.slot]:
+                    self.states[to] = bytes(self._stored(row.slot, int(at)))
+
+    def _move_states(self, step: int, copies: StateCopies) -> None:
+        """Saves to host memory, then what comes back from there."""
+        saved, places = copies.save_from.tolist(), copies.save_to.tolist()
+        assert len(set(places)) == len(places) and 0 not in places and 0 not in saved
+        for state, place in zip(saved, places, strict=True):
+            assert self.states[state] is not None, "a state is saved that no one made"
+            self.host_states[place] = self.states[state]
+        self.unknown_states[step] = places
+        fetched = copies.fetch_to.tolist()
+        assert set(fetched) <= set(copies.owned.tolist()) and not set(fetched) & set(copies.load_to.tolist())
+        self._copy_states([self.host_states[place] for place in copies.fetch_from], copies.fetch_to)
 
     def _copy_states(self, contents: list[bytes | None], places: np.ndarray) -> None:
         for content, place in zip(contents, places.tolist(), strict=True):

@@ -10,7 +10,9 @@ from runtime.messages.requests import Request, TokenBans
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import NO_INTS
 from runtime.scheduling.drafts import Draft, forced_draft, take
-from tests.scheduling.guessing import Guesser
+from runtime.scheduling.speculation.own import IDLE_STEPS, OwnDrafter
+from runtime.scheduling.speculation.pace import Pace
+from tests.scheduling.guessing import Eager, Guesser
 from tests.scheduling.world import World
 
 
@@ -135,3 +137,57 @@ def test_a_draft_is_cut_in_front() -> None:
     tree = Draft([1, 2, 3], [0, 0, 1])
     assert tree.first(3) is tree and tree.first(0) is None
     assert tree.first(2) == Draft([1, 2], [0, 0])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_of_the_ranks_change_no_token(depth: int) -> None:
+    """The scheduler plans rows of drafts that it does not know."""
+    world = World(depth=depth, num_pages=200, drafter=OwnDrafter(3, pace=Eager()))
+    for head in range(3):
+        world.add([head, 1, 2, 3], max_new_tokens=40, ignore_eos=True)
+    assert steps(world) < 35
+
+
+def test_a_sequence_that_the_draft_model_did_not_follow_has_no_drafts() -> None:
+    drafter = OwnDrafter(3, pace=Eager())
+    drafter.follows = False
+    world = World(depth=1, num_pages=200, drafter=drafter)
+    world.add(list(range(30)), max_new_tokens=60, ignore_eos=True)
+    assert world.submit() and world.submit() is False
+    world.receive()
+    drafter.follows = True
+    plans = []
+    for head in (1, 2):
+        world.add([head], max_new_tokens=30, ignore_eos=True)
+        plans += [world.scheduler.plan() for _ in range(3)]
+        assert all(plan is not None and plan.follows for plan in plans)
+        for plan in plans[-3:]:
+            world.results.append(world.rank.execute(plan))
+            world.receive()
+    old, new = 0, 1
+    drafted = [plan.slots[plan.num_decodes : plan.num_decodes + plan.num_verifies].tolist() for plan in plans]
+    slots = {s.id: s.slot for s in world.scheduler.roster.live.values()}
+    assert all(slots[old] not in row for row in drafted) and any(slots[new] in row for row in drafted)
+    steps(world)
+
+
+def test_a_draft_model_follows_as_long_as_drafts_pay() -> None:
+    """And again when fewer sequences run."""
+
+    class Costly(Pace):
+        def count(self, chance: float, skipped: int, most: int) -> int:
+            return 0
+
+    drafter = OwnDrafter(3, pace=Costly())
+    world = World(depth=1, num_pages=700, max_len=1000, drafter=drafter, chunk=64)
+    for head in range(4):
+        world.add([head, 1], max_new_tokens=IDLE_STEPS + 40 * (head == 0) + 20, ignore_eos=True)
+    follows, probed = [], 0
+    while (plan := world.scheduler.plan()) is not None:
+        follows.append((len(plan.slots), plan.follows))
+        probed += plan.num_verifies
+        world.results.append(world.rank.execute(plan))
+        world.receive()
+    assert follows[0][1] and (4, False) in follows, "it was left behind"
+    assert follows[-1] == (1, True) and probed > 4
+    assert all(tokens == world.expected(i) for i, tokens in world.seen.items())

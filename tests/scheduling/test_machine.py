@@ -9,9 +9,11 @@ from runtime.cache.eviction import POLICIES as EVICTIONS
 from runtime.cache.host import WRITE_POLICIES
 from runtime.messages.requests import FinishReason
 from runtime.scheduling.admission import Admission
+from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.order import POLICIES
+from runtime.scheduling.speculation.own import OwnDrafter
 from runtime.scheduling.waiting import OrderConfig
-from tests.scheduling.guessing import Guesser
+from tests.scheduling.guessing import Guesser, looking_up
 from tests.scheduling.world import World
 
 ORDERS = st.builds(
@@ -40,6 +42,16 @@ DRAFTERS = st.builds(
     has_trees=st.booleans(),
     seed=st.integers(0, 99),
 )
+LOOKING_UP = st.builds(
+    looking_up,
+    has_trees=st.booleans(),
+    num_drafts=st.integers(1, 7),
+    min_breadth=st.integers(1, 3),
+    match_type=st.sampled_from(["BFS", "PROB"]),
+    capacity=st.sampled_from([64, 4096]),
+    max_window=st.sampled_from([1, 4]),
+)
+OWN = st.builds(OwnDrafter, st.integers(1, 5), branches=st.integers(1, 2))
 
 
 class Machine(RuleBasedStateMachine):
@@ -60,8 +72,10 @@ class Machine(RuleBasedStateMachine):
         spare_window_pages=st.integers(0, 12),
         num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),
         interval=st.integers(0, 3),
+        draft_nodes=st.sampled_from([0, 3, 40]),
+        num_host_states=st.sampled_from([0, 2, 3, 9]),
         longest_run=st.sampled_from([1, 1, 2, 3, 9]),
-        drafter=st.none() | DRAFTERS | DRAFTERS,
+        drafter=st.none() | DRAFTERS | DRAFTERS | LOOKING_UP | OWN,
         pool_tokens=st.sampled_from([30, 30, 100]),
     )
     def begin(
@@ -76,8 +90,10 @@ class Machine(RuleBasedStateMachine):
         num_host_pages: int,
         window: int,
         longest_run: int,
-        drafter: Guesser | None,
+        drafter: Drafter | None,
         num_states: int,
+        draft_nodes: int,
+        num_host_states: int,
         pool_tokens: int,
         **cache: object,
     ) -> None:
@@ -95,7 +111,9 @@ class Machine(RuleBasedStateMachine):
             longest_run=longest_run,
             drafter=drafter,
             # rows of recurrent models verify nothing but what is sure
-            num_states=0 if drafter is not None and drafter.luck < 1.0 else num_states,
+            num_states=num_states,
+            draft_nodes=draft_nodes,
+            num_host_states=num_host_states,
             **cache,
         )
 

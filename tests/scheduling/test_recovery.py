@@ -63,7 +63,7 @@ def test_deaths_at_random_moments_change_no_token(depth: int, seed: int) -> None
             continue
         while world.results and random.random() < 0.5:
             world.receive()
-        if not world.scheduler._recovery.marks:  # else a second accident would look like guilt
+        if not world.scheduler.recovery.marks:  # else a second accident would look like guilt
             recovered += world.die().num_requests
             assert not world.scheduler.num_in_flight and not world.scheduler.roster.num_running
             world.check_pages()

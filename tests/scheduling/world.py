@@ -45,6 +45,8 @@ class World:
         spare_window_pages: int = 0,
         num_states: int = 0,
         interval: int = 0,
+        draft_nodes: int = 0,
+        num_host_states: int = 0,
         longest_run: int = 1,
         drafter: Drafter | None = None,
         **more: object,
@@ -53,9 +55,17 @@ class World:
         cache = CacheConfig(
             shares=shares,
             eviction=eviction,
-            host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
+            host=HostConfig(
+                num_pages=num_host_pages,
+                write_policy=write_policy,
+                has_storage=not window,
+                num_states=num_host_states,
+            ),
             states=StateConfig(
-                num_slots=num_states + 1 if num_states else 0, interval=interval * page_size, shares=shares
+                num_slots=num_states + 1 if num_states else 0,
+                interval=interval * page_size,
+                shares=shares,
+                draft_nodes=draft_nodes,
             ),
             window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk),
         )
@@ -79,6 +89,7 @@ class World:
             num_window_pages=num_window_pages,
             window=window,
             num_state_slots=cache.states.num_slots,
+            num_host_states=num_host_states,
             longest_run=longest_run,
         )
         self.scheduler.roster.start = self._start  # type: ignore[method-assign]
@@ -150,7 +161,10 @@ class World:
         window = self.config.cache.window
         num_window_pages = window.num_pages + more_window_pages
         num_states = self.config.cache.states.num_slots + more_states
-        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_states)
+        host_states = self.rank.host_states
+        refused = self.scheduler.resume(
+            num_pages, num_host_pages, num_window_pages, num_states, len(host_states)
+        )
         self.config = self.scheduler.config
         self.results.clear()
         self.rank = OracleRank(
@@ -162,8 +176,10 @@ class World:
             num_window_pages=num_window_pages,
             window=self.rank.window,
             num_state_slots=num_states,
+            num_host_states=len(host_states),
             longest_run=self.rank.longest_run,
         )
+        self.rank.host_states = host_states
         if num_host_pages == len(host):
             self.rank.host = host
         for given_up in (lost.guilty, *refused):

@@ -92,6 +92,20 @@ def test_an_installation_shows_how_far_it_is(is_terminal: bool, clone: Path) -> 
     assert ("\x1b[K" in text) == is_terminal
 
 
+@pytest.mark.skipif(shutil.which("flock") is None, reason="this machine has no flock")
+def test_two_commands_install_one_after_the_other(clone: Path) -> None:
+    """The second one says that it waits, and then installs nothing."""
+    with start(clone, subprocess.PIPE) as first:
+        wait_until((clone / "pip.pid").exists)
+        with start(clone, subprocess.PIPE) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == "dev: another ./dev is installing; waiting for it\n"
+            (clone / "done").touch()
+            assert second.communicate() == ("served serve\n", "")
+        out, shown = first.communicate()
+    assert out == "served serve\n" and "installed runtime for serve" in shown
+
+
 def test_an_installation_that_fails_shows_the_errors_of_pip(clone: Path) -> None:
     (clone / "done").touch()
     (clone / "fails").touch()

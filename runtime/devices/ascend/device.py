@@ -40,10 +40,11 @@ def import_npu() -> ModuleType:
     return torch_npu
 
 
-def set_device(options: AscendOptions, rank: int) -> torch.device:
-    """Takes this rank's NPU. Raises StartError where there is none."""
+def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.device:
+    """Takes this rank's NPU, behind the `before` ones of other replicas. Raises StartError where there is
+    none."""
     first, step = options.base_gpu_id, options.gpu_id_step
-    number, count = first + rank * step, torch.npu.device_count()
+    number, count = first + (before + rank) * step, torch.npu.device_count()
     if count == 0:
         raise StartError(
             "--device npu finds no NPU; look at npu-smi info, at the driver, and at ASCEND_RT_VISIBLE_DEVICES"
@@ -79,7 +80,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
-    torch_device = set_device(options, rank)
+    torch_device = set_device(options, rank, start.first_device)
     ranks: Collectives = (
         SingleRank()
         if start.tp_size == 1
@@ -108,7 +109,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(start.tp_size),
+        AscendMemory(start.tp_size * start.num_replicas),
         ranks,
         AscendGraphs(ops.triangle),
         start.ep_size,

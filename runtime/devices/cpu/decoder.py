@@ -216,9 +216,11 @@ class DecoderProgram:
                 places.data_ptr(),
                 embeds.data_ptr(),
             )
-        for pool, index in ((0, 0), (self.num_pools - 1, -1)):
+        table_bytes = tables.stride(0) * tables.itemsize
+        for pool in range(self.num_pools):
+            index = min(pool, len(locations) - 1)
             step.locations[pool] = locations[index].data_ptr()
-            step.page_tables[pool] = tables[index].data_ptr()
+            step.page_tables[pool] = tables.data_ptr() + index * table_bytes
         logits = None
         if self.spec.head is not None and len(samples):
             places, vocab_size = np.ascontiguousarray(samples, np.int64), self.spec.head.vocab_size

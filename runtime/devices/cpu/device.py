@@ -18,6 +18,7 @@ from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.packed_folder import PackedFolder
+from runtime.devices.cpu.recurrent import CpuRecurrent
 from runtime.devices.cpu.row_quantizer import CpuRowQuantizer
 from runtime.devices.cpu.sampling import CpuFusedOps
 from runtime.devices.cpu.self_check import load_library
@@ -30,7 +31,7 @@ from runtime.messages.ranks import StartRank
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
-    num_threads = start.num_threads or max(1, usable_cores() // start.tp_size)
+    num_threads = start.num_threads or max(1, usable_cores() // (start.tp_size * start.num_replicas))
     torch.set_num_threads(num_threads)
     library = load_library()
     threads = None if library is None else Threads(library, num_threads)
@@ -44,7 +45,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.device("cpu"),
         ops,
         experts,
-        CpuMemory(start.tp_size),
+        CpuMemory(start.tp_size * start.num_replicas),
         ranks,
         None,
         start.ep_size,
@@ -53,6 +54,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
         ggml=None if threads is None else CpuGgml(threads),
+        recurrent=None if threads is None else CpuRecurrent(threads),
         row_quantizer=None if threads is None else CpuRowQuantizer(threads),
         kept_weights=None if threads is None else _kept_weights(start, threads),
     )

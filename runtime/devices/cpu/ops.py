@@ -19,7 +19,7 @@ from runtime.devices.cpu.quantized import multiply
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.layers.attention.kv_dtype import store_as
 from runtime.layers.attention.sdpa import attend
-from runtime.layers.sampling.sampler import BANNED, sample_tokens
+from runtime.layers.sampling.sampler import BANNED, clean, sample_tokens
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 # upper limits of the logits of 8 tokens, by their byte of a mask
@@ -157,8 +157,10 @@ class CpuOps:
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See Ops.mask."""
-        if self.logits_ops is not None and logits.is_contiguous():
-            return self.logits_ops.mask(logits, rows, bits)
+        if self.logits_ops is not None:
+            if logits.is_contiguous():
+                return self.logits_ops.mask(logits, rows, bits)
+            clean(logits)  # else what is not finite would stay
         limits = _MOST.take(bits.numpy().view(np.uint8), axis=0).reshape(len(rows), -1)[:, : logits.shape[1]]
         values = logits.numpy()  # numpy: the threads of torch wait for each other longer than this takes
         if len(rows) == len(values):  # the same rows, in the same order

@@ -15,14 +15,15 @@ INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('c
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
 
 
-def set_device(options: CudaOptions, rank: int) -> torch.device:
-    """Takes this rank's GPU. Raises StartError where there is none, or one too old."""
+def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device:
+    """Takes this rank's GPU, behind the `before` ones of other replicas. Raises StartError where there is
+    none, or one too old."""
     if torch.version.cuda is None:
         raise StartError(
             f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}"
         )
     first, step = options.base_gpu_id, options.gpu_id_step
-    number, count = first + rank * step, torch.cuda.device_count()
+    number, count = first + (before + rank) * step, torch.cuda.device_count()
     if count == 0:
         raise StartError(
             "--device cuda finds no GPU; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES"
@@ -45,7 +46,7 @@ def set_device(options: CudaOptions, rank: int) -> torch.device:
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
-    torch_device = set_device(options, rank)
+    torch_device = set_device(options, rank, start.first_device)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.fused import CudaFusedOps
@@ -88,7 +89,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CudaMemory(start.tp_size, torch_device),
+        CudaMemory(start.tp_size * start.num_replicas, torch_device),
         ranks,
         graphs,
         start.ep_size,

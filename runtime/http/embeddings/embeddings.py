@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest
 from runtime.http.embeddings.embedding_response import Embedding, Embeddings, Pooled, PooledList
 from runtime.http.embeddings.pooling_requests import (
+    MAX_INPUTS,
     Common,
     Inputs,
     activated,
@@ -56,6 +57,9 @@ class EncodeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     sampling_params: JsonValue = None  # accepted without effect
     image_data: JsonValue = None
 
+
+# of the prompts of all steps of a request, which are texts of their own until they are tokens
+MAX_STEP_CHARS = 1 << 24
 
 _embedding = msgspec.json.Decoder(EmbeddingBody)
 _encode = msgspec.json.Decoder(EncodeBody)
@@ -107,10 +111,20 @@ def _steps(service: Service, body: EmbeddingBody, pooling: Pooling, id: str) -> 
     the text so far: each beginning of a text is a prompt, and all of them share the pages of what they have
     in common. Raises InvalidRequest."""
     texts = [body.input] if isinstance(body.input, str) else body.input
+    if len(texts) > MAX_INPUTS:
+        raise InvalidRequest(f"there are {len(texts)} inputs; the most is {MAX_INPUTS}", param="input")
     ends = [_step_ends(text, pooling.step_token) if isinstance(text, str) else [] for text in texts]
     if not all(ends):
         raise InvalidRequest(
             f"this model scores the steps of texts: give texts with {pooling.step_token} behind each step",
+            param="input",
+        )
+
+    num_chars = sum(end for positions in ends for end in positions)
+    if num_chars > MAX_STEP_CHARS:
+        raise InvalidRequest(
+            f"the prompts of all steps have {num_chars} characters together, each with the steps before it; "
+            f"the most is {MAX_STEP_CHARS}: send fewer or shorter texts in a request",
             param="input",
         )
 

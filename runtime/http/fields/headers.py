@@ -1,4 +1,4 @@
-"""Request headers with a meaning here: routing key and time limits. That of the tenant is in http/auth.py."""
+"""Request headers with a meaning here: routing key, replica, time limits. The tenant's is in http/auth.py."""
 
 from math import isfinite
 
@@ -10,6 +10,7 @@ from runtime.errors import InvalidRequest
 ROUTING_KEYS = ("x-routing-key", "x-smg-routing-key")  # ours, and that of SGLang's gateway
 TIMEOUT = "x-request-timeout"  # seconds, from arrival to the end
 QUEUE_TIMEOUT = "x-queue-timeout"  # seconds, from arrival to the first step
+REPLICA = "x-data-parallel-rank"  # index of a replica
 MAX_CHARS = 256
 
 
@@ -19,12 +20,15 @@ class RequestHeaders(Struct, frozen=True):
     routing_key: str = ""
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    replica: int | None = None
 
 
 def read_headers(headers: Headers) -> RequestHeaders:
     """The fields that `headers` set. Raises InvalidRequest, naming the header."""
     routing_key = next((name for header in ROUTING_KEYS if (name := _name(headers, header))), "")
-    return RequestHeaders(routing_key, _seconds(headers, TIMEOUT), _seconds(headers, QUEUE_TIMEOUT))
+    return RequestHeaders(
+        routing_key, _seconds(headers, TIMEOUT), _seconds(headers, QUEUE_TIMEOUT), _index(headers, REPLICA)
+    )
 
 
 def _name(headers: Headers, header: str) -> str:
@@ -47,3 +51,12 @@ def _seconds(headers: Headers, header: str) -> float | None:
     if not (isfinite(seconds) and seconds > 0):
         raise InvalidRequest(f"the header {header} must be a positive number of seconds", param=header)
     return seconds
+
+
+def _index(headers: Headers, header: str) -> int | None:
+    value = headers.get(header)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest(f"the header {header} must be the number of a replica, from 0", param=header)
+    return int(value)

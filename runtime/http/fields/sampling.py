@@ -4,7 +4,7 @@ from typing import Annotated as A
 
 from msgspec import Meta, Struct
 
-from runtime.messages.sampling import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASES
+from runtime.messages.sampling import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASES, SpeculationLimit
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +27,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    speculation: SpeculationLimit | None = None
 
 
 SAMPLING_FIELDS = SamplingFields.__struct_fields__

@@ -13,6 +13,7 @@ from runtime.http.errors import OpenAIError, convert, decode
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.model import adapters_of
+from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
 from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.fields.thinking import thinking_limit
@@ -135,6 +136,7 @@ def _requests(
             params=one,
             arrival_s=arrival_s,
             priority=body.priority,
+            replica=replica_of(body),
             cache_salt=salt,
             adapter=adapter,
             session=body.session_params,

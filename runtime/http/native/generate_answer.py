@@ -14,7 +14,7 @@ from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
 from runtime.http.streaming.rows import Rows
 from runtime.json_value import Fields
-from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, TokenLogprob
+from runtime.messages.requests import Delta, DraftCounts, Finish, FinishReason, GenerateRequest, TokenLogprob
 from runtime.service import Service
 
 
@@ -103,6 +103,8 @@ class GenerateAnswerFormat:
             "weight_version": self.service.card.weight_version,
             "e2e_latency": time.monotonic() - request.arrival_s,
         }
+        if end is not None and end.drafts is not None:
+            meta |= _speculation(end.drafts)
         if logprobs.is_on:
             meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
@@ -140,6 +142,19 @@ class GenerateAnswerFormat:
 
     def _triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:
         return logprob, token_id, self.service.decode([token_id]) if self.with_texts else None
+
+
+def _speculation(drafts: DraftCounts) -> Fields:
+    """SGLang's fields about drafts."""
+    rows, accepted = drafts.rows, drafts.accepted
+    return {
+        "spec_verify_ct": rows,
+        "spec_draft_token_num": drafts.drafted,
+        "spec_accept_token_num": accepted,
+        "spec_accept_rate": accepted / drafts.drafted,
+        "spec_accept_length": 1 + accepted / rows,
+        "spec_accept_histogram": drafts.histogram,
+    }
 
 
 def _finish_reason(end: Finish) -> Fields:

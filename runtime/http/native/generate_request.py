@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
 from runtime.json_value import JsonDict, JsonValue
@@ -71,6 +72,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
     lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
     priority: Priority | None = None
+    data_parallel_rank: ReplicaIndex | None = None  # the replica that serves it; as x-data-parallel-rank
+    routed_dp_rank: ReplicaIndex | None = None  # the same, SGLang's newer name
     max_thinking_tokens: int | None = None  # most tokens of reasoning; -1: no limit
     # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
@@ -92,8 +95,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     bootstrap_host: JsonValue = None
     bootstrap_port: JsonValue = None
     bootstrap_room: JsonValue = None
-    data_parallel_rank: JsonValue = None
-    routed_dp_rank: JsonValue = None
 
 
 _FIELDS = GenerateBody.__struct_fields__

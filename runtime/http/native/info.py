@@ -206,7 +206,7 @@ def server_info(service: Service) -> Fields:
     """The options in force, flat as in SGLang and with their sources; secrets are hidden in both."""
     info, load = service.server_info(), service.load()
     flat = {name: _value(info["options"], name) for name in info["options"]}
-    state = {
+    state: Fields = {
         "last_gen_throughput": load.tokens_per_s,
         "max_running_requests_per_dp": load.max_running,
         "memory_usage": {
@@ -215,6 +215,8 @@ def server_info(service: Service) -> Fields:
             "token_capacity": load.total_pages * load.page_size,
         },
     }
+    if load.verified_rows:  # SGLang's name: tokens that a row with drafts brings
+        state["avg_spec_accept_length"] = 1 + load.accepted_drafts / load.verified_rows
     return (
         flat | {"max_total_num_tokens": load.total_pages * load.page_size, "internal_states": [state]} | info
     )

@@ -75,60 +75,70 @@ class ServerLoad(Struct, forbid_unknown_fields=True):
 
 
 def loads(load: Load) -> dict[str, object]:
-    """The load in SGLang's form, one entry for each scheduler. num_cached_tokens, num_steps and page_size are
-    additions."""
-    used = (load.used_pages - load.cached_pages) * load.page_size
-    usage = (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
+    """The load of all replicas together and of each, in SGLang's form. num_cached_tokens, num_steps and
+    page_size are additions."""
+    now, each = time.time(), load.each or (load,)
     return {
-        "timestamp": time.time(),
-        "dp_rank_count": 1,
-        "loads": [
-            {
-                "dp_rank": 0,
-                "timestamp": time.time(),
-                "num_running_reqs": load.running,
-                "num_waiting_reqs": load.waiting,
-                "num_total_reqs": load.running + load.waiting,
-                "num_used_tokens": used,
-                "num_total_tokens": used + load.waiting_tokens,
-                "num_cached_tokens": load.cached_pages * load.page_size,
-                "max_total_num_tokens": load.total_pages * load.page_size,
-                "token_usage": usage,
-                "gen_throughput": load.tokens_per_s,
-                "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
-                "utilization": max(usage, load.running / max(load.max_running, 1)),
-                "max_running_requests": load.max_running,
-                "num_steps": load.steps,
-                "page_size": load.page_size,
-                "memory": {
-                    "weight_gb": load.weights_bytes / 1e9,
-                    "kv_cache_gb": load.pages_bytes / 1e9,
-                    "token_capacity": load.total_pages * load.page_size,
-                },
-                "queues": {"waiting": load.waiting},
-            }
-        ],
+        "timestamp": now,
+        "dp_rank_count": len(each),
+        "loads": [_of_replica(one, index, now) for index, one in enumerate(each)],
         "aggregate": {
             "total_running_reqs": load.running,
             "total_waiting_reqs": load.waiting,
             "total_reqs": load.running + load.waiting,
-            "avg_token_usage": usage,
-            "avg_throughput": load.tokens_per_s,
+            "avg_token_usage": _usage(load),
+            "avg_throughput": load.tokens_per_s / len(each),
         },
     }
 
 
+def _usage(load: Load) -> float:
+    return (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
+
+
+def _used_tokens(load: Load) -> int:
+    return (load.used_pages - load.cached_pages) * load.page_size
+
+
+def _of_replica(load: Load, index: int, now: float) -> dict[str, object]:
+    used, usage = _used_tokens(load), _usage(load)
+    return {
+        "dp_rank": index,
+        "timestamp": now,
+        "num_running_reqs": load.running,
+        "num_waiting_reqs": load.waiting,
+        "num_total_reqs": load.running + load.waiting,
+        "num_used_tokens": used,
+        "num_total_tokens": used + load.waiting_tokens,
+        "num_cached_tokens": load.cached_pages * load.page_size,
+        "max_total_num_tokens": load.total_pages * load.page_size,
+        "token_usage": usage,
+        "gen_throughput": load.tokens_per_s,
+        "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
+        "utilization": max(usage, load.running / max(load.max_running, 1)),
+        "max_running_requests": load.max_running,
+        "num_steps": load.steps,
+        "page_size": load.page_size,
+        "memory": {
+            "weight_gb": load.weights_bytes / 1e9,
+            "kv_cache_gb": load.pages_bytes / 1e9,
+            "token_capacity": load.total_pages * load.page_size,
+        },
+        "queues": {"waiting": load.waiting},
+    }
+
+
 def old_loads(load: Load) -> list[dict[str, object]]:
-    """The load in the form of SGLang's older /get_load."""
-    tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
+    """The load of each replica in the form of SGLang's older /get_load."""
     return [
         {
-            "dp_rank": 0,
-            "num_reqs": load.running + load.waiting,
-            "num_waiting_reqs": load.waiting,
-            "num_tokens": tokens,
+            "dp_rank": index,
+            "num_reqs": one.running + one.waiting,
+            "num_waiting_reqs": one.waiting,
+            "num_tokens": _used_tokens(one) + one.waiting_tokens,
             "ts_tic": time.monotonic(),
         }
+        for index, one in enumerate(load.each or (load,))
     ]
 
 

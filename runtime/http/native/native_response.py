@@ -32,6 +32,12 @@ class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     cached_tokens_details: Tiers | None | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
     e2e_latency: float
+    spec_verify_ct: int | UnsetType = UNSET  # steps that verified drafts; these, where there were some
+    spec_draft_token_num: int | UnsetType = UNSET
+    spec_accept_token_num: int | UnsetType = UNSET
+    spec_accept_rate: float | UnsetType = UNSET  # accepted drafts of all drafts
+    spec_accept_length: float | UnsetType = UNSET  # tokens that such a step brought on average
+    spec_accept_histogram: list[int] | UnsetType = UNSET  # steps with 0, 1, 2, ... accepted drafts
     hidden_states: JsonValue | UnsetType = UNSET  # in SGLang's form: fields/hidden_states.py
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     input_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET

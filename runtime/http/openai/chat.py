@@ -12,6 +12,7 @@ from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
 from runtime.http.fields.model import adapters_of, response_model
+from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
 from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import ChatBody
@@ -117,6 +118,7 @@ def prepare(
         params=params,
         arrival_s=arrival_s,
         priority=body.priority,
+        replica=replica_of(body),
         cache_salt=salts(body, 1)[0],
         adapter=adapter,
         marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
@@ -345,11 +347,8 @@ class ChatAnswerFormat:
 
     def _finish(self, choice: int, finish: Finish | None) -> Fields:
         fields = finish_fields(finish)
-        return (
-            fields | {"finish_reason": "tool_calls"}
-            if fields["finish_reason"] == "stop" and choice in self.callers
-            else fields
-        )
+        calls = fields["finish_reason"] == "stop" and choice in self.callers
+        return fields | {"finish_reason": "tool_calls"} if calls else fields
 
     def _ids(self, token_ids: list[int]) -> dict[str, list[int]]:
         return {"token_ids": token_ids} if self.request.return_token_ids else {}

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Meta, Struct
 
+from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
 from runtime.json_value import JsonDict, JsonValue
@@ -98,9 +99,7 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     bootstrap_host: JsonValue = None
     bootstrap_port: JsonValue = None
     bootstrap_room: JsonValue = None
-    routed_dp_rank: JsonValue = None
     disagg_prefill_dp_rank: JsonValue = None
-    data_parallel_rank: JsonValue = None
     ngram_corpus_id: JsonValue = None
     custom_labels: JsonValue = None
     use_beam_search: JsonValue = None
@@ -144,6 +143,8 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     rid: Rid | list[Rid] | None = None  # request id, SGLang's name
     request_id: Rid | None = None  # request id, vLLM's name
     priority: Priority | None = None  # see --enable-priority-scheduling
+    data_parallel_rank: ReplicaIndex | None = None  # the replica that serves it; as x-data-parallel-rank
+    routed_dp_rank: ReplicaIndex | None = None  # the same, SGLang's newer name
     # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | list[CacheSalt] | None = None
     extra_key: CacheSalt | list[CacheSalt] | None = None  # a second cache_salt, SGLang's name

@@ -32,10 +32,13 @@ class CachedTokens(Struct, forbid_unknown_fields=True):
     cached_tokens_details: Tiers | UnsetType = UNSET
 
 
-class ReasoningTokens(Struct, forbid_unknown_fields=True):
-    """Reasoning tokens of the output."""
+class OutputTokens(Struct, forbid_unknown_fields=True):
+    """Kinds of tokens of the output."""
 
     reasoning_tokens: int
+    # drafts of speculative decoding, where there were some
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, forbid_unknown_fields=True):
@@ -45,7 +48,7 @@ class Usage(Struct, forbid_unknown_fields=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET  # of routes that generate
+    completion_tokens_details: OutputTokens | UnsetType = UNSET  # of routes that generate
 
 
 class TopLogprob(Struct, forbid_unknown_fields=True):

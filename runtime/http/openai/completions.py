@@ -13,6 +13,7 @@ from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
 from runtime.http.fields.model import adapters_of, response_model
+from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
 from runtime.http.fields.thinking import thinking_limit
 from runtime.http.fields.token_ids import are_ids
@@ -88,6 +89,7 @@ def completions(service: Service, content: bytes) -> Answer:
             params=params,
             arrival_s=arrival_s,
             priority=body.priority,
+            replica=replica_of(body),
             cache_salt=salt,
             adapter=adapter,
         )

@@ -1,14 +1,14 @@
 """What chat and text completions share in their answers: the envelope of chunks, usage and finish reasons."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from runtime.http.fields.cached_tokens import tiers
 from runtime.http.openai.completion_request import StreamOptions
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
-from runtime.messages.requests import CacheSources, Delta, Finish
+from runtime.messages.requests import CacheSources, Delta, DraftCounts, Finish
 from runtime.service import CacheReport
 
 _MARK = "f3b0c5e2-text"  # placeholder for the text while a chunk is split in two
@@ -25,6 +25,7 @@ class Meter:
         self.cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.drafts: list[DraftCounts] = []
 
     def add(self, choice: int, delta: Delta) -> None:
         """Counts a delta of a choice."""
@@ -37,6 +38,8 @@ class Meter:
         if delta.finish is not None:
             self.prompt_tokens[prompt] = delta.finish.prompt_tokens
             self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
+            if delta.finish.drafts is not None:
+                self.drafts.append(delta.finish.drafts)
 
     def usage(self) -> dict[str, object]:
         """The `usage` of what was added so far."""
@@ -47,6 +50,7 @@ class Meter:
             self.reasoning_tokens,
             self.report,
             self.loaded.values(),
+            self.drafts,
         )
 
     def _cached(self, prompt: int, tokens: int, loaded: CacheSources) -> None:
@@ -61,9 +65,10 @@ def usage(
     reasoning_tokens: int,
     report: CacheReport | None,
     loaded: Iterable[CacheSources],
+    drafts: Sequence[DraftCounts],
 ) -> dict[str, object]:
     """The `usage` object. `loaded`: sources of the cached tokens, one entry a prompt; used with a cache
-    `report`."""
+    `report`. `drafts`: of the sequences that had some."""
     details: dict[str, object] = {"cached_tokens": cached_tokens}
     if report is not None:
         details["cached_tokens_details"] = tiers(cached_tokens, loaded, report.storage)
@@ -72,8 +77,17 @@ def usage(
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens} | _predictions(drafts),
     }
+
+
+def _predictions(drafts: Sequence[DraftCounts]) -> dict[str, int]:
+    """OpenAI's counts of predicted tokens; none where nothing was predicted."""
+    if not drafts:
+        return {}
+    accepted = sum([counts.accepted for counts in drafts])
+    drafted = sum([counts.drafted for counts in drafts])
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
 
 
 def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, object]:
@@ -88,6 +102,7 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
         sum(output.reasoning_tokens for output in outputs),
         report,
         [end.loaded for end in most],
+        [end.drafts for end in ends if end.drafts is not None],
     )
 
 

@@ -11,7 +11,7 @@ from runtime.http.openai.completion_request import ChatBody, CompletionBody, Sha
 from runtime.json_value import JsonValue
 
 Status = Literal["works", "no effect", "400"]
-Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM"]
+Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM", "only here"]
 
 # values of a refused field that ask for nothing, like null
 NOTHING: tuple[JsonValue, ...] = ("", False, [], {})
@@ -33,7 +33,7 @@ def _rows(source: Source, status: Status, notes: Mapping[str, str]) -> Iterator[
 
 
 _FORM = "structured.md; at most one of the fields that constrain the output"
-_DATA_PARALLEL = "there is one replica"
+_DATA_PARALLEL = "it belongs to disaggregation"
 _DISAGGREGATION = "prompts and answers are computed by the same ranks"
 _IMAGES = "only text is served"
 
@@ -119,6 +119,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "continue_final_message": "the answer continues the last message",
                 "chat_template_kwargs": "variables of the template",
                 "priority": "--enable-priority-scheduling; scheduling.md",
+                "data_parallel_rank": "the replica that serves it: parallelism.md",
                 "cache_salt": "cached prefixes are shared within one salt only",
                 "return_token_ids": "`token_ids` in each choice; `prompt_token_ids` next to the choices of a "
                 "chat, and in the choices of a completion",
@@ -128,6 +129,7 @@ PARAMETERS: dict[str, Parameter] = dict(
             "SGLang",
             "works",
             {
+                "routed_dp_rank": "as `data_parallel_rank`",
                 "stop_regex": "up to 16; the text ends where one matches: api.md, stop expressions",
                 "extra_key": "a second `cache_salt`",
                 "no_stop_trim": "keeps the stop string in the text",
@@ -178,6 +180,11 @@ PARAMETERS: dict[str, Parameter] = dict(
             },
         ),
         *_rows(
+            "only here",
+            "works",
+            {"speculation": "`{enabled, max_draft_tokens}`: false or 0 for no drafts; speculation.md"},
+        ),
+        *_rows(
             BOTH,
             "no effect",
             {
@@ -206,10 +213,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "bootstrap_host": _DISAGGREGATION,
                 "bootstrap_port": _DISAGGREGATION,
                 "bootstrap_room": _DISAGGREGATION,
-                "routed_dp_rank": _DATA_PARALLEL,
                 "disagg_prefill_dp_rank": _DATA_PARALLEL,
-                "data_parallel_rank": _DATA_PARALLEL,
-                "ngram_corpus_id": "there is no speculation",
+                "ngram_corpus_id": "texts are found by themselves: speculation.md",
                 "custom_labels": "metrics have fixed labels",
                 "task": "use the chat template",
             },

@@ -53,3 +53,8 @@ class SequenceParallel:
         if real < len(ids):
             ids[real:] = -1
         return ids
+
+
+def all_tokens(parallel: SequenceParallel | None, x: Tensor, num_tokens: int) -> Tensor:
+    """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
+    return x if parallel is None else parallel.all_gather(x, num_tokens)

@@ -17,6 +17,7 @@ by the scale of a whole weight, compressed-tensors divides by it.
 import torch
 from torch import Tensor
 
+from runtime.layers.quantization.float4 import FP8_BYTES
 from runtime.layers.quantization.module_shard import (
     INTS,
     SCALES,
@@ -34,8 +35,6 @@ from runtime.layers.quantization.module_shard import (
 from runtime.layers.weight import FLOATS, TensorReader
 from runtime.models.config.quantization_schemes import PackedInt
 
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32)
-E2M1_BYTES = torch.cat((E2M1, -E2M1)).to(torch.float8_e4m3fn).view(torch.uint8)
 ONE: Shapes = [(1,), (), (1, 1)]
 # layout -> names of the codes and of the scale of the whole weight
 FLOAT4 = {
@@ -62,7 +61,7 @@ def load_exponents(module: ModuleShard, reader: TensorReader) -> None:
 def load_float4(module: ModuleShard, reader: TensorReader) -> None:
     """Reads E2M1 codes as float8_e4m3 numbers."""
     codes = _columns_of_pairs(module, reader)
-    module.tensors["weight"].view(torch.uint8).copy_(E2M1_BYTES[codes.long()])
+    module.tensors["weight"].view(torch.uint8).copy_(FP8_BYTES[codes.long()])
 
 
 def load_signed4(module: ModuleShard, reader: TensorReader) -> None:

@@ -16,14 +16,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from runtime.layers.quantization.float4 import VALUES
 from runtime.models.config.gguf.types import BY_NAME, PLAIN
 
 IQ4_TABLE = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32
 )
-MXFP4_TABLE = torch.tensor(
-    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32
-)  # twice the numbers: their exponent is less by one
+MXFP4_TABLE = 2 * VALUES  # ggml has twice the numbers: their exponent is less by one
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

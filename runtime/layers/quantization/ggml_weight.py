@@ -14,23 +14,21 @@ from runtime.models.config.quantization_schemes import Ggml, WeightFormat
 
 
 class GgmlWeight(Layer):
-    """One weight, of several parts if it is fused. Its tensors are views of the mapped file."""
+    """One weight, of several parts if it is fused. Its tensors are views of the mapped file; those that are
+    not loaded are on the meta device."""
 
     def __init__(self, scheme: Ggml, outputs: dict[str, Shard], inputs: Shard) -> None:
         """The ranks' shards of inputs begin and end with blocks."""
         self.outputs, self.inputs = outputs, inputs
-        self.parts: dict[str, GgmlPart] = {}
         types = dict(scheme.types)
+        self.parts = {name: _not_loaded(types[name], shard, inputs) for name, shard in outputs.items()}
         sources, offset = {}, 0
         for name, shard in outputs.items():
             shape = (shard.full, inputs.full)
             sources[name] = SourceTensor(shape, 0, shard, offset, load=partial(self._take, name))
             offset += shard.size
         self.weight = Weight(torch.empty(0), sources)
-        self.num_bytes = sum(
-            shard.size * inputs.size // BY_NAME[types[name]].block * BY_NAME[types[name]].num_bytes
-            for name, shard in outputs.items()
-        )
+        self.num_bytes = sum(part.rows.nbytes for part in self.parts.values())
 
     def _take(self, name: str, reader: TensorReader) -> None:
         assert isinstance(reader, GgmlRows), "only GGUF files have ggml's types"
@@ -50,6 +48,13 @@ class GgmlWeight(Layer):
         packed = self.pack(device)
         assert isinstance(packed, PackedRows), "a device that packs ggml's types reads their rows"
         return packed
+
+
+def _not_loaded(type: str, outputs: Shard, inputs: Shard) -> GgmlPart:
+    """A part without its numbers: a device has kept what it makes of them, or none is asked for."""
+    row_bytes = inputs.size // BY_NAME[type].block * BY_NAME[type].num_bytes
+    rows = torch.empty(outputs.size, row_bytes, dtype=torch.uint8, device="meta")
+    return GgmlPart(type, rows, torch.empty(outputs.size, dtype=torch.int64, device="meta"), inputs.size)
 
 
 def ggml_weight(

@@ -11,12 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from runtime.layers.quantization.float4 import VALUES
 from runtime.layers.weight import Layer, Shard, SourceTensor, TensorReader, Weight
 
 GROUP = 32  # inputs that share a scale
-VALUES = torch.tensor(
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
-)  # of the codes
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:

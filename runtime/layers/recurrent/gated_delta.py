@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.recurrent import RecurrentKernel, RecurrentSpec
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.parallel.replicated import replicated_weight
-from runtime.layers.recurrent.parts import parts_weight
-from runtime.layers.recurrent.short_conv import CausalConv, state_rows
-from runtime.layers.weight import Layer, even_shard, scaled_shard
+from runtime.layers.recurrent.parts import PartsLinear, parts_weight
+from runtime.layers.recurrent.recurrence import Recurrence, state_rows
+from runtime.layers.recurrent.short_conv import CausalConv
+from runtime.layers.weight import Layer, Shard, even_shard, scaled_shard
 from runtime.models.config.recurrent_config import GatedDelta
 
 CHUNK = 64  # tokens of one triangular system
@@ -88,6 +90,14 @@ def _delta_segment(
     return torch.cat(outs, dim=1).transpose(0, 1)[:length], state
 
 
+# without decay and rate a token leaves a state as it is
+DELTA_RULE = Recurrence(
+    lambda inputs, state: delta_step(*inputs, state),
+    lambda inputs, state: delta_chunks(*inputs, state),
+    rates=(3, 4),
+)
+
+
 class GatedHeadNorm(Layer):
     """RMSNorm of each head, times silu(gate)."""
 
@@ -104,7 +114,7 @@ class GatedHeadNorm(Layer):
 
 class GatedDeltaMixer(Layer):
     """Projections, convolution, delta rule and gated norm. Key heads are split over the ranks, and their
-    value heads with them; the projections of a key head lie together in the checkpoint (Qwen3-Next)."""
+    value heads with them."""
 
     def __init__(
         self,
@@ -116,53 +126,96 @@ class GatedDeltaMixer(Layer):
         reduction: Reduction,
     ) -> None:
         """`place`: of the layer among the recurrent ones."""
-        self.config, self.place = config, place
+        self.config, self.place, self.device = config, place, device
+        self.kernel: RecurrentKernel | None = None  # None: torch computes
         self.shared = config.value_heads // config.key_heads  # value heads of a key head
         keys = even_shard(config.key_heads, device.collectives, "key heads of recurrent layers")
         heads = scaled_shard(keys, self.shared)
-        each = 2 * config.key_dim + 2 * self.shared * config.value_dim
-        self.in_proj_qkvz = Linear(device, dtype, hidden, {"": scaled_shard(keys, each)}, shard="column")
-        self.in_proj_ba = Linear(
-            device, dtype, hidden, {"": scaled_shard(keys, 2 * self.shared)}, shard="column"
-        )
         key_part, value_part = scaled_shard(keys, config.key_dim), scaled_shard(heads, config.value_dim)
         self.sizes = [key_part.size, key_part.size, value_part.size]
-        self.conv1d = CausalConv(device, dtype, [key_part, key_part, value_part], config.kernel, bias=False)
+        parts = [key_part, key_part, value_part]
+        names = ("q", "k", "v") if config.layout == "apart" else ()
+        self.conv1d = CausalConv(device, dtype, parts, config.kernel, bias=False, names=names)
+        self._open_projections(device, dtype, hidden, (keys, heads), parts)
         self.dt_bias, self.A_log = (parts_weight(device, torch.float32, [heads]) for _ in range(2))
         self.gated_norm = GatedHeadNorm(device, dtype, config.value_dim, config.eps)
         values = config.value_heads * config.value_dim
         self.out_proj = Linear(device, dtype, values, {"": hidden}, shard="row", reduction=reduction)
 
+    def finish_loading(self) -> None:
+        """See Layer.finish_loading."""
+        if self.device.recurrent is not None and self.config.max_rate == 1.0:
+            self.kernel = self.device.recurrent.open(
+                RecurrentSpec(
+                    "delta",
+                    self.sizes[0] // self.config.key_dim,
+                    self.sizes[2] // self.config.value_dim,
+                    self.config.key_dim,
+                    self.config.value_dim,
+                    self.conv1d.weight.tensor,
+                    step_bias=self.dt_bias.tensor,
+                    log_decay=self.A_log.tensor,
+                    norm="before_gate",
+                    norm_weight=self.gated_norm.weight.tensor,
+                    norm_size=self.config.value_dim,
+                    eps=self.config.eps,
+                )
+            )
+
+    def _open_projections(
+        self, device: Device, dtype: torch.dtype, hidden: int, heads: tuple[Shard, Shard], parts: list[Shard]
+    ) -> None:
+        """`heads`: of keys and of values; `parts`: channels of queries, keys and values."""
+
+        def column(outputs: dict[str, int | Shard]) -> Linear:
+            return Linear(device, dtype, hidden, outputs, shard="column")
+
+        config, (keys, values) = self.config, heads
+        if config.layout == "by_head":
+            each = 2 * config.key_dim + 2 * self.shared * config.value_dim
+            self.in_proj_qkvz = column({"": scaled_shard(keys, each)})
+            self.in_proj_ba = column({"": scaled_shard(keys, 2 * self.shared)})
+            return
+        self.in_proj_qkv = (
+            PartsLinear(device, dtype, hidden, parts, bias=False)
+            if config.layout == "qkv"
+            else column(dict(zip(("q", "k", "v"), parts, strict=True)))
+        )
+        self.in_proj_z = column({"": parts[2]})
+        self.in_proj_ba = column({"b": values, "a": values})
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> queries, keys and values of all heads [T, ...], gates [T, ...], and before their
+        functions rates and time steps [T, H]."""
+        config = self.config
+        if config.layout != "by_head":
+            rate, step = self.in_proj_ba.forward(x).chunk(2, dim=1)
+            return self.in_proj_qkv.forward(x), self.in_proj_z.forward(x), rate, step
+        each = self.shared * config.value_dim
+        fused = self.in_proj_qkvz.forward(x).unflatten(1, (-1, 2 * config.key_dim + 2 * each))
+        *qkv, gate = fused.split([config.key_dim, config.key_dim, each, each], dim=2)
+        rate, step = self.in_proj_ba.forward(x).unflatten(1, (-1, 2, self.shared)).unbind(2)
+        return torch.cat([part.flatten(1) for part in qkv], dim=1), gate, rate.flatten(1), step.flatten(1)
+
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
         config, rows = self.config, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
-        each = self.shared * config.value_dim
-        fused = self.in_proj_qkvz.forward(x).unflatten(
-            1, (-1, 2 * config.key_dim + 2 * each)
-        )  # [T, key heads, ...]
-        *qkv, gate = fused.split([config.key_dim, config.key_dim, each, each], dim=2)
-        rate, step = self.in_proj_ba.forward(x).unflatten(1, (-1, 2, self.shared)).unbind(2)
-        mixed = self.conv1d.forward(torch.cat([part.flatten(1) for part in qkv], dim=1), conv_state, rows)
-        q, k, v = silu(mixed).float().split(self.sizes, dim=1)
+        mixed, gate, rate, step = self._project(x)
+        if self.kernel is not None:
+            states = conv_state, state
+            return self.out_proj.forward(
+                self.kernel.forward(mixed, gate.reshape(len(x), -1), rate, step, states, rows)
+            )
+        q, k, v = silu(self.conv1d.forward(mixed, conv_state, rows)).float().split(self.sizes, dim=1)
         q, k = (self._spread(unit(part.unflatten(1, (-1, config.key_dim)))) for part in (q, k))
         q = q * config.key_dim**-0.5
         v = v.unflatten(1, (-1, config.value_dim))
-        rate = rate.flatten(1).float().sigmoid()
-        g = -self.A_log.tensor.exp() * softplus(step.flatten(1).float() + self.dt_bias.tensor)
-        outs, num_decodes = [], len(rows.decodes)
-        if num_decodes:
-            parts = (part[:num_decodes] for part in (q, k, v, g, rate))
-            out, after = delta_step(*parts, state[rows.decodes].float())
-            state.index_put_((rows.decodes,), after.to(state.dtype))
-            outs.append(out)
-        for slot, begin, count in rows.extends:
-            parts = (part[begin : begin + count] for part in (q, k, v, g, rate))
-            out, after = delta_chunks(*parts, state[slot].float())
-            state[slot] = after
-            outs.append(out)
+        rate = rate.float().sigmoid() * config.max_rate
+        g = -self.A_log.tensor.exp() * softplus(step.float() + self.dt_bias.tensor)
+        out = DELTA_RULE.run((q, k, v, g, rate), state, rows)
         gate = gate.reshape(len(x), -1, config.value_dim)
-        return self.out_proj.forward(self.gated_norm.forward(torch.cat(outs), gate).flatten(1))
+        return self.out_proj.forward(self.gated_norm.forward(out, gate).flatten(1))
 
     def _spread(self, x: Tensor) -> Tensor:
         """[T, key heads, K] -> [T, value heads, K]."""

@@ -9,6 +9,8 @@ A chunk of tokens is computed as the paper's section 6 does: within the chunk as
 is, and across chunks by their states.
 """
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -16,9 +18,12 @@ from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
 from runtime.devices.base import Collectives, Device, ForwardBatch
+from runtime.devices.recurrent import RecurrentKernel, RecurrentSpec
+from runtime.devices.state_rows import StateRows
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
-from runtime.layers.recurrent.short_conv import CausalConv, state_rows
+from runtime.layers.recurrent.recurrence import Recurrence, state_rows
+from runtime.layers.recurrent.short_conv import CausalConv
 from runtime.layers.weight import Layer, Shard, even_shard, kv_head_shard, scaled_shard
 from runtime.models.config.recurrent_config import Mamba2
 
@@ -83,6 +88,14 @@ def _scan_segment(
     return out.transpose(1, 2).flatten(0, 1)[:length], state
 
 
+def _scan(
+    form: Callable[..., tuple[Tensor, Tensor]], a: Tensor, inputs: tuple[Tensor, ...], state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`scan_step` or `scan_chunks` of the inputs x, step, b and c."""
+    x, step, b, c = inputs
+    return form(x, step, a, b, c, state)
+
+
 class GatedGroupNorm(Layer):
     """norm(x * silu(gate)) or norm(x) * silu(gate), by the root mean square of each group of channels. Groups
     may be spread over several ranks."""
@@ -135,7 +148,8 @@ class Mamba2Mixer(Layer):
         reduction: Reduction,
     ) -> None:
         """`place`: of the layer among the recurrent ones."""
-        self.config, self.place = config, place
+        self.config, self.place, self.device = config, place, device
+        self.kernel: RecurrentKernel | None = None  # None: torch computes
         heads = even_shard(config.num_heads, device.collectives, "heads of recurrent layers")
         groups = kv_head_shard(config.num_groups, device.collectives)
         inner, shared = scaled_shard(heads, config.head_dim), scaled_shard(groups, config.state_dim)
@@ -158,9 +172,57 @@ class Mamba2Mixer(Layer):
             device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
+    def finish_loading(self) -> None:
+        """See Layer.finish_loading."""
+        if self.device.recurrent is None:
+            return
+        norm = self.gated_norm
+        has_norm = norm is not None and not norm.is_spread  # else it takes what the kernel gives
+        self.kernel = self.device.recurrent.open(
+            RecurrentSpec(
+                "scan",
+                self.num_groups,
+                len(self.D.tensor),
+                self.config.state_dim,
+                self.config.head_dim,
+                self.conv1d.weight.tensor,
+                None if self.conv1d.bias is None else self.conv1d.bias.tensor,
+                self.dt_bias.tensor,
+                self.A_log.tensor,
+                self.D.tensor,
+                self.config.step_limits,
+                norm=self.config.norm if has_norm else "none" if norm is None else "nothing",
+                norm_weight=norm.weight.tensor if norm is not None and has_norm else None,
+                norm_size=norm.size if norm is not None and has_norm else self.config.head_dim,
+                eps=self.config.eps,
+            )
+        )
+
+    def _fused(self, kernel: RecurrentKernel, x: Tensor, rows: StateRows) -> Tensor:
+        """`forward` by the device's kernel."""
+        projected = self.in_proj.forward(x)
+        if self.config.multipliers:
+            projected = torch.cat(
+                [
+                    part * factor
+                    for part, factor in zip(
+                        projected.split(self.in_proj.sizes, dim=1), self.config.multipliers, strict=True
+                    )
+                ],
+                dim=1,
+            )
+        inner, *shared, heads = self.in_proj.sizes[1:]
+        gate, mixed, step = projected.split([inner, inner + sum(shared), heads], dim=1)
+        out = kernel.forward(mixed, gate, None, step, rows.tensors[self.place], rows)
+        if self.gated_norm is not None and self.gated_norm.is_spread:
+            out = self.gated_norm.forward(out.float(), gate)
+        return self.out_proj.forward(out)
+
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
         rows = state_rows(batch)
+        if self.kernel is not None:
+            return self._fused(self.kernel, x, rows)
         conv_state, state = rows.tensors[self.place]
         gate, inner, b, c, step = self.in_proj.split(x)
         if self.config.multipliers:
@@ -174,19 +236,9 @@ class Mamba2Mixer(Layer):
         b, c = (vectors.unflatten(1, (self.num_groups, -1)) for vectors in (b, c))
         step = softplus(step.float() + self.dt_bias.tensor).clamp(*self.config.step_limits)
         a = -self.A_log.tensor.exp()
-        outs, num_decodes = [], len(rows.decodes)
-        if num_decodes:
-            part = slice(num_decodes)
-            before = state[rows.decodes].float()
-            out, after = scan_step(inner[part], step[part], a, b[part], c[part], before)
-            state.index_put_((rows.decodes,), after.to(state.dtype))
-            outs.append(out)
-        for slot, begin, count in rows.extends:
-            part = slice(begin, begin + count)
-            out, after = scan_chunks(inner[part], step[part], a, b[part], c[part], state[slot].float())
-            state[slot] = after
-            outs.append(out)
-        out = (torch.cat(outs) + inner * self.D.tensor.unsqueeze(1)).flatten(1)
+        recurrence = Recurrence(partial(_scan, scan_step, a), partial(_scan, scan_chunks, a), rates=(1,))
+        out = recurrence.run((inner, step, b, c), state, rows)
+        out = (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)
         if self.gated_norm is None:
             return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
         return self.out_proj.forward(self.gated_norm.forward(out, gate))

@@ -12,25 +12,32 @@ from runtime.layers.linear import Linear
 from runtime.layers.weight import FormatLookup, Shard, SourceTensor, TensorReader, Weight, replicated_shard
 
 
-def parts_source(shape: tuple[int, ...], parts: Sequence[Shard], target: Tensor) -> SourceTensor:
+def parts_source(
+    shape: tuple[int, ...], parts: Sequence[Shard], target: Tensor, *, is_flat: bool = False
+) -> SourceTensor:
     """A checkpoint tensor whose first dimension consists of `parts`, one after the other; this rank's shards
-    of them go to `target` in the same order."""
+    of them go to `target` in the same order. `is_flat`: it may have dimensions of 1 around its numbers."""
 
     def load(reader: TensorReader) -> None:
         start = offset = 0
+        found = reader[...].flatten() if is_flat else reader
         for part in parts:
             begin = start + part.start
-            target[offset : offset + part.size].copy_(reader[begin : begin + part.size])
+            target[offset : offset + part.size].copy_(found[begin : begin + part.size])
             start += part.full
             offset += part.size
 
-    return SourceTensor(shape, 0, replicated_shard(shape[0]), load=load)
+    others = ((1, 1, *shape, 1),) if is_flat else ()
+    return SourceTensor(shape, 0, replicated_shard(shape[0]), load=load, other_shapes=others)
 
 
-def parts_weight(device: Device, dtype: torch.dtype, parts: Sequence[Shard], *rest: int) -> Weight:
-    """A weight [sum of the parts, *rest] from one checkpoint tensor."""
+def parts_weight(
+    device: Device, dtype: torch.dtype, parts: Sequence[Shard], *rest: int, is_flat: bool = False
+) -> Weight:
+    """A weight [sum of the parts, *rest] from one checkpoint tensor. `is_flat`: see parts_source."""
     target = torch.empty(sum(part.size for part in parts), *rest, dtype=dtype, device=device.torch_device)
-    return Weight(target, {"": parts_source((sum(part.full for part in parts), *rest), parts, target)})
+    shape = (sum(part.full for part in parts), *rest)
+    return Weight(target, {"": parts_source(shape, parts, target, is_flat=is_flat)})
 
 
 class PartsLinear(Linear):

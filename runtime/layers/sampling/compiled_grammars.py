@@ -4,7 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from runtime.grammar.backend import Backend, Compiled, GrammarError, open_backend
+from runtime.freed_memory import return_freed_memory
+from runtime.grammar.backend import Backend, Compiled, GrammarError
+from runtime.grammar.open_backend import WithOthers, open_backend
 from runtime.messages.constraint import Grammar, GrammarSetup
 
 KEPT = 128  # compiled grammars: of queued requests, too
@@ -17,7 +19,7 @@ class CompiledGrammars:
     def __init__(self, setup: GrammarSetup) -> None:
         self._setup = setup
         self._aside = ThreadPoolExecutor(1)
-        self._backend: Future[Backend] | None = None
+        self._backend: Future[WithOthers] | None = None
         self._kept: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
 
     @property
@@ -38,6 +40,8 @@ class CompiledGrammars:
             return done()
         if grammar not in self._kept:
             self._kept[grammar] = self._aside.submit(_compile, backend, grammar)
+            # before a text is forced, and behind what is waited for
+            self._aside.submit(_load_encoder, backend)
         self._kept.move_to_end(grammar)
         self._kept[grammar].add_done_callback(lambda _: done())
         self._drop()
@@ -49,7 +53,7 @@ class CompiledGrammars:
         self._drop()
         return compiled
 
-    def _open(self) -> Future[Backend]:
+    def _open(self) -> Future[WithOthers]:
         if self._backend is None:
             self._backend = self._aside.submit(open_backend, self._setup)
         return self._backend
@@ -67,7 +71,14 @@ def _bytes_of(kept: "Future[Compiled | None]") -> int:
     return compiled.num_bytes
 
 
-def _compile(backend: "Future[Backend]", grammar: Grammar) -> Compiled | None:
+def _load_encoder(backend: "Future[WithOthers]") -> None:
+    """Has forced texts wait for no tokenizer."""
+    if (encode := backend.result().encode) is not None:
+        encode.load().result()
+        return_freed_memory()
+
+
+def _compile(backend: "Future[WithOthers]", grammar: Grammar) -> Compiled | None:
     """None: it cannot be compiled. The compile process has found it good, but a process with more in it may
     meet other limits."""
     try:

@@ -24,6 +24,7 @@ from runtime.devices.base import SamplingInputs
 
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
 BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length
+FEW = 4  # random numbers that Python computes
 NUM_CANDIDATES = 256  # top_k and top_p are decided among so many where that is exact
 LOWEST, TINY = -87.0, 2e-38  # exp(LOWEST) is a normal float32 below TINY
 
@@ -72,7 +73,10 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def host_uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """`uniform` of int64 arrays on the host: a device is spared its many small steps."""
+    """`uniform` of int64 arrays on the host: a device is spared its many small steps. A few numbers take
+    numpy ten times as long as Python."""
+    if len(seeds) <= FEW:
+        return np.array([_uniform_of(*pair) for pair in zip(seeds.tolist(), positions.tolist(), strict=True)])
 
     def mix(x: np.ndarray) -> np.ndarray:
         x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1 & _MASK64)
@@ -82,6 +86,17 @@ def host_uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     steps = (positions + 1).astype(np.uint64) * np.uint64(_GAMMA & _MASK64)
     bits = mix(mix(seeds.astype(np.uint64)) + steps)
     return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _uniform_of(seed: int, position: int) -> float:
+    bits = _mix_int(_mix_int(seed & _MASK64) + (position + 1) * (_GAMMA & _MASK64) & _MASK64)
+    return (bits >> 12) * 2.0**-52
+
+
+def _mix_int(x: int) -> int:
+    x = (x ^ x >> 30) * (_MIX_1 & _MASK64) & _MASK64
+    x = (x ^ x >> 27) * (_MIX_2 & _MASK64) & _MASK64
+    return x ^ x >> 31
 
 
 def sample_tokens(logits: Tensor, inputs: SamplingInputs) -> Tensor:

@@ -24,6 +24,7 @@ class DraftRows:
     tokens: np.ndarray  # int64 [V, C]: each draft; -1 for node 0 and beyond the row's nodes
     parents: np.ndarray  # int64 [V, C]: the node that each draft follows; -1 as above
     is_chain: bool  # in every row each draft follows the node before it
+    on_device: Tensor | None = None  # `tokens`, where the host does not know all of them
 
     def depths(self) -> np.ndarray:
         """int64 [V, C]: of each node, the number of drafts on its path."""
@@ -73,7 +74,7 @@ def accept(sampled: Tensor, rows: DraftRows, torch_device: torch.device) -> Acce
     nodes = np.arange(rows.tokens.shape[1])
     at = rows.first[:, None] + np.minimum(nodes, rows.counts[:, None] - 1)
     found = sampled[upload_int64(at, torch_device)]  # [V, C]
-    tokens = upload_int64(rows.tokens, torch_device)
+    tokens = upload_int64(rows.tokens, torch_device) if rows.on_device is None else rows.on_device
     if rows.is_chain:
         is_right = tokens[:, 1:] == found[:, :-1]
         num = is_right.long().cumprod(1).sum(1) + 1

@@ -9,7 +9,9 @@ from msgspec import Struct
 #   rms_offset      the same, with weights stored less 1
 #   layer           mean and variance, with a bias
 #   layer_unbiased  the same without a bias
-NormKind = Literal["rms", "rms_offset", "layer", "layer_unbiased"]
+#   layer_offset    mean and variance, with a bias and with weights stored less 1
+#   layer_plain     mean and variance, without weights
+NormKind = Literal["rms", "rms_offset", "layer", "layer_unbiased", "layer_offset", "layer_plain"]
 
 # Where norms are, as x -> x + ...:
 #   pre       attention(norm(x)), then feed_forward(norm(x))

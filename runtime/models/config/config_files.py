@@ -1,6 +1,9 @@
 """config.json and generation_config.json of a model folder, or what a GGUF file has in their place.
 Torch-free."""
 
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +18,7 @@ from runtime.regular_file import read_regular
 
 MAX_BYTES = 1 << 24  # of config.json
 T = TypeVar("T")
+Keys = Iterable[tuple[str, str]]  # names of fields in a file, and ours
 
 
 def raw_files(folder: Path, config_file: str | None = None) -> tuple[bytes, bytes]:
@@ -55,14 +59,33 @@ def raw_files(folder: Path, config_file: str | None = None) -> tuple[bytes, byte
             "restore it from the model's source"
         ) from None
     path = folder / "generation_config.json"
-    return raw, read_regular(path) if path.is_file() else b"{}"
+    return strict(raw), read_regular(path) if path.is_file() else b"{}"
 
 
-def decode(raw: bytes, kind: type[T], name: str) -> T:
-    """A file's contents as a struct. Raises ModelError, naming the file."""
+def strict(raw: bytes) -> bytes:
+    """JSON in which names of numbers that JSON has not, as Infinity in the time_step_limit of Mamba 2,
+    are null. What is no JSON anyway is returned as it is."""
+    if not any(name in raw for name in (b"Infinity", b"NaN")):
+        return raw
+    try:
+        return msgspec.json.encode(json.loads(raw))
+    except (ValueError, OverflowError, RecursionError):
+        return raw
+
+
+def decode(raw: bytes, kind: type[T], name: str, keys: Keys = ()) -> T:
+    """A file's contents as a struct. Raises ModelError, naming the file, and fields as `keys` has them."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(
-            f"{name} cannot be read: {error}; restore the file from the model's source"
+            f"{name} cannot be read: {in_the_files_words(str(error), keys)}; restore the file from the "
+            "model's source"
         ) from None
+
+
+def in_the_files_words(text: str, keys: Keys) -> str:
+    """A text in which our names of fields are replaced by those of the file."""
+    for theirs, ours in keys:
+        text = re.sub(rf"\b{ours}\b", theirs, text)
+    return text

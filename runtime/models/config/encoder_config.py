@@ -8,6 +8,8 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict
 from runtime.models.config import sizes
+from runtime.models.config.config_files import decode, in_the_files_words
+from runtime.models.config.rope_config import Rope
 from runtime.models.config.tasks import family_of
 
 ACTIVATIONS = {
@@ -78,15 +80,15 @@ class HfEncoder(Struct, frozen=True, kw_only=True):
 
 def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
     """Raises ModelError for an encoder that is not supported."""
+    names = OWN_NAMES.get(family_of(architecture), {})
+    fields = {names.get(key, key): value for key, value in decode(raw, JsonDict, "config.json").items()}
     try:
-        fields = msgspec.json.decode(raw, type=JsonDict)
-        names = OWN_NAMES.get(family_of(architecture), {})
-        fields = {names.get(name, name): value for name, value in fields.items()}
-        hf = msgspec.convert(fields, HfEncoder)
-    except msgspec.MsgspecError as error:
-        raise ModelError(
-            f"config.json cannot be read: {error}; restore the file from the model's source"
-        ) from None
+        return _read(architecture, decode(msgspec.json.encode(fields), HfEncoder, "config.json"), fields)
+    except ModelError as error:
+        raise ModelError(in_the_files_words(str(error), names.items())) from None
+
+
+def _read(architecture: str, hf: HfEncoder, fields: JsonDict) -> tuple[HfEncoder, Encoder]:
     if hf.hidden_act not in ACTIVATIONS:
         raise ModelError(
             f"config.json: hidden_act {hf.hidden_act} is not supported; supported are "
@@ -114,6 +116,47 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
     )
 
 
+class HfTheta(Struct, frozen=True, kw_only=True):
+    """Rotary positions of ModernBERT's layers of one kind."""
+
+    rope_type: str = "default"
+    rope_theta: A[float, Meta(gt=0)] | None = None
+
+
+class HfThetas(Struct, frozen=True):
+    """Rotary positions by kind of layer."""
+
+    full_attention: HfTheta = HfTheta()
+    sliding_attention: HfTheta = HfTheta()
+
+
+def encoder_fields(hf: HfEncoder) -> Fields:
+    """Fields of ModelConfig that encoders share with decoders."""
+    return {
+        "vocab_size": hf.vocab_size,
+        "hidden_size": hf.hidden_size,
+        "intermediate_size": hf.intermediate_size,
+        "num_layers": hf.num_hidden_layers,
+        "num_heads": hf.num_attention_heads,
+        "num_kv_heads": hf.num_attention_heads,
+        "head_dim": hf.hidden_size // hf.num_attention_heads,
+        "rms_norm_eps": hf.layer_norm_eps,
+        "is_tied": True,
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "windows": (0,) * hf.num_hidden_layers,
+        "moe": None,
+        "mla": None,
+        "draft_layers": 0,
+        "rope": Rope(),
+        "dtype": (hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
+        "bos_id": None,
+        "eos_ids": (),
+        "sampling_defaults": {},
+    }
+
+
 class HfModernBert(Struct, frozen=True, kw_only=True):
     """The part of ModernBERT's config.json that BERT's has not. Later versions write rope_parameters and
     layer_types, earlier ones the numbers that these follow from."""
@@ -121,7 +164,7 @@ class HfModernBert(Struct, frozen=True, kw_only=True):
     local_attention: A[int, Meta(ge=2, le=2**22)] = 128
     global_attn_every_n_layers: A[int, Meta(gt=0, le=4096)] = 3
     layer_types: list[str] | None = None
-    rope_parameters: dict[str, Fields] = {}
+    rope_parameters: HfThetas | None = None
     global_rope_theta: A[float, Meta(gt=0)] = 160000.0
     local_rope_theta: A[float, Meta(gt=0)] | None = 10000.0
     norm_bias: bool = False
@@ -137,19 +180,18 @@ def _read_modern(hf: HfEncoder, fields: JsonDict) -> Encoder:
         modern = msgspec.convert(fields, HfModernBert)
     except msgspec.ValidationError as error:
         raise ModelError(f"config.json cannot be read: {error}") from None
-    ropes = [modern.rope_parameters.get(kind, {}) for kind in ("full_attention", "sliding_attention")]
+    given = modern.rope_parameters or HfThetas()
+    ropes = (given.full_attention, given.sliding_attention)
     for rope in ropes:
-        if (kind := rope.get("rope_type", "default")) != "default":
-            raise ModelError(f"config.json: rope type {kind} is not supported in an encoder")
+        if rope.rope_type != "default":
+            raise ModelError(f"config.json: rope_type {rope.rope_type} is not supported in an encoder")
     if modern.classifier_activation not in ACTIVATIONS:
         raise ModelError(
             f"config.json: classifier_activation {modern.classifier_activation} is not supported; supported "
             f"are {', '.join(ACTIVATIONS)}"
         )
     thetas = (modern.global_rope_theta, modern.local_rope_theta or modern.global_rope_theta)
-    global_theta, local_theta = (
-        float(str(rope.get("rope_theta", theta))) for rope, theta in zip(ropes, thetas, strict=True)
-    )
+    global_theta, local_theta = (rope.rope_theta or theta for rope, theta in zip(ropes, thetas, strict=True))
     every, half = modern.global_attn_every_n_layers, modern.local_attention // 2
     types = modern.layer_types or [
         "sliding_attention" if i % every else "full_attention" for i in range(hf.num_hidden_layers)

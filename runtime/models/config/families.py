@@ -12,7 +12,7 @@ from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import sizes
 from runtime.models.config.block import PositionScale
-from runtime.models.config.rope_config import NO_ROPE, HfRope, Rope, read_rope
+from runtime.models.config.rope_config import NO_ROPE, HfRope, Rope, read_rope, rope_of
 
 T = TypeVar("T")
 Positive = A[float, Meta(gt=0)]
@@ -142,7 +142,9 @@ class HfLayers(Struct, frozen=True, kw_only=True):
 
 def gemma3(raw: Fields) -> Fields:
     """As Gemma, with frequencies of their own in layers that have a window."""
-    return gemma(raw) | two_ropes(raw | {"rope_theta": raw.get("rope_theta", 1e6)})
+    found = gemma(raw) | two_ropes(raw | {"rope_theta": raw.get("rope_theta", 1e6)})
+    # trained to this length with its scaled positions
+    return found | {"context_len": found["rope"].max_position_embeddings}
 
 
 def two_ropes(raw: Fields) -> Fields:
@@ -152,8 +154,8 @@ def two_ropes(raw: Fields) -> Fields:
     kinds = raw.get("rope_parameters") or {}
     base = {name: value for name, value in raw.items() if name not in ("rope_parameters", "rope_scaling")}
     theta = raw.get("rope_local_base_freq", raw.get("rope_theta"))
-    local = kinds.get("sliding_attention") or ({} if theta is None else {"rope_theta": theta})
-    full = kinds.get("full_attention") or raw.get("rope_scaling")
+    local = rope_of("sliding_attention", kinds) or ({} if theta is None else {"rope_theta": theta})
+    full = rope_of("full_attention", kinds) or raw.get("rope_scaling")
     ropes = [read_rope(decoded(base | {"rope_parameters": values}, HfRope)) for values in (full or {}, local)]
     is_local = layers.local_layers()
     return {
@@ -254,22 +256,36 @@ def minicpm3(raw: Fields) -> Fields:
     }
 
 
+class HfBeta(Struct, frozen=True):
+    """The part of Ministral 3's rope_parameters that is not of rotary positions."""
+
+    llama_4_scaling_beta: float | None = None
+
+
 class HfMinistral3(Struct, frozen=True, kw_only=True):
     """Keys of Ministral 3."""
 
     num_hidden_layers: sizes.Layers
-    rope_parameters: Fields | None = None
+    rope_parameters: HfBeta | None = None
 
 
 def ministral3(raw: Fields) -> Fields:
     """Queries that are scaled by their position."""
     hf = decoded(raw, HfMinistral3)
-    beta, rope = (hf.rope_parameters or {}).get("llama_4_scaling_beta"), _rope(raw)
+    beta, rope = (hf.rope_parameters or HfBeta()).llama_4_scaling_beta, _rope(raw)
     if not beta:
         return {}
     interval = rope.original_max_position_embeddings or rope.max_position_embeddings
     scale = decoded({"beta": beta, "interval": interval}, PositionScale)
     return {"position_scales": (scale,) * hf.num_hidden_layers}
+
+
+def mistral4_keys(raw: Fields) -> Fields:
+    """The rotary part of latent attention is rotated whole: that of a head is no part of it."""
+    rope = raw.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return {}
+    return {"rope_parameters": {name: one for name, one in rope.items() if name != "partial_rotary_factor"}}
 
 
 class HfSeedOss(Struct, frozen=True, kw_only=True):
@@ -283,17 +299,35 @@ def seed_oss(raw: Fields) -> Fields:
     return {"o_bias": decoded(raw, HfSeedOss).attention_out_bias}
 
 
+class HfAlpha(Struct, frozen=True, kw_only=True):
+    """Keys of Hunyuan's rope."""
+
+    alpha: A[float, Meta(ge=0)] | None = None
+    rope_theta: Positive | None = None
+
+
+class HfHunyuan(Struct, frozen=True, kw_only=True):
+    """Keys of the Hunyuan families."""
+
+    hidden_size: sizes.Width
+    num_attention_heads: sizes.Heads
+    head_dim: sizes.Width | None = None
+    rope_theta: Positive | None = None
+    rope_parameters: HfAlpha | None = None
+    rope_scaling: HfAlpha | None = None
+
+
 def hunyuan(raw: Fields) -> Fields:
-    """A rope of type dynamic with a fixed alpha is a plain one with a larger base."""
-    values = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
-    alpha = values.get("alpha")
-    if not alpha or not heads or not hidden:
+    """A rope of type dynamic with a fixed alpha is a plain one with a larger base. Raises ModelError."""
+    hf = decoded(raw, HfHunyuan)
+    own = hf.rope_parameters or hf.rope_scaling or HfAlpha()
+    if not own.alpha:
         return {}
-    dim = raw.get("head_dim") or hidden // heads
-    theta = (values.get("rope_theta") or raw.get("rope_theta") or 10000.0) * alpha ** (dim / (dim - 2))
-    plain = raw | {"rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
-    rope = _rope(plain)
+    dim = hf.head_dim or hf.hidden_size // hf.num_attention_heads
+    if dim <= 2:
+        raise ModelError(f"config.json: head_dim {dim} is too small for a rope with alpha")
+    theta = (own.rope_theta or hf.rope_theta or 10000.0) * own.alpha ** (dim / (dim - 2))
+    rope = _rope(raw | {"rope_scaling": None, "rope_parameters": {"rope_theta": theta}})
     return {"rope": rope, "context_len": rope.context_len}
 
 

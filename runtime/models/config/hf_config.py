@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict
 from runtime.models.config import sizes
-from runtime.models.config.registry import Family
+from runtime.models.config.family import Family
 
 Ids = int | list[int] | None
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -69,20 +69,26 @@ def token_ids(value: Ids) -> list[int]:
 
 
 def with_known_keys(raw: JsonDict, family: Family) -> JsonDict:
-    """config.json of a family with the keys that are read here."""
+    """config.json of a family with the keys that are read here. Raises ModelError where layers differ in
+    intermediate_size."""
     raw = family.defaults | raw
-    return raw | {ours: raw[theirs] for theirs, ours in family.keys if theirs in raw}
+    inner = raw.get("intermediate_size")
+    if isinstance(inner, list) and inner:
+        if any(size != inner[0] for size in inner):
+            raise ModelError("config.json: intermediate_size differs between layers, which is not supported")
+        raw = raw | {"intermediate_size": inner[0]}
+    raw = raw | {ours: raw[theirs] for theirs, ours in family.keys if theirs in raw}
+    return raw if family.prepare is None else raw | family.prepare(raw)
 
 
 def check_sizes(family: Family, hf: HfConfig) -> None:
     """Raises ModelError for an activation or sizes that are not supported."""
     activation = hf.hidden_act if family.activation == "silu" else hf.hidden_activation or family.activation
     if activation != family.activation:
+        name = "hidden_act" if family.activation == "silu" else "hidden_activation"
         raise ModelError(
-            f"config.json: hidden_act {activation} is not supported; supported is {family.activation}"
+            f"config.json: {name} {activation} is not supported; supported is {family.activation}"
         )
-    if hf.use_bidirectional_attention:
-        raise ModelError("config.json: use_bidirectional_attention is not supported")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
         raise ModelError(
             f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads "

@@ -1,16 +1,26 @@
 """The linear layers of a model that LoRA adapters can change, and their sizes. Torch-free."""
 
+from runtime.models.config.family import LLAMA
 from runtime.models.config.model_config import ModelConfig
-from runtime.models.config.registry import MODELS
+from runtime.models.config.registry import MODELS, decoder_family
+from runtime.models.config.renames import Renames
+
+# classes of models whose linear layers take adapters
+CLASSES = (LLAMA, "runtime.models.gpt_oss:GptOss")
+# names of feed-forwards without a gate
+PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj."))
+
+
+def lora_renames(config: ModelConfig) -> Renames:
+    """Parts of modules' names in adapters of the model's family -> those that lora_modules has."""
+    takes_adapters = MODELS.get(config.architecture) in CLASSES
+    return (*decoder_family(config.architecture).renames, *PLAIN) if takes_adapters else ()
 
 
 def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters:
-    those with attention or a feed-forward of another kind, and those whose rows of queries and keys are
-    reordered when they are loaded."""
-    if MODELS.get(config.architecture) != "runtime.models.llama:Llama" or not config.is_gated:
-        return {}
-    if config.is_rope_interleaved or config.rope.partial_rotary_factor < 1:
+    those with attention of another kind. Experts take none."""
+    if MODELS.get(config.architecture) not in CLASSES:
         return {}
     hidden, queries, keys = (
         config.hidden_size,
@@ -34,6 +44,7 @@ def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
                 f"{block}.{'shared_expert' if moe.has_shared_gate else 'shared_experts'}",
                 moe.shared_size,
             )
-        found |= {f"{block}.{name}": (hidden, inner) for name in ("gate_proj", "up_proj")}
+        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
+        found |= {f"{block}.{name}": (hidden, inner) for name in names}
         found[f"{block}.down_proj"] = inner, hidden
     return found

@@ -17,6 +17,7 @@ class IndexerConfig(Struct, frozen=True, kw_only=True):
     num_heads: int
     dim: int  # of a head, and of the index key that the cache holds for each token
     top_k: int  # tokens that a token attends to
+    is_interleaved: bool = False  # as MlaConfig.is_interleaved, of the indexer's queries and keys
 
 
 class MlaConfig(Struct, frozen=True, kw_only=True):
@@ -45,6 +46,10 @@ class HfMlaConfig(Struct, frozen=True, kw_only=True):
     index_topk: Width | None = None
     index_head_dim: Width | None = None
     index_n_heads: Heads | None = None
+    indexer_rope_interleave: bool = False
+    indexer_types: list[str] | None = None
+    index_topk_freq: int = 1
+    index_topk_pattern: str | list[str] | None = None
 
 
 def read_mla(hf: HfMlaConfig) -> MlaConfig:
@@ -89,4 +94,14 @@ def _indexer(hf: HfMlaConfig) -> IndexerConfig | None:
             f"config.json: index_head_dim {hf.index_head_dim} is less than qk_rope_head_dim "
             f"{hf.qk_rope_head_dim}; restore the file from the model's source"
         )
-    return IndexerConfig(num_heads=hf.index_n_heads, dim=hf.index_head_dim, top_k=hf.index_topk)
+    shares = hf.indexer_types is None and (hf.index_topk_freq > 1 or "S" in (hf.index_topk_pattern or ()))
+    if shares or "shared" in (hf.indexer_types or hf.index_topk_pattern or ()):
+        raise ModelError(
+            "config.json: indexer_types: layers that attend to what an earlier one chose are not supported"
+        )
+    return IndexerConfig(
+        num_heads=hf.index_n_heads,
+        dim=hf.index_head_dim,
+        top_k=hf.index_topk,
+        is_interleaved=hf.indexer_rope_interleave,
+    )

@@ -12,9 +12,11 @@ from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
+from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddings
 from runtime.models.config.block import ACTIVATIONS, Activation, NormKind, Placement, PositionScale, QkNorm
 from runtime.models.config.config_files import decode, raw_files
-from runtime.models.config.encoder_config import ENCODERS, Encoder, read_encoder
+from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
+from runtime.models.config.family import Family
 from runtime.models.config.gguf.config import read_gguf_quantization
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.hf_config import (
@@ -35,9 +37,10 @@ from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.config.registry import (
     MODELS,
     TRANSFORMERS,
-    Family,
     check_architecture,
+    check_bidirectional,
     check_pools,
+    check_refused,
     decoder_family,
 )
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
@@ -48,12 +51,15 @@ from runtime.models.config.transformers_config import (
     read_generic,
     uses_transformers,
 )
+from runtime.models.config.wrappers import WRAPPERS, text_model
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """What the runtime knows of a model without its weights."""
 
     architecture: str
+    # architecture of the checkpoint, which takes images or sound too, where this is the text model in it
+    wrapper: str = ""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -80,6 +86,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     logit_cap: float = 0.0  # cap of logits; 0: none
     chunk: int = 0  # tokens of a chunk that attention of layers with positions stays within; 0: no chunks
     has_head_bias: bool = False  # the head has a bias
+    has_normed_head: bool = False  # rows of the head's weight are divided by their length
+    qkv_clip: float = 0.0  # queries, keys and values are clamped to this from both sides; 0: they are not
     has_sinks: bool = False  # attention heads have sinks: a learned logit among their scores
     moe: MoeConfig | None  # None: no experts
     # multi-head latent attention, with num_kv_heads 1 and the head_dim of the rotary part; None: keys and
@@ -87,6 +95,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     mla: MlaConfig | None
     # multi-token prediction layers of the checkpoint, behind the others; they are not loaded
     draft_layers: int
+    altup: AltUp | None = None  # alternating updates; None: a token has one hidden state
+    layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers
+    global_heads: GlobalHeads | None = None  # None: heads of layers without a window are as the others
+    doubles_shared: bool = False  # layers with the keys of another have feed-forwards of twice the size
+    # of each layer: the one whose keys and values it reads; empty: each layer has its own
+    kv_sources: tuple[int, ...] = ()
     recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
@@ -100,6 +114,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # from generation_config.json: those of SAMPLING_KEYS that it has
     sampling_defaults: dict[str, float]
     pooling: Pooling | None = None  # None: the model generates
+    is_bidirectional: bool = False  # tokens see the whole text; such a model pools, and keeps no cache
+    # of each layer of such a model: the tokens that each sees on either side; 0: all
+    reaches: tuple[int, ...] = ()
     encoder: Encoder | None = None  # None: the model is a decoder
     # of an fp8 cache, one for each layer, in place of the checkpoint's (--quantization-param-path)
     cache_scales: tuple[float, ...] = ()
@@ -114,15 +131,30 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return 0 if self.recurrent is None else self.recurrent.num_recurrent_layers
 
     @property
+    def has_attention(self) -> bool:
+        """Whether a layer keeps keys and values."""
+        return self.recurrent is None or self.recurrent.num_attention_layers > 0
+
+    @property
+    def scores(self) -> tuple[float, bool]:
+        """Cap of attention scores, and whether heads have sinks."""
+        return self.score_cap, self.has_sinks
+
+    @property
     def score_scale(self) -> float:
         """The factor on attention scores."""
         return self.score_factor or self.head_dim**-0.5
 
     @property
+    def norm_size(self) -> int:
+        """Numbers in one norm of hidden states."""
+        return self.hidden_size * {"layer": 2, "layer_offset": 2, "layer_plain": 0}.get(self.norm, 1)
+
+    @property
     def norm_count(self) -> int:
         """Numbers in the norms of hidden states of a layer."""
         norms = {"pre": 2, "both": 4, "post": 2, "parallel": 1, "parallel_two_norms": 2}[self.placement]
-        return norms * self.hidden_size * (2 if self.norm == "layer" else 1)
+        return norms * self.norm_size
 
     @property
     def qk_norm_count(self) -> int:
@@ -130,6 +162,27 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         if self.qk_norm in ("projection", "head_layer"):
             return (self.num_heads + self.num_kv_heads) * self.head_dim
         return 0 if self.qk_norm in ("none", "unit") else 2 * self.head_dim
+
+    @property
+    def longest_head(self) -> int:
+        """Size of an attention head, of the largest where layers differ."""
+        return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
+
+    def has_own_keys(self, index: int) -> bool:
+        """Whether a layer makes keys and values, and does not read those of an earlier one."""
+        return not self.kv_sources or self.kv_sources[index] == index
+
+    def of_layer(self, index: int) -> "ModelConfig":
+        """The configuration with the sizes of a layer's heads and feed-forward."""
+        inner = self.intermediate_size
+        if self.doubles_shared and not self.has_own_keys(index):
+            inner *= 2
+        heads = self.global_heads
+        if heads is None or self.windows[index]:
+            return structs.replace(self, intermediate_size=inner)
+        return structs.replace(
+            self, intermediate_size=inner, head_dim=heads.head_dim, num_kv_heads=heads.num_kv_heads
+        )
 
     def rope_of(self, index: int) -> Rope:
         """Rotary positions of a layer."""
@@ -189,6 +242,10 @@ def _read(
         raise ModelError(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
+    check_refused(architecture)
+    wrapper = architecture if architecture in WRAPPERS else ""
+    if wrapper:
+        architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
     fields = transformers_fields(architecture, raw, model_impl)
     if fields is None:
         check_architecture(architecture)
@@ -208,42 +265,58 @@ def _read(
         hybrid = family.hybrid(known)
         known, recurrent = known | hybrid.keys, hybrid.recurrent
     raw = msgspec.json.encode(known)
-    hf = decode(raw, HfConfig, "config.json")
+    names = [pair for pair in family.keys if pair[0] in known]
+    hf = decode(raw, HfConfig, "config.json", names)
     generation = decode(raw_generation, HfGeneration, "generation_config.json")
-    moe = None if family.moe is None else family.moe(decode(raw, HfMoeConfig, "config.json"))
-    mla = read_mla(decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
+    moe = None if family.moe is None else family.moe(decode(raw, HfMoeConfig, "config.json", names))
+    mla = read_mla(decode(raw, HfMlaConfig, "config.json", names)) if family.is_mla else None
     if mla is not None:
         hf = structs.replace(hf, head_dim=mla.rope_dim, num_key_value_heads=1)
     config = structs.replace(
         _resolve(
-            architecture, family, hf, generation, read_rope(decode(raw, HfRope, "config.json")), moe, mla
+            architecture,
+            family,
+            hf,
+            generation,
+            read_rope(decode(raw, HfRope, "config.json", names)),
+            moe,
+            mla,
         ),
         quantization=_quantization(folder, hf, quantization),
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
+        wrapper=wrapper,
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:
         check_generates(architecture, is_embedding=is_embedding)
         return config
-    if (
-        pooled := read_pooling(
-            folder,
-            architecture,
-            config.hidden_size,
-            pooling_options,
-            is_causal=True,
-            fields=decode(raw, JsonDict, "config.json"),
-        )
-    ) is None:
+    return _with_pooling(config, folder, pooling_options, known, bool(hf.use_bidirectional_attention))
+
+
+def _with_pooling(
+    config: ModelConfig, folder: Path, options: PoolingOptions, fields: JsonDict, is_bidirectional: bool
+) -> ModelConfig:
+    """The configuration of a decoder with what it does besides generating. Raises ModelError."""
+    architecture, width = config.architecture, config.hidden_size
+    pooled = read_pooling(folder, architecture, width, options, is_causal=not is_bidirectional, fields=fields)
+    if is_bidirectional:
+        check_bidirectional(architecture, is_pooled=pooled is not None)
+        reaches = tuple(window // 2 for window in config.windows)  # no pages, so no windows of them
+        config = structs.replace(config, windows=(0,) * config.num_layers, reaches=reaches)
+    if pooled is None:
         return config
     check_pools(architecture)
-    return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
+    return structs.replace(
+        config,
+        pooling=pooled,
+        is_bidirectional=is_bidirectional,
+        context_len=longest_text(folder, config.context_len),
+    )
 
 
 def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonDict | None:
-    """config.json of a model that transformers' code computes; None: this runtime's own code does. Raises
-    ModelError."""
+    """config.json of a model that transformers' code computes; None: our own code does. Raises ModelError."""
     if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
         return None
     return decode(raw, JsonDict, "config.json")
@@ -318,28 +391,8 @@ def _resolve_encoder(
     hf, encoder = read_encoder(architecture, raw)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_attention_heads,
-        head_dim=hf.hidden_size // hf.num_attention_heads,
-        rms_norm_eps=hf.layer_norm_eps,
-        is_tied=True,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        windows=(0,) * hf.num_hidden_layers,
-        moe=None,
-        mla=None,
-        draft_layers=0,
-        rope=Rope(),
+        **encoder_fields(hf),
         context_len=longest_text(folder, encoder.num_positions - encoder.first_position),
-        dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
-        bos_id=None,
-        eos_ids=(),
-        sampling_defaults={},
         pooling=read_pooling(
             folder, architecture, hf.hidden_size, pooling_options, is_causal=False, fields={}
         ),

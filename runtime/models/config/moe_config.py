@@ -41,7 +41,14 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
     routing: Routing
     is_stacked: bool = False  # the checkpoint has all experts of a layer in one tensor, with biases
     is_transposed: bool = False  # stacked experts of the checkpoint are [experts, inputs, outputs]
+    is_gated: bool = True  # experts have a gate
+    latent_size: int | None = None  # width of what experts are given and return; None: that of the model
     dense_size: int | None = None  # intermediate size of layers without experts; None: intermediate_size
+
+    @property
+    def is_on_all_ranks(self) -> bool:
+        """Whether ranks split each expert, and the device's grouped products are not used."""
+        return self.is_stacked or not self.is_gated
 
 
 class HfMoeConfig(Struct, frozen=True, kw_only=True):
@@ -82,3 +89,8 @@ class HfMoeConfig(Struct, frozen=True, kw_only=True):
     scoring_func: str | None = None
     routed_scaling_factor: float = 1.0
     router_jitter_noise: float = 0.0
+    expert_layer_period: Count = 2
+    expert_layer_offset: Whole = 1
+    use_expert_bias: bool = True
+    moe_latent_size: Width | None = None
+    moe_shared_expert_intermediate_size: Whole = 0

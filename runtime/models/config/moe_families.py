@@ -5,6 +5,8 @@ Every reader raises ModelError where numbers are missing, contradict each other 
 supported.
 """
 
+from msgspec import structs
+
 from runtime.errors import ModelError
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig, Routing, Score
 
@@ -29,8 +31,11 @@ def _sizes(hf: HfMoeConfig, inner: int | None) -> tuple[int, int, int]:
     top_k = hf.num_experts_per_tok or hf.moe_k or _one(hf.moe_topk, "moe_topk")
     if num_experts is None or top_k is None or inner is None:
         raise ModelError(
-            "config.json lacks the number of experts, the number of experts of a token "
-            "(num_experts_per_tok) or their intermediate size; restore the file from the model's source"
+            "config.json lacks the number of experts (num_experts, num_local_experts, n_routed_experts or "
+            "moe_num_experts), the number of experts of a token (num_experts_per_tok, num_experts_per_token, "
+            "moe_k or moe_topk) or "
+            "their intermediate size (moe_intermediate_size or intermediate_size); restore the file from the "
+            "model's source"
         )
     if top_k > num_experts:
         raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than the {num_experts} experts")
@@ -70,6 +75,20 @@ def olmoe(hf: HfMoeConfig) -> MoeConfig:
 def granite(hf: HfMoeConfig) -> MoeConfig:
     """Granite MoE, with a shared expert or without."""
     return _softmax(hf, normalizes=True, shared_size=hf.shared_intermediate_size)
+
+
+def granite_hybrid(hf: HfMoeConfig) -> MoeConfig | None:
+    """Granite 4: experts, or none."""
+    return None if hf.num_local_experts is None else granite(hf)
+
+
+def jamba(hf: HfMoeConfig) -> MoeConfig | None:
+    """Jamba: experts in every so many layers; one expert is none."""
+    if hf.num_experts == 1:
+        return None
+    period, offset = hf.expert_layer_period, hf.expert_layer_offset
+    layers = tuple(i % period == offset for i in range(hf.num_hidden_layers))
+    return structs.replace(_softmax(hf, normalizes=False), layers=layers)
 
 
 def hunyuan(hf: HfMoeConfig) -> MoeConfig:
@@ -174,6 +193,16 @@ def qwen3(hf: HfMoeConfig) -> MoeConfig:
     return _qwen(hf, False)
 
 
+def mellum(hf: HfMoeConfig) -> MoeConfig:
+    """Mellum: as Qwen3-MoE, in layers that mlp_layer_types names."""
+    return structs.replace(qwen3(hf), layers=_sparse_layers(hf, 0))
+
+
+def qwen3_vl(hf: HfMoeConfig) -> MoeConfig:
+    """Qwen3-VL-MoE: weights are normalized whatever config.json says; stacks have inputs before outputs."""
+    return structs.replace(qwen3(structs.replace(hf, norm_topk_prob=True)), is_transposed=True)
+
+
 def _groups(hf: HfMoeConfig, score: Score, num_experts: int, top_k: int) -> tuple[int, int]:
     """Groups of experts, and groups of a token."""
     groups, top_groups = hf.n_group or 1, hf.topk_group or 1
@@ -245,6 +274,12 @@ def deepseek2(hf: HfMoeConfig) -> MoeConfig:
     return _deepseek(hf, "softmax", has_groups=hf.topk_method == "group_limited_greedy", normalizes=False)
 
 
+def mistral4(hf: HfMoeConfig) -> MoeConfig:
+    """Mistral 4: softmax scores, normalized, within groups that their two largest scores rank."""
+    moe = _deepseek(hf, "softmax", has_groups=True, normalizes=hf.norm_topk_prob is not False)
+    return structs.replace(moe, routing=structs.replace(moe.routing, group_score="two largest"))
+
+
 def deepseek3(hf: HfMoeConfig) -> MoeConfig:
     """DeepSeek V3 and R1: sigmoid scores with a correction bias, within expert groups."""
     if hf.topk_method not in (None, "noaux_tc"):
@@ -259,6 +294,23 @@ def deepseek3_behind_one(hf: HfMoeConfig) -> MoeConfig:
     """As DeepSeek V3, with a dense first layer where config.json names no dense ones: GLM-4.5 and later,
     EXAONE MoE."""
     return _deepseek(hf, "sigmoid", has_groups=True, normalizes=hf.norm_topk_prob is not False, num_dense=1)
+
+
+def lfm2(hf: HfMoeConfig) -> MoeConfig:
+    """LFM 2: as DeepSeek V3 without groups and shared experts; the correction bias may be missing."""
+    return structs.replace(deepseek3(hf), has_bias=hf.use_expert_bias)
+
+
+def nemotron_h(hf: HfMoeConfig) -> MoeConfig | None:
+    """Nemotron-H: as DeepSeek V3, without gates, and in some models within a latent."""
+    if "sparse" not in (hf.mlp_layer_types or ()):
+        return None
+    return structs.replace(
+        deepseek3(hf),
+        is_gated=False,
+        latent_size=hf.moe_latent_size,
+        shared_size=hf.moe_shared_expert_intermediate_size,
+    )
 
 
 def deepseek32(hf: HfMoeConfig) -> MoeConfig:

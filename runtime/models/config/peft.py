@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.json_value import JsonValue
+from runtime.models.config.renames import Renames
 from runtime.regular_file import open_regular, read_regular
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -30,7 +31,10 @@ NUM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MAX_REPEATS = 3
 _REPEATS = re.compile(r"(?<!\\)[*+?{]")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
-_TENSOR = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])\.(?:default\.)?weight$")
+_TENSOR = re.compile(
+    r"^(?:base_model\.model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?"
+    r"(.+)\.lora_([AB])\.(?:default\.)?weight$"
+)
 # initializations that change the base model's weights
 _ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)
 
@@ -110,12 +114,13 @@ class Adapter(Struct, frozen=True):
         return {module.rpartition(".")[2] for module in self.pairs}
 
 
-def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
-    """`modules`: (inputs, outputs) of all modules that adapters may change. Raises ModelError, in which no
-    path occurs."""
+def read_adapter(folder: str, modules: dict[str, tuple[int, int]], renames: Renames = ()) -> Adapter:
+    """`modules`: (inputs, outputs) of all modules that adapters may change; `renames`: parts of their names
+    in adapters -> those in `modules`. Raises ModelError, in which no path occurs."""
     read_from = stamp(folder)
     config = _read_config(Path(folder))
     by_module: dict[str, dict[str, tuple[str, Shape]]] = {}
+    given_names: dict[str, str] = {}  # of modules, in the adapter
     for name, shape in _read_shapes(Path(folder) / WEIGHTS).items():
         match = _TENSOR.match(name)
         if match is None:
@@ -124,23 +129,33 @@ def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
                 "embeddings, heads and "
                 "layers trained in full are not supported"
             )
-        if match[1] not in modules:
+        module = _renamed(match[1], renames)
+        if module not in modules:
             raise ModelError(
                 f"the adapter changes {match[1]}, which this model lacks or where adapters are not "
                 "supported; they can change "
                 f"{', '.join(sorted({module.rpartition('.')[2] for module in modules})) or 'nothing'}"
             )
-        by_module.setdefault(match[1], {})[match[2]] = name, shape
+        by_module.setdefault(module, {})[match[2]] = name, shape
+        given_names[module] = match[1]
     if not by_module:
         raise ModelError(f"{WEIGHTS} of the adapter holds no tensors")
     pairs = {
-        module: _pair(config, module, pair_tensors, modules[module])
+        module: _pair(config, given_names[module], pair_tensors, modules[module])
         for module, pair_tensors in by_module.items()
     }
     try:
         return Adapter(folder, pairs, _digest(Path(folder)), read_from)
     except OSError as error:
         raise ModelError(f"the adapter changed while it was read ({error.strerror}); load it again") from None
+
+
+def _renamed(module: str, renames: Renames) -> str:
+    """The module's name as the model has it."""
+    path = f"{module}."
+    for old, new in renames:
+        path = path.replace(old, new)
+    return path.removesuffix(".")
 
 
 def _pair(

@@ -5,6 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.models.config.dense_modules import DenseModule
+
 PoolingMode = Literal["last", "mean", "cls"]
 Activation = Literal["softmax", "sigmoid", "none"]
 
@@ -16,6 +18,7 @@ class Pooling(Struct, frozen=True, kw_only=True):
     mode: PoolingMode  # last: the last token's vector; mean: of all tokens; cls: the first token's vector
     size: int
     is_whole: bool  # a text must be computed in one step: no chunks, no cached prefixes
+    dense: tuple[DenseModule, ...] = ()  # linear layers that vectors pass, before they are normalized
     is_normalised: bool = False  # embeddings are normalized to length 1
     labels: tuple[str, ...] = ()  # names of a classifier's classes
     activation: Activation = "none"  # makes probabilities of a classifier's logits

@@ -11,6 +11,9 @@ from msgspec import Struct
 from runtime.errors import ModelError
 from runtime.models.config.quantization_schemes import WeightFormat
 
+# what checkpoints have in front of names; that of a language model is in models that take images too
+PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
+
 
 class Rule(Struct, frozen=True):
     """The format of all modules that a pattern matches."""
@@ -22,8 +25,10 @@ class Rule(Struct, frozen=True):
 def matches(pattern: str, module: str) -> bool:
     """Whether a rule's pattern means this module."""
     if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in (module, "model." + module))
-    name = pattern.removeprefix("model.").removesuffix(".")
+        return any(re.match(pattern[3:], prefix + module) for prefix in PREFIXES)
+    name = pattern.removesuffix(".")
+    for prefix in ("model.", "language_model.", "model."):
+        name = name.removeprefix(prefix)
     return (
         pattern == "Linear"
         or module == name

@@ -43,6 +43,11 @@ class ShortConv(Struct, frozen=True, kw_only=True):
         """What a sequence keeps in one layer on one of `ranks` ranks."""
         return (StateTensor((self.width // ranks, self.kernel - 1)),)
 
+    def draft_numbers(self, ranks: int) -> tuple[int, int]:
+        """What a layer keeps of a draft until it is known whether it is accepted: numbers in the dtype of the
+        activations, for the convolution (its share of the row's tail included), and float32 ones."""
+        return self.width // ranks * self.kernel, 0
+
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
         return 0
@@ -89,6 +94,11 @@ class Mamba2(Struct, frozen=True, kw_only=True):
             StateTensor((self.num_heads // ranks, self.head_dim, self.state_dim), is_wide=True),
         )
 
+    def draft_numbers(self, ranks: int) -> tuple[int, int]:
+        """See ShortConv.draft_numbers; inputs, vectors and time steps of the scan."""
+        channels = self.inner // ranks + 2 * self.groups(ranks) * self.state_dim
+        return channels * self.kernel, channels + self.num_heads // ranks
+
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
         return 3 * self.num_heads // ranks
@@ -116,8 +126,10 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
     value_dim: int
     kernel: int
     eps: float
-    # how the projections are stored: those of a key head together, or each projection for itself
-    layout: Literal["by_head", "apart"]
+    # how the projections are stored: those of a key head together; queries, keys and values of all heads in
+    # one tensor, and gates for themselves; or each for itself
+    layout: Literal["by_head", "qkv", "apart"]
+    max_rate: float = 1.0  # rates are sigmoids times this
 
     def states(self, ranks: int) -> tuple[StateTensor, ...]:
         """What a sequence keeps in one layer on one of `ranks` ranks."""
@@ -126,6 +138,12 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
             StateTensor((2 * keys * self.key_dim + values * self.value_dim, self.kernel - 1)),
             StateTensor((values, self.key_dim, self.value_dim), is_wide=True),
         )
+
+    def draft_numbers(self, ranks: int) -> tuple[int, int]:
+        """See ShortConv.draft_numbers; queries, keys, values, decays and rates of the delta rule."""
+        keys, values = self.key_heads // ranks, self.value_heads // ranks
+        channels = 2 * keys * self.key_dim + values * self.value_dim
+        return channels * self.kernel, values * (2 * self.key_dim + self.value_dim + 2)
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
@@ -143,7 +161,100 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
         )
 
 
-Mixer = ShortConv | Mamba2 | GatedDelta
+class Mamba1(Struct, frozen=True, kw_only=True):
+    """A selective state-space mixer (Mamba; Gu and Dao, 2023)."""
+
+    inner: int  # channels
+    state_dim: int
+    step_rank: int  # width of the projection that time steps are made of
+    kernel: int
+    has_conv_bias: bool
+    has_bias: bool
+    # of time steps, B and C by root mean square: none, without weights, or with them
+    norm: Literal["none", "unit", "weighted"] = "none"
+    eps: float = 1e-6
+
+    @property
+    def projected(self) -> int:
+        """Width of time steps, B and C."""
+        return self.step_rank + 2 * self.state_dim
+
+    def states(self, ranks: int) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on one of `ranks` ranks."""
+        inner = self.inner // ranks
+        return (StateTensor((inner, self.kernel - 1)), StateTensor((inner, self.state_dim), is_wide=True))
+
+    def draft_numbers(self, ranks: int) -> tuple[int, int]:
+        """See ShortConv.draft_numbers; inputs, time steps and vectors of the scan."""
+        inner = self.inner // ranks
+        return inner * self.kernel, 2 * (inner + self.state_dim)
+
+    def num_floats(self, ranks: int) -> int:
+        """Numbers of num_weights that are float32 whatever the dtype."""
+        return self.inner // ranks * (self.state_dim + 2)
+
+    def num_weights(self, hidden: int, ranks: int) -> int:
+        """Numbers that one rank holds of the mixer of a layer."""
+        inner = self.inner // ranks
+        return (
+            3 * hidden * inner
+            + (2 * inner + hidden) * self.has_bias
+            + inner * (self.kernel + self.has_conv_bias + self.projected + self.step_rank)
+            + self.num_floats(ranks)
+            + self.projected * (self.norm == "weighted")
+        )
+
+
+class KimiDelta(Struct, frozen=True, kw_only=True):
+    """A delta rule with a decay for each channel of a key (Kimi Linear; Moonshot AI, 2025) behind a causal
+    convolution."""
+
+    num_heads: int
+    head_dim: int  # of keys and of values; also the width that decays and gates are made of
+    kernel: int
+    eps: float
+
+    def states(self, ranks: int) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on one of `ranks` ranks."""
+        heads = self.num_heads // ranks
+        return (
+            StateTensor((3 * heads * self.head_dim, self.kernel - 1)),
+            StateTensor((heads, self.head_dim, self.head_dim), is_wide=True),
+        )
+
+    def draft_numbers(self, ranks: int) -> tuple[int, int]:
+        """See ShortConv.draft_numbers; queries, keys, values, decays and rates of the delta rule."""
+        heads = self.num_heads // ranks
+        return 3 * heads * self.head_dim * self.kernel, heads * (4 * self.head_dim + 1)
+
+    def num_floats(self, ranks: int) -> int:
+        """Numbers of num_weights that are float32 whatever the dtype."""
+        return self.num_heads // ranks * (1 + self.head_dim)
+
+    def num_weights(self, hidden: int, ranks: int) -> int:
+        """Numbers that one rank holds of the mixer of a layer."""
+        heads, dim = self.num_heads // ranks, self.head_dim
+        inner = heads * dim
+        return (
+            hidden * (4 * inner + 2 * dim + heads)
+            + inner * (2 * dim + 3 * self.kernel)
+            + self.num_floats(ranks)
+            + dim
+        )
+
+
+Mixer = ShortConv | Mamba1 | Mamba2 | GatedDelta | KimiDelta
+
+
+class Multipliers(Struct, frozen=True, kw_only=True):
+    """Factors on what the parts of a layer are given and return (Falcon-H1)."""
+
+    mixer_in: float = 1.0
+    mixer_out: float = 1.0
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    gate: float = 1.0  # of the feed-forward, before its activation
+    feed_forward_out: float = 1.0
 
 
 class Recurrent(Struct, frozen=True, kw_only=True):
@@ -153,6 +264,7 @@ class Recurrent(Struct, frozen=True, kw_only=True):
     mixer: Mixer
     has_feed_forward: bool = True  # mixers are followed by a feed-forward in the same layer
     gates_attention: bool = False  # the query projection makes a gate on the attention output as well
+    multipliers: Multipliers | None = None  # None: all are 1
 
     @property
     def num_recurrent_layers(self) -> int:
@@ -175,9 +287,25 @@ class Recurrent(Struct, frozen=True, kw_only=True):
             tensor.count * (wide_item if tensor.is_wide else item) for tensor in self.mixer.states(ranks)
         )
 
+    def draft_bytes(self, ranks: int, item: int) -> int:
+        """Bytes that all layers of one rank keep of a token in a row of drafts that may be refused."""
+        numbers, floats = self.mixer.draft_numbers(ranks)
+        return self.num_recurrent_layers * (numbers * item + floats * 4)
 
-def kinds_of(names: Sequence[str], meanings: dict[str, LayerKind], field: str) -> tuple[LayerKind, ...]:
-    """The kinds of layers that config.json names in `field`. Raises ModelError for a name without meaning."""
+
+def draft_nodes(max_slots: int) -> int:
+    """Tokens that a step may have in rows of drafts that may be refused, where a model has recurrent layers:
+    eight for each sequence, and no more than 1024."""
+    return min(8 * max_slots, 1024)
+
+
+def kinds_of(
+    names: Sequence[str], meanings: dict[str, LayerKind], field: str, num_layers: int
+) -> tuple[LayerKind, ...]:
+    """The kinds of layers that config.json names in `field`. Raises ModelError for a name without meaning,
+    and for more or fewer names than layers."""
+    if len(names) != num_layers:
+        raise ModelError(f"config.json: {field} names {len(names)} layers of {num_layers}")
     if unknown := sorted(set(names) - meanings.keys()):
         raise ModelError(
             f"config.json: {field} has {', '.join(unknown)}, which is not supported; supported are "

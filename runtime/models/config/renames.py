@@ -36,6 +36,7 @@ GLM4_NAMES: Renames = (
 INTERNLM2_NAMES: Renames = (
     ("tok_embeddings.", "embed_tokens."),
     ("output.", "lm_head."),
+    ("v_head.", "score."),
     (".attention.wo.", ".self_attn.o_proj."),
     (".attention.", ".self_attn."),
     (".feed_forward.w1.", ".mlp.gate_proj."),

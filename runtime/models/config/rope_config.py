@@ -5,13 +5,15 @@ transformers writes them in two ways, and both are read: `rope_scaling` next to 
 """
 
 from typing import Annotated as A
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
 
+T = TypeVar("T")
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 
@@ -70,10 +72,6 @@ OLD_ROPE_TYPES = {"su": "longrope"}
 NO_ROPE = Rope(rope_type="none")  # of layers without positions
 
 
-# parameters of Phi-MoE's longrope: the factor on cosines and sines by the factors that are taken
-MSCALES = {True: "long_mscale", False: "short_mscale"}
-
-
 class HfRope(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
@@ -87,35 +85,58 @@ class HfRope(Struct, frozen=True, kw_only=True):
     original_max_position_embeddings: Count | None = None
 
 
+class HfFactors(Struct, frozen=True, kw_only=True):
+    """Factors on cosines and sines that Phi-MoE's longrope has in place of attention_factor."""
+
+    long_mscale: float | None = None
+    short_mscale: float | None = None
+
+
+def rope_of(kind: str, given: Fields) -> Fields:
+    """The parameters of layers of a kind, of families that have others for each; {}: there are none. Raises
+    ModelError."""
+    found = given.get(kind)
+    if found is not None and not isinstance(found, dict):
+        raise ModelError(f"config.json: rope_parameters must have an object as {kind}, not {found!r}")
+    return found or {}
+
+
 def read_rope(hf: HfRope) -> Rope:
     """Raises ModelError for a rope type or parameters that are not supported."""
     own = hf.rope_parameters or {}
-    own = own.get("full_attention", own)  # some families have other parameters in layers with a window
-    values: Fields = {"rope_theta": hf.rope_theta} | own | (hf.rope_scaling or {})
-    values.setdefault("partial_rotary_factor", hf.partial_rotary_factor)
-    if values["partial_rotary_factor"] is None and hf.rotary_dim is not None and hf.head_dim is not None:
-        values["partial_rotary_factor"] = hf.rotary_dim / hf.head_dim
+    values: Fields = {"rope_theta": hf.rope_theta} | (rope_of("full_attention", own) or own)
+    values |= hf.rope_scaling or {}
     kind = values.get("rope_type") or values.get("type") or "default"
-    kind = OLD_ROPE_TYPES.get(kind, kind)
-    if kind not in ROPE_TYPES:
+    kind = OLD_ROPE_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise ModelError(
-            f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}"
+            f"config.json: rope_type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}"
         )
     missing = [name for name in ROPE_TYPES[kind] if values.get(name) is None]
     if missing:
-        raise ModelError(f"config.json: rope type {kind} needs {', '.join(missing)}")
-    values["rope_type"] = kind
-    values["max_position_embeddings"] = longest = hf.max_position_embeddings or 2048
-    original = (
-        hf.original_max_position_embeddings or values.get("original_max_position_embeddings") or longest
-    )
-    values["original_max_position_embeddings"] = original
+        raise ModelError(f"config.json: rope_type {kind} needs {', '.join(missing)}")
+    partial = hf.partial_rotary_factor
+    if partial is None and hf.rotary_dim is not None and hf.head_dim is not None:
+        partial = hf.rotary_dim / hf.head_dim
+    derived: Fields = {"rope_type": kind, "max_position_embeddings": hf.max_position_embeddings or 2048}
+    if values.get("partial_rotary_factor") is None and partial is not None:
+        derived["partial_rotary_factor"] = partial
+    rope = _converted(values | derived, Rope)
+    longest = rope.max_position_embeddings
+    original = hf.original_max_position_embeddings or rope.original_max_position_embeddings or longest
+    rope = structs.replace(rope, original_max_position_embeddings=original)
     if kind in ("yarn", "longrope") and values.get("factor") is None:
-        values["factor"] = longest / original
-    if kind == "longrope" and values.get(mscale := MSCALES[longest > original]) is not None:
-        values["attention_factor"] = values[mscale]
-    known = {name: values[name] for name in Rope.__struct_fields__ if values.get(name) is not None}
+        rope = structs.replace(rope, factor=longest / original)
+    if kind == "longrope":
+        factors = _converted(values, HfFactors)
+        factor = factors.long_mscale if longest > original else factors.short_mscale
+        rope = rope if factor is None else structs.replace(rope, attention_factor=factor)
+    return rope
+
+
+def _converted(values: Fields, kind: type[T]) -> T:
+    """The parameters that `kind` has; null is as good as none. Raises ModelError."""
     try:
-        return msgspec.convert(known, Rope)
+        return msgspec.convert({name: value for name, value in values.items() if value is not None}, kind)
     except msgspec.ValidationError as error:
-        raise ModelError(f"config.json: rope parameters: {error}") from None
+        raise ModelError(f"config.json: rope_parameters or rope_scaling: {error}") from None

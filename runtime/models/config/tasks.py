@@ -9,6 +9,7 @@ import msgspec
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonValue
+from runtime.models.config.dense_modules import read_dense
 from runtime.models.config.judge import read_judge
 from runtime.models.config.pooling import Activation, Pooling, PoolingMode
 from runtime.regular_file import read_regular
@@ -39,7 +40,7 @@ PROBLEMS: dict[str, Activation] = {
     "single_label_classification": "softmax",
 }
 # modules of a sentence-transformers folder that are served
-NO_MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}
+NO_MODULES = {"Transformer", "Pooling", "Dense", "Normalize", "Dropout"}
 
 
 def family_of(architecture: str) -> str:
@@ -89,12 +90,14 @@ def read_pooling(
         return _classifier(folder, options.mode, is_causal)
     if not (options.is_embedding or architecture.endswith(EMBEDS)):
         return None
-    mode, is_normalised = _modules(folder, options.mode, "last" if is_causal else "mean")
+    mode, is_normalised, names = _modules(folder, options.mode, "last" if is_causal else "mean")
+    dense = read_dense(folder, names, hidden_size)
     return Pooling(
         task="embed",
         mode=mode,
         is_whole=is_whole(mode, is_causal=is_causal),
-        size=hidden_size,
+        size=dense[-1].outputs if dense else hidden_size,
+        dense=dense,
         is_normalised=is_normalised,
     )
 
@@ -167,24 +170,31 @@ def _activation(folder: Path, raw: Fields, count: int, is_causal: bool) -> Activ
     return "softmax" if count > 1 else "none" if is_causal else "sigmoid"
 
 
-def _modules(folder: Path, requested: str, default: PoolingMode) -> tuple[PoolingMode, bool]:
-    """Pooling mode (`requested`, unless that is auto) and whether vectors are normalized, by modules.json.
-    Without that file: `default`, and vectors are normalized. Raises ModelError for modules that are not
-    supported."""
+def _modules(folder: Path, requested: str, default: PoolingMode) -> tuple[PoolingMode, bool, tuple[str, ...]]:
+    """Pooling mode (`requested`, unless that is auto), whether vectors are normalized, and folders of linear
+    layers, by modules.json. Without that file: `default`, and vectors are normalized. Raises ModelError for
+    modules that are not supported."""
     path, chosen = folder / "modules.json", OWN_MODES.get(requested)
     if not path.is_file():
-        return chosen or default, True
-    modules = {
-        str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
+        return chosen or default, True, ()
+    entries = [
+        (str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path", "")))
         for entry in _read(path, list[Fields])
-    }
+    ]
+    modules = {kind: folder / name for kind, name in entries}
+    dense = tuple(name for kind, name in entries if kind == "Dense")
+    kinds = [kind for kind, _ in entries if kind in ("Dense", "Normalize")]
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in dense):
+        raise ModelError("modules.json: path of a Dense module must be a folder of the model")
+    if dense and "Normalize" in kinds and kinds.index("Normalize") < len(dense):
+        raise ModelError("modules.json has Normalize before Dense, which is not supported")
     if unknown := modules.keys() - NO_MODULES:
         raise ModelError(
             f"modules.json asks for {', '.join(sorted(unknown))}, which is not supported; "
             f"supported are {', '.join(sorted(NO_MODULES))}"
         )
     if chosen is not None:
-        return chosen, "Normalize" in modules
+        return chosen, "Normalize" in modules, dense
     raw = read_object(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     value = raw.get("pooling_mode") or [
         name for name, value in raw.items() if name in OLD_MODES and value is True
@@ -197,7 +207,7 @@ def _modules(folder: Path, requested: str, default: PoolingMode) -> tuple[Poolin
             f"1_Pooling/config.json asks for {asked}; supported is one of {', '.join(MODES.values())}: "
             "choose with --pooling"
         )
-    return known[0], "Normalize" in modules
+    return known[0], "Normalize" in modules, dense
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -90,6 +90,15 @@ def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> b
     )
 
 
+def check_own_code(architecture: str, impl: str) -> None:
+    """Raises ModelError where transformers is to compute the text model in a checkpoint of a larger one."""
+    if impl == "transformers":
+        raise ModelError(
+            f"--model-impl transformers: {architecture} takes images or sound too, and its text model is "
+            "computed by this runtime's own code; leave the option out"
+        )
+
+
 def check_generates(architecture: str, *, is_embedding: bool) -> None:
     """Raises ModelError where a model of transformers is to embed."""
     if is_embedding:

@@ -185,7 +185,7 @@ def _by_option(flag: str, option: Option, values: list[str], notes: list[str]) -
             yield from value
         else:
             yield from _set(option, value, flag, notes)
-    elif option.sets:
+    elif option.sets and not option.flag:
         yield from option.sets if word not in ("false", "0", "off") else ()
     elif option.note:
         shown = f"{flag} {values[0]}" if values and option.values else flag
@@ -195,7 +195,13 @@ def _by_option(flag: str, option: Option, values: list[str], notes: list[str]) -
     elif option.read == "address":
         yield from _address(values[0])
     else:
+        yield from option.sets
         yield from _set(option, _READ[option.read](values), flag, notes)
+
+
+def _drafts(word: str) -> str:
+    """Tokens to verify with so many drafts."""
+    return str(int(word) + 1) if word.isdecimal() else word
 
 
 def _set(option: Option, value: Value, flag: str, notes: list[str]) -> Iterator[Setting]:
@@ -243,6 +249,7 @@ _READ: dict[str, Callable[[list[str]], Value]] = {
     "first": lambda values: values[0].split(",")[0],
     "length": lambda values: _length(values[0]),
     "model": lambda values: values[0],
+    "drafts": lambda values: _drafts(values[0]),
 }
 READERS: dict[System, Callable[[str, list[str], list[str]], Iterator[Setting]]] = {
     "sglang": _from_sglang,

@@ -43,11 +43,19 @@ SAME: tuple[tuple[str, Value, str, dict[str, Value]], ...] = (
         "--sp-type",
         "",
         "--speculative-algorithm",
-        {"vanilla": None, "": None, "mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3"},
+        {
+            "vanilla": None,
+            "": None,
+            "deterministic": "NGRAM",
+            "mtp": "NEXTN",
+            "eagle": "EAGLE",
+            "eagle3": "EAGLE3",
+        },
     ),
     ("--sp-min-token-match", 2, "--speculative-ngram-min-match-window-size", {}),
     ("--sp-max-token-match", 2, "--speculative-ngram-max-match-window-size", {}),
-    ("--gen-num-per-cycle", 1, "--speculative-num-draft-tokens", {}),
+    # drafts there, here with the token that they follow
+    ("--gen-num-per-cycle", 1, "--speculative-num-draft-tokens", {str(n): n + 1 for n in range(1, 32)}),
     ("--remote-vit-server-ip", None, "--encoder-urls", {}),
     (
         "--load-balance",
@@ -122,6 +130,24 @@ SUPERSEDED: tuple[tuple[str, Value, str, str], ...] = (
         "/metrics has histograms of all steps.",
     ),
     ("--step-records-max-size", 1000, "Step times that are kept.", "/metrics has histograms of all steps."),
+    (
+        "--sp-model-type",
+        "",
+        "Family of the draft model.",
+        "--speculative-draft-model-path has a config.json, which says it.",
+    ),
+    (
+        "--force-stream-sample",
+        False,
+        "Sample drafts as in streaming.",
+        "streams and whole answers are sampled alike.",
+    ),
+    (
+        "--force-score-context-attention",
+        True,
+        "Verify drafts with the kernels of prompts.",
+        "rows that verify drafts always take them.",
+    ),
 )
 
 # (flag, default there, what it is, device)
@@ -185,14 +211,11 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
     ("--enable-device-perf", False, "Measure the device's speed at start.", ""),
     ("--ft-core-dump-on-exception", False, "Dump core on an exception.", "see --crash-dump-folder"),
     ("--gen-timeline-sync", False, "Collect a timeline of steps.", ""),
-    ("--sp-model-type", "", "Family of the draft model.", "see --speculative-draft-model-path"),
-    ("--tree-decode-config", "", "File with the tree of a draft.", ""),
-    ("--force-stream-sample", False, "Sample drafts as in streaming.", ""),
     (
-        "--force-score-context-attention",
-        True,
-        "Verify drafts with the kernels of prompts.",
-        "see --speculative-attention-mode",
+        "--tree-decode-config",
+        "",
+        "File with the tree of a draft.",
+        "see --speculative-eagle-topk and --speculative-ngram-min-bfs-breadth, which shape trees",
     ),
     ("--remote-rpc-server-ip", None, "Address of the prefill server.", "see --disaggregation-mode"),
     ("--decode-cm2-config", None, "Service discovery of decode servers.", "see --disaggregation-mode"),

@@ -133,6 +133,8 @@ CHOICES: dict[tuple[str, str], list[tuple[str, Value]]] = {
 # --speculative-config
 DRAFT_METHODS = {
     "ngram": "NGRAM",
+    "ngram_gpu": "NGRAM",
+    "suffix": "NGRAM",
     "eagle": "EAGLE",
     "eagle3": "EAGLE3",
     "mtp": "NEXTN",

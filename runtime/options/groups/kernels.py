@@ -179,7 +179,7 @@ def fp8_gemm_backend(device: DeviceFacts) -> Derived:
 def grammar_backend(
     device: DeviceFacts, machine: MachineFacts, model: ModelFacts, has_no_tokenizer: bool
 ) -> Derived:
-    """The fastest installed grammar library; "none" where no grammar can be used."""
+    """The best installed grammar library; "none" where no grammar can be used."""
     if has_no_tokenizer:
         return Derived("none", "--skip-tokenizer-init leaves no tokens that a grammar could read")
     if model.pooling is not None:
@@ -191,7 +191,7 @@ def grammar_backend(
     best = machine.grammar_backends[0]
     return Derived(
         best,
-        "it has the fastest masks"
-        if best == "xgrammar"
+        "it compiles at once, and its masks are the fastest with large vocabularies"
+        if best == "llguidance"
         else "of the libraries for grammars, it is installed",
     )

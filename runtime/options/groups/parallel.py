@@ -4,6 +4,7 @@ from typing import Annotated as A
 from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
+from runtime.messages.balance import BalanceMethod
 from runtime.options.declare import (
     Auto,
     Count,
@@ -49,11 +50,22 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = None
     pp_async_batch_depth: A[Whole, planned("Micro-batches in flight beyond one for each stage.")] = 0
     data_parallel_size: A[
-        Count, planned("Replicas of the model behind one address.", aliases=("--dp-size", "--dp"))
+        Count,
+        option(
+            "Replicas of the model behind one address, each with its own ranks and cache.",
+            note="docs/parallelism.md",
+            aliases=("--dp-size", "--dp"),
+        ),
     ] = 1
     load_balance_method: A[
-        Literal["auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens"],
-        planned("How requests are spread over the replicas."),
+        Literal[
+            "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens", "prefix_aware"
+        ],
+        option(
+            "How requests are spread over the replicas: in turn, by requests, by tokens, or by cached "
+            "prompts.",
+            later=("follow_bootstrap_room",),
+        ),
     ] = "auto"
     prefill_round_robin_balance: A[
         bool,
@@ -136,9 +148,15 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     """Devices and parallelism in force."""
 
     device: str
-    num_ranks: int
+    load_balance_method: BalanceMethod
+    num_ranks: int  # of one replica
     num_threads: int  # CPU threads of each rank
     standby_ranks: int  # sets of standby ranks
+
+    def numa_nodes(self, replica: int) -> tuple[int, ...]:
+        """The nodes of a replica's ranks, or one for all; empty: any."""
+        nodes = self.numa_node or ()
+        return nodes[replica * self.num_ranks :][: self.num_ranks] if len(nodes) > self.num_ranks else nodes
 
 
 def device(facts: DeviceFacts) -> Derived:
@@ -146,24 +164,33 @@ def device(facts: DeviceFacts) -> Derived:
     return Derived(facts.name, "it is the best device that this machine has")
 
 
+def load_balance_method() -> Derived:
+    """Requests go where most of their prompt is cached."""
+    return Derived("prefix_aware", "a prompt whose beginning is cached is computed sooner")
+
+
 def num_ranks(tensor_parallel_size: int) -> Derived:
     """One process for each tensor-parallel shard."""
     return Derived(tensor_parallel_size, "one process for each part of the model")
 
 
-def num_threads(machine: MachineFacts, tensor_parallel_size: int) -> Derived:
-    """Ranks share the cores; one stays with the event loop where there are enough."""
-    spare = 1 if machine.cores > 2 * tensor_parallel_size else 0
+def num_threads(machine: MachineFacts, tensor_parallel_size: int, data_parallel_size: int) -> Derived:
+    """The ranks of all replicas share the cores; one stays with the event loop where there are enough."""
+    ranks = tensor_parallel_size * data_parallel_size
+    spare = 1 if machine.cores > 2 * ranks else 0
     return Derived(
-        max(1, (machine.cores - spare) // tensor_parallel_size),
-        f"{machine.cores} cores for {tensor_parallel_size} rank{'s' if tensor_parallel_size > 1 else ''}"
+        max(1, (machine.cores - spare) // ranks),
+        f"{machine.cores} cores for {ranks} rank{'s' if ranks > 1 else ''}"
         + (", one left to the event loop" if spare else ""),
     )
 
 
-def standby_ranks(device: DeviceFacts, machine: MachineFacts, num_ranks: int) -> Derived:
-    """One set, where its processes together take at most STANDBY_SHARE of the free memory."""
-    needed = device.standby_bytes * num_ranks
+def standby_ranks(
+    device: DeviceFacts, machine: MachineFacts, num_ranks: int, data_parallel_size: int
+) -> Derived:
+    """One set for each replica, where their processes together take at most STANDBY_SHARE of the free
+    memory."""
+    needed = device.standby_bytes * num_ranks * data_parallel_size
     if not needed:
         return Derived(0, f"ranks of {device.name} have next to nothing to import")
     figures = f"{needed >> 20} MiB of {machine.memory_bytes >> 20} MiB that are free"

@@ -39,7 +39,7 @@ class States(Group, frozen=True, kw_only=True):
         Literal["triton", "flashinfer"],
         superseded(
             "Kernels of state-space layers.",
-            "Recurrent layers compute tokens and chunks with torch's operators on every device.",
+            "The device chooses: kernels of its own on the cpu, torch's operators on the others.",
         ),
     ] = "triton"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None

@@ -37,6 +37,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *model_rules.PLAN_RULES,
     *memory.PLAN_RULES,
     *states.PLAN_RULES,
+    *speculation.PLAN_RULES,
     *serving.PLAN_RULES,
 )
 

@@ -73,7 +73,7 @@ def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
             if size == 1
             else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
         )
-    if moe.is_stacked and size > 1:
+    if moe.is_on_all_ranks and size > 1:
         return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
     if moe.num_experts % size:
         return (
@@ -100,7 +100,7 @@ def all_to_all_has_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -
             f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to experts, and this model "
             "has none; leave it out"
         )
-    if model.moe.is_stacked:
+    if model.moe.is_on_all_ranks:
         return (
             f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to whole experts, and this "
             "model's are split; leave it out"
@@ -117,7 +117,7 @@ def all_to_all_has_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Counting the tokens of experts needs experts that are computed."""
     if plan.expert_steps is None or (
-        model.moe is not None and not model.moe.is_stacked and device.name != "null"
+        model.moe is not None and not model.moe.is_on_all_ranks and device.name != "null"
     ):
         return None
     flag = (
@@ -125,7 +125,7 @@ def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
         if plan.experts.expert_distribution_recorder_mode is not None
         else "--enable-expert-distribution-metrics"
     )
-    what = "this model" if model.moe is None or model.moe.is_stacked else "the null device"
+    what = "this model" if model.moe is None or model.moe.is_on_all_ranks else "the null device"
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
 

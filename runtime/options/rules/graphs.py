@@ -80,6 +80,7 @@ def compiled_steps_are_dense(plan: Plan, model: ModelFacts, device: DeviceFacts)
         )
     lacks = {
         "experts": model.moe is not None,
+        "layers that share keys and values": bool(model.kv_sources),
         "weights in few bits": model.quantization is not None,
         "adapters": plan.lora.enable_lora,
         "several ranks": plan.parallel.num_ranks > 1,

@@ -125,7 +125,7 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     ):
         if backend == device.attention_backend or why_not(backend, phase, device) is not None:
             continue
-        head_dim = None if model.mla is not None else model.head_dim
+        head_dim = None if model.mla is not None else model.longest_head
         if (
             reason := why_unsuited(
                 backend, plan.memory.page_size, plan.precision.dtype, plan.precision.kv_cache_dtype, head_dim
@@ -158,12 +158,13 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
             f"this model attends within chunks of {model.chunk} tokens, which {device.name} does not compute "
             f"for longer texts; give --context-length {model.chunk}, or take --device cpu"
         )
-    if model.score_cap and not device.has_score_caps:
+    score_cap, has_sinks = model.scores
+    if score_cap and not device.has_score_caps:
         return (
             "this model caps its attention scores (attn_logit_softcapping), which no operator of "
             f"{device.name} does; take --device cuda"
         )
-    if model.has_sinks and not device.has_sinks:
+    if has_sinks and not device.has_sinks:
         return f"this model's attention has sinks, which have no adapter on {device.name}; take --device cuda"
     return None
 

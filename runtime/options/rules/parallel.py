@@ -113,13 +113,13 @@ def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFac
 
 
 def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """--numa-node names one node for all ranks, or one for each."""
-    if plan.parallel.numa_node is not None and len(plan.parallel.numa_node) not in (
-        1,
-        plan.parallel.num_ranks,
-    ):
+    """--numa-node names one node for all ranks, or one for each rank of one replica, or of all."""
+    ranks, nodes = plan.parallel.num_ranks, plan.parallel.numa_node
+    replicas = plan.parallel.data_parallel_size
+    if nodes is not None and len(nodes) not in (1, ranks, ranks * replicas):
+        of = f" in each of {replicas} replicas" if replicas > 1 else ""
         return (
-            f"--numa-node names {len(plan.parallel.numa_node)} nodes for {plan.parallel.num_ranks} ranks; "
+            f"--numa-node names {len(nodes)} nodes for {ranks} ranks{of}; "
             "give one for all of them, or one for each"
         )
     return None

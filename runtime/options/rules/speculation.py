@@ -1,10 +1,13 @@
 """Rules on drafts of speculative decoding."""
 
-from runtime.options.rules.base import OptionRule, Values, flag
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 
 
 def drafts_are_fully_described(options: Values) -> str | None:
-    """The three numbers that describe a draft are given together, or all left to the runtime."""
+    """The numbers of a draft agree; a tree needs all three, of a chain one says the others."""
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     numbers = [options[name] for name in names]
     if (
@@ -12,10 +15,12 @@ def drafts_are_fully_described(options: Values) -> str | None:
         or numbers.count("auto") == 3
     ):
         return None
-    if "auto" in numbers:
-        return f"{', '.join(map(flag, names))} are chosen together; give all three, or none of them"
     steps, branches, tokens = numbers
-    if branches == 1 and tokens != steps + 1:
+    if branches not in ("auto", 1):
+        if "auto" in numbers:
+            return f"{', '.join(map(flag, names))} are chosen together; give all three, or one branch"
+        return None
+    if "auto" not in (steps, tokens) and tokens != steps + 1:
         return (
             f"--speculative-num-draft-tokens {tokens} does not go with one branch and "
             f"--speculative-num-steps {steps}; "
@@ -58,8 +63,39 @@ def branches_need_kernels(options: Values) -> str | None:
     return None
 
 
+def ngram_drafts_have_no_passes(options: Values) -> str | None:
+    """Numbers of a draft model say nothing of drafts that are looked up."""
+    given = [n for n in ("speculative_num_steps", "speculative_eagle_topk") if options[n] != "auto"]
+    if options["speculative_algorithm"] != "NGRAM" or not given:
+        return None
+    return (
+        f"{', '.join(map(flag, given))} is of draft models, and NGRAM has none; leave it out, or give "
+        "--speculative-num-draft-tokens and --speculative-ngram-max-bfs-breadth"
+    )
+
+
+def ngram_bounds_are_in_order(options: Values) -> str | None:
+    """The smallest of something is not larger than the largest."""
+    for kind in ("match_window_size", "bfs_breadth"):
+        low, high = (f"speculative_ngram_{bound}_{kind}" for bound in ("min", "max"))
+        if options[low] > options[high]:
+            return f"{flag(low)} {options[low]} is above {flag(high)} {options[high]}; lower it"
+    return None
+
+
+def drafts_are_of_tokens(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """A model that makes vectors has no tokens to guess."""
+    if plan.speculation.speculative_algorithm is not None and model.pooling is not None:
+        return "--speculative-algorithm has nothing to guess with a model that makes vectors; leave it out"
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
     drafts_are_fully_described,
     drafts_have_a_model,
     branches_need_kernels,
+    ngram_drafts_have_no_passes,
+    ngram_bounds_are_in_order,
 )
+
+PLAN_RULES: tuple[PlanRule, ...] = (drafts_are_of_tokens,)

@@ -50,7 +50,7 @@ def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
 
 
 def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Sequence states stay on the device, so a prefix from storage has no state to continue from."""
+    """Sequence states are not stored, so a prefix from storage has no state to continue from."""
     if model.num_recurrent_layers and plan.tiers.hicache_storage_backend is not None:
         return (
             "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"

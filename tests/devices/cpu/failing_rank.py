@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.devices import rendezvous as rendezvous
 from runtime.ranks import open_executor
 from runtime.ranks.graph_setup import GraphSetup
+from runtime.ranks.open_graphs import open_graphs
 from tests.devices.drive import start
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
     executor.runner.graph_setup = GraphSetup([1, 2, 3, 4])
-    executor.runner.graphs, _ = executor.runner.open_graphs()
+    executor.runner.graphs, _ = open_graphs(executor.runner)
     mlp = executor.runner.model.layers[0].mlp
     forward = mlp.forward
     rendezvous.FAILED_TIMEOUT_S = 60.0

@@ -27,6 +27,11 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {"num_hidden_layers": 1, "num_key_value_heads": 1}),
     ("phi3", {"num_hidden_layers": 1}),
     ("starcoder2", {"num_hidden_layers": 1}),
+    ("gemma3n", {}),
+    ("gemma4", {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    ("falcon", {"num_hidden_layers": 1}),
+    ("nemotron", {"num_hidden_layers": 1}),
+    ("stablelm", {"num_hidden_layers": 1}),
 ]
 MOE_MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"num_hidden_layers": 1}),

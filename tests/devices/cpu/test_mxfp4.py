@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.devices.cpu.self_check import load_library
-from runtime.layers.quantization.mxfp4 import GROUP, VALUES, dequantized
+from runtime.layers.quantization.float4 import VALUES
+from runtime.layers.quantization.mxfp4 import GROUP, dequantized
 from tests.devices.cpu.ranks import RunRanks
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint

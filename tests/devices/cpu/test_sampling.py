@@ -11,6 +11,7 @@ from runtime.devices.base import SamplingInputs
 from runtime.devices.cpu.kernels import library
 from runtime.devices.cpu.kernels.levels import Level, supported_levels
 from runtime.devices.cpu.matrices import Threads
+from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.devices.operands import Seen
 from runtime.layers.fused_ops import penalise
@@ -72,6 +73,8 @@ def test_greedy_takes_the_first_of_the_largest(ops: CpuLogitsOps) -> None:
         (0.7, 1.0, 50),
         (0.05, 0.99, 30),  # fewer than 30 are likely
         (2.0, 0.8, 7_000),
+        (5.0, 0.95, 9_000, 0.05),
+        (9.0, 0.999),
         (0.6, 0.95, 20, 0.1),
         (1.0, 1.0, VOCAB + 5),
         (1e-4, 0.5),
@@ -99,6 +102,14 @@ def test_odd_rows_are_sampled_as_the_specification_says(ops: CpuLogitsOps) -> No
         assert torch.equal(tokens[[1, 5, 6, 7]], wanted[[1, 5, 6, 7]])
         assert tokens[0] in (7, 11_000, 19_999), "torch orders equal candidates as it likes"
     assert ops.choose(rows, inputs_of(8, 1.0, 1.0, 1)).tolist()[:5] == [7, 100, 0, 0, 0]
+
+
+def test_equal_tokens_are_taken_in_the_order_of_the_vocabulary(ops: CpuLogitsOps) -> None:
+    """Half of them by top-p, or as many as top-k says."""
+    rows = torch.full((8, VOCAB), 2.5)
+    for top_p, top_k, kept in ((0.5, 0, VOCAB // 2 + 1), (1.0, 1_000, 1_000)):
+        inputs = inputs_of(8, 1.0, top_p, top_k)
+        assert torch.equal(ops.choose(rows, inputs), (inputs.uniform * kept).long())
 
 
 def test_rows_of_all_kinds_share_a_step(ops: CpuLogitsOps) -> None:
@@ -169,6 +180,22 @@ def test_masks(ops: CpuLogitsOps) -> None:
     mask(wanted, places, bits)
     ops.mask(rows, places, bits)
     assert torch.equal(rows, wanted)
+
+
+def test_masked_rows_may_have_any_numbers(ops: CpuLogitsOps) -> None:
+    """What is banned stays below what is allowed, also where none of it is a number."""
+    rows = torch.cat((odd_rows(), torch.full((1, VOCAB), -torch.inf), torch.full((1, VOCAB), torch.nan)))
+    places = torch.arange(len(rows))
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(rows), -(-VOCAB // 32))
+    bits = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, generator=generator)
+    wanted = clean(rows.clone())
+    mask(wanted, places, bits)
+    spread = torch.empty(len(rows), 2 * VOCAB)[:, ::2].copy_(rows)
+    ops.mask(rows, places, bits)
+    CpuOps(torch.float32, ops.threads).mask(spread, places, bits)
+    for masked in (rows, spread):
+        assert torch.equal(ops.choose(masked, None), wanted.argmax(dim=1))
 
 
 def test_penalties(ops: CpuLogitsOps) -> None:

@@ -51,6 +51,7 @@ def answer(
         device=device,
         **way,
         expert_steps=4,
+        num_states=12,
         graph_sizes=[] if device == "cpu" else [2, 4],
         piecewise_sizes=[32] if device == "taped" and mode == "none" else [],
     )

@@ -1,5 +1,6 @@
 """What /v1/responses keeps stays within its bounds, however many answers there are."""
 
+import gc
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
                 for number in range(ROUNDS):
                     await one_round(client, number)
                     service.requests.clear()
+                    gc.collect()
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()
@@ -83,5 +85,6 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
         "the bounds were met"
     )
     assert max(bytes for bytes, _ in seen) < 2 * MAX_BYTES
-    half, end = [max(heap for _, heap in part) for part in (seen[10:20], seen[20:])]
+    # The least of ten rounds: what is kept for good is in all of them, a buffer of the moment is not.
+    half, end = [min(heap for _, heap in part) for part in (seen[10:20], seen[20:])]
     assert end < half + 100_000, "nothing else is kept of an answer"

@@ -9,6 +9,7 @@ import torch
 
 from runtime.devices.cpu.ops import CpuOps
 from runtime.grammar.backend import GrammarError
+from runtime.grammar.open_backend import WithOthers
 from runtime.layers.sampling import compiled_grammars
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.sampler import BANNED, FAR
@@ -60,7 +61,7 @@ class Counting:
 
 @pytest.fixture
 def grammar_masks(monkeypatch: pytest.MonkeyPatch) -> GrammarMasks:
-    monkeypatch.setattr(compiled_grammars, "open_backend", lambda setup: Counting())
+    monkeypatch.setattr(compiled_grammars, "open_backend", lambda setup: WithOthers(Counting()))
     return GrammarMasks(SETUP, VOCAB)
 
 

@@ -278,3 +278,21 @@ def test_values_that_operators_put_in_place_of_others(tmp_path: Path) -> None:
     assert (found.context_len, found.dtype) == (64, "float16")
     with pytest.raises(ModelError, match=r"^--json-model-override-args \(num_attention_heads\): config.json"):
         read_config(tmp_path, overrides={"num_attention_heads": "many"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"indexer_types": ["full", "shared", "full"]},
+        {"index_topk_freq": 2},
+        {"index_topk_pattern": "FSF"},
+        {"index_topk_pattern": ["full", "shared", "full"]},
+    ],
+)
+def test_indexers_that_layers_share_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
+    glm = V3 | sizes | {"architectures": ["GlmMoeDsaForCausalLM"]}
+    mla = read(tmp_path, **glm).mla
+    assert mla is not None and mla.indexer is not None and mla.indexer.is_interleaved
+    with pytest.raises(ModelError, match="indexer_types"):
+        read(tmp_path, **glm, **changes)

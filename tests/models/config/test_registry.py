@@ -1,12 +1,15 @@
 """The table and the classes agree."""
 
+import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config.encoder_config import ENCODERS
-from runtime.models.config.registry import FAMILIES, MODELS, TRANSFORMERS, check_architecture
+from runtime.models.config.model_config import read_config
+from runtime.models.config.registry import FAMILIES, MODELS, REFUSED, TRANSFORMERS, check_architecture
 from runtime.models.config.tasks import family_of
 
 
@@ -19,6 +22,16 @@ def test_every_row_has_a_class(path: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_row_has_a_family(name: str) -> None:
     assert family_of(name) in FAMILIES or family_of(name) in ENCODERS
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    """With the reason, before anything else of the file is read, whatever computes it."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    for impl in ("auto", "runtime", "transformers"):
+        with pytest.raises(ModelError, match=f"{name}, which is not supported: {REFUSED[name][:20]}"):
+            read_config(tmp_path, model_impl=impl)
+    assert name not in MODELS
 
 
 def test_unknown() -> None:

@@ -87,9 +87,9 @@ def test_unknown_pooling_is_refused_unless_overruled(tmp_path: Path, config: dic
 def test_modules_that_compute_more_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "BertModel")
     (tmp_path / "modules.json").write_text(
-        json.dumps([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}])
+        json.dumps([{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}])
     )
-    with pytest.raises(ModelError, match="Dense"):
+    with pytest.raises(ModelError, match="LSTM"):
         read_config(tmp_path)
 
 

@@ -116,7 +116,17 @@ LINES: list[tuple[str, str, str]] = [
     (LLAMA + "-lv 5 --log-jsonl", QWEN + " --log-level debug --log-format json", ""),
     (LLAMA + "--embedding --pooling mean", QWEN + " --is-embedding --pooling mean", ""),
     (LLAMA + "--pooling rank", QWEN, "--pooling rank is left out"),
-    (LLAMA + "-md d.gguf --mlock --metrics --quux", QWEN, "--quux is left out: it is unknown here"),
+    (LLAMA + "--mlock --metrics --quux", QWEN, "--quux is left out: it is unknown here"),
+    (
+        LLAMA + "-md d.gguf --draft-p-min 0.5",
+        QWEN + " --speculative-algorithm STANDALONE --speculative-draft-model-path d.gguf",
+        "--draft-p-min is left out: how many drafts are made follows from how many are accepted",
+    ),
+    (
+        LLAMA + "--spec-type ngram-simple --draft-max 7",
+        QWEN + " --speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
+        "",
+    ),
     (LLAMA + "-hft hf_secret", QWEN, "-hft is left out: set HF_TOKEN in the environment"),
     ("llama-cli -m a.gguf -p 'I believe'", "--model-path a.gguf --port 8080", "`runtime chat` talks"),
     ("LLAMA_ARG_CTX_SIZE=4096 " + LLAMA, "--context-length 4096 " + QWEN, ""),
@@ -144,6 +154,11 @@ LINES: list[tuple[str, str, str]] = [
         "as it was published",
     ),
     # TGI
+    (
+        TGI + "--speculate 3",
+        "--model-path /m --port 1 --speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
+        "",
+    ),
     ("text-generation-launcher --model-id a/b", "--model-path a/b --port 3000", "--port 3000 is text-gen"),
     (
         TGI + "--num-shard 2 --max-total-tokens 4096 --max-batch-total-tokens 65536 "
@@ -188,7 +203,7 @@ LINES: list[tuple[str, str, str]] = [
         "a part of what the weights leave",
     ),
     (LMDEPLOY + "--tool-call-parser qwen2d5", "--model-path /m --port 1 --tool-call-parser qwen25", ""),
-    (LMDEPLOY + "--dp 2", "--model-path /m --port 1 --data-parallel-size 2", "--dp is planned"),
+    (LMDEPLOY + "--dp 2", "--model-path /m --port 1 --data-parallel-size 2", ""),
     # containers
     (
         "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/home/app/.cache/huggingface --env "

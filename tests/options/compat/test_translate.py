@@ -50,7 +50,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (
         "python -m sglang_router.launch_server --model-path /m --dp 2",
         "--model-path /m --data-parallel-size 2",
-        "--dp is planned",
+        "",
     ),
     (
         VLLM + "-tp 2 --max-model-len 8k",
@@ -84,14 +84,10 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
         VLLM + """--speculative-config '{"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}'""",
         "--model-path /m --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens 4 --speculative-draft-model-path /d --port 8000",
-        "--speculative-config (--speculative-algorithm) is planned",
-    ),
-    (VLLM + "--speculative-config {", "--model-path /m --port 8000", "it is no JSON object"),
-    (
-        VLLM + """--speculative-config '{"num_speculative_tokens": "x"}'""",
-        "--model-path /m --speculative-algorithm STANDALONE --port 8000",
         "",
     ),
+    (VLLM + "--speculative-config {", "--model-path /m --port 8000", "it is no JSON object"),
+    (VLLM + """--speculative-config '{"num_speculative_tokens": "x"}'""", "--model-path /m --port 8000", ""),
     (
         VLLM + """--speculative-config '{"method": "psychic", "x": 1}'""",
         "--model-path /m --port 8000",
@@ -112,6 +108,12 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
         "TP_SIZE=2 CHECKPOINT_PATH=/m MODEL_TYPE=qwen " + RTP + "--start_port 8088",
         "--tensor-parallel-size 2 --model-path /m --port 8088",
         "config.json says it",
+    ),
+    (
+        RTP + "--sp_type deterministic --sp_min_token_match 2 --sp_max_token_match 5 --gen_num_per_cycle 4",
+        "--speculative-algorithm NGRAM --speculative-ngram-min-match-window-size 2 "
+        "--speculative-ngram-max-match-window-size 5 --speculative-num-draft-tokens 5 --port 8088",
+        "",
     ),
     (RTP + "--world_size 2", "--port 8088", "--world_size is left out: the number of ranks follows"),
 ]

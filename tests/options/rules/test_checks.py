@@ -97,9 +97,9 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ),
     ({"enable_eplb": True}, "nothing to balance", {"expert_parallel_size": 2, "tensor_parallel_size": 2}),
     (
-        {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3},
+        {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 2},
         "are chosen together",
-        {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
+        {"speculative_eagle_topk": 1},
     ),
     (
         {
@@ -110,6 +110,16 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         },
         "it must be 4",
         {"speculative_num_draft_tokens": 4},
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_num_steps": 3},
+        "is of draft models",
+        {"speculative_num_steps": "auto"},
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_ngram_min_bfs_breadth": 11},
+        "is above --speculative-ngram-max-bfs-breadth 10",
+        {"speculative_ngram_min_bfs_breadth": 10},
     ),
     ({"speculative_algorithm": "EAGLE3"}, "needs a draft model", {"speculative_draft_model_path": "x"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),

@@ -145,27 +145,17 @@ template <class Type> inline void pack_codes(const uint8_t* codes, uint32_t* to)
         *to = Type::BITS == 8 ? words[i] : (words[2 * i] & 0x0f0f0f0fu) | (words[2 * i + 1] & 0x0f0f0f0fu) << 4;
 }
 
-// The same back. Works on a word of one output, and on vectors of words of several.
-template <class Type, class Word, class Read> inline void unpack_codes(Read read, Word* words) {
-    if constexpr (Type::BITS == 8) {
-        for (int i = 0; i < 8; i++) words[i] = read(i);
-        return;
+template <class Word> inline Word moved(Word bits, int up) { return up >= 0 ? bits << up : bits >> -up; }
+
+// Word `i` of the same back, with OFFSET still in it. `read(j)` is word j of the group: of one output, or of a vector of them.
+template <class Type, class Read> inline auto code_word(Read read, int i) {
+    if constexpr (Type::BITS == 8) return read(i);
+    else {
+        auto word = read(Type::UPPER_WORDS + i / 2) >> (i % 2 * 4) & 0x0f0f0f0fu;
+        if constexpr (Type::BITS == 5) word |= moved(read(0), 4 - i) & 0x10101010u;
+        if constexpr (Type::BITS == 6) word |= moved(read(i / 4), 4 - i % 4 * 2) & 0x30303030u;
+        return word;
     }
-    for (int i = 0; i < 4; i++) {
-        Word pair = read(Type::UPPER_WORDS + i);
-        words[2 * i] = pair & 0x0f0f0f0fu;
-        words[2 * i + 1] = pair >> 4 & 0x0f0f0f0fu;
-    }
-    if constexpr (Type::BITS == 5) {
-        Word upper = read(0);
-        for (int i = 0; i < 8; i++) words[i] |= (i <= 4 ? upper << (4 - i) : upper >> (i - 4)) & 0x10101010u;
-    }
-    if constexpr (Type::BITS == 6)
-        for (int half = 0; half < 2; half++) {
-            Word upper = read(half);
-            for (int i = 0; i < 4; i++)
-                words[half * 4 + i] |= (i <= 2 ? upper << (4 - 2 * i) : upper >> (2 * i - 4)) & 0x30303030u;
-        }
 }
 
 // One output of a block of the matrix, from its row in the file of `blocks` blocks.
@@ -201,10 +191,8 @@ template <class Type> inline void unpack_output(const char* from, int blocks, in
         for (int group = 0; group < Type::GROUPS; group++, out += GROUP) {
             auto* at = (const uint8_t*)from + Type::HEAD_BYTES + group * Type::GROUP_BYTES;
             auto* codes = (const uint32_t*)(at + Type::SCALE_BYTES) + in_block;
-            uint32_t words[8];
-            unpack_codes<Type>([&](int i) { return codes[i * OUTPUTS]; }, words);
             for (int i = 0; i < GROUP; i++) {
-                uint8_t byte = words[i / 4] >> (i % 4 * 8);
+                uint8_t byte = code_word<Type>([&](int j) { return codes[j * OUTPUTS]; }, i / 4) >> (i % 4 * 8);
                 float code = Type::BITS == 8 ? (int8_t)byte : byte - Type::OFFSET, scale = d, least = 0;
                 if constexpr (Type::SCALES == WITH_LEAST) {
                     scale *= at[in_block];

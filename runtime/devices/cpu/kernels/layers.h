@@ -165,18 +165,21 @@ class Linear final : public Phase {
   public:
     enum Then { STORE = 0, ADD = 1, SILU_AND_MUL = 2, GELU_AND_MUL = 3 };
 
-    Linear(const weights::Matrix* weight, const float* bias, Buffer* in, Buffer* out, Then then)
-        : w_(*weight), bias_(bias), in_(in), out_(out), then_(then),
+    Linear(const weights::Matrix* weight, const float* bias, Buffer* in, Buffer* out, Then then, int num_threads)
+        : w_(*weight), bias_(bias), in_(in), out_(out), then_(then), num_threads_(num_threads),
           num_blocks_(weights::num_blocks(w_) / (is_gated() ? 2 : 1)) {}
 
-    // Chunks of about CHUNK_BYTES of weights, and of ROW_PANEL rows where there are many; one chunk where the whole
-    // is less work than it takes to meet.
+    // CHUNKS_OF_THREAD chunks for each thread, of CHUNK_BYTES to MOST_BYTES of weights: a stream of weights begins slowly,
+    // because nothing has fetched its first lines ahead. Chunks of ROW_PANEL rows where there are many; one chunk where the
+    // whole is less work than it takes to meet.
     int begin(const Step& step) override { return begin(step.num_tokens); }
 
     int begin(int64_t num_rows) {
         num_rows_ = (int)num_rows;
         size_t bytes = weights::block_bytes(w_) * (is_gated() ? 2 : 1);
-        blocks_per_chunk_ = bytes >= CHUNK_BYTES ? 1 : (int)(CHUNK_BYTES / bytes);
+        size_t wanted = bytes * num_blocks_ / (CHUNKS_OF_THREAD * num_threads_);
+        wanted = wanted < CHUNK_BYTES ? CHUNK_BYTES : wanted > MOST_BYTES ? MOST_BYTES : wanted;
+        blocks_per_chunk_ = bytes >= wanted ? 1 : (int)(wanted / bytes);
         if (bytes * num_blocks_ * ((num_rows + 7) / 8) <= ALONE_BYTES) blocks_per_chunk_ = num_blocks_;
         num_panels_ = (int)((num_rows + ROW_PANEL - 1) / ROW_PANEL);
         return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_ * num_panels_;
@@ -189,7 +192,8 @@ class Linear final : public Phase {
         for (int block = first; block < last; block++) is_gated() ? gated(row, end, block) : plain(row, end, block);
     }
 
-    static constexpr size_t CHUNK_BYTES = 48 << 10;
+    static constexpr size_t CHUNK_BYTES = 48 << 10, MOST_BYTES = 256 << 10;
+    static constexpr int CHUNKS_OF_THREAD = 8;
     static constexpr size_t ALONE_BYTES = 512 << 10;  // 20 to 50 us of one thread
     static constexpr int ROW_PANEL = product::ROW_PANEL;
 
@@ -234,6 +238,7 @@ class Linear final : public Phase {
     Buffer* in_;
     Buffer* out_;
     const Then then_;
+    const int num_threads_;
     const int num_blocks_;
     int num_rows_ = 0, blocks_per_chunk_ = 1, num_panels_ = 1;
 };
@@ -241,8 +246,8 @@ class Linear final : public Phase {
 // Logits of the step's samples, where the caller wants them.
 class Head final : public Phase {
   public:
-    Head(const weights::Matrix* weight, Buffer* in)
-        : logits_((int)step::padded(weight->outputs), -1), linear_(weight, nullptr, in, &logits_, Linear::STORE) {}
+    Head(const weights::Matrix* weight, Buffer* in, int num_threads)
+        : logits_((int)step::padded(weight->outputs), -1), linear_(weight, nullptr, in, &logits_, Linear::STORE, num_threads) {}
 
     int begin(const Step& step) override {
         logits_.lend(step.logits);

@@ -12,6 +12,7 @@
 #include "product_call.h"
 #include "program.h"
 #include "quantize.h"
+#include "recurrent_call.h"
 #include "refused.h"
 #include "sampling.h"
 #include "team.h"
@@ -234,6 +235,17 @@ int kernels_attend_latents(team::Team* team, latent::Call* call, const latent::L
     return call->run(team, *latents, *step) ? 0 : 1;
 }
 
+// ---- recurrent layers
+
+recurrent::Call* kernels_recurrent(team::Team* team) { return new recurrent::Call(team::num_threads(team)); }
+void kernels_free_recurrent(recurrent::Call* call) { delete call; }
+
+// 0; 1: there is no memory.
+int kernels_recur(team::Team* team, recurrent::Call* call, const recurrent::Layer* layer, const recurrent::Rows* rows,
+                  const recurrent::Tokens* tokens, int convolves_only) {
+    return call->run(team, *layer, *rows, *tokens, convolves_only != 0) ? 0 : 1;
+}
+
 // ---- programs
 
 Program* kernels_program(team::Team* team) { return new Program(team); }
@@ -259,18 +271,18 @@ void program_linear(Program* program, const Matrix* weight, const float* bias, B
     auto what = (layers::Linear::Then)then;
     bool halves_fit = weight->outputs % (2 * weights::OUTPUTS) == 0;
     if (what < layers::Linear::SILU_AND_MUL || halves_fit) {
-        program->add(new layers::Linear(weight, bias, in, out, what));
+        program->add(new layers::Linear(weight, bias, in, out, what, program->num_threads()));
         return;
     }
     Buffer* both = program->add_buffer(weight->outputs, -1);
-    program->add(new layers::Linear(weight, bias, in, both, layers::Linear::STORE));
+    program->add(new layers::Linear(weight, bias, in, both, layers::Linear::STORE, program->num_threads()));
     program->add(new layers::ActAndMul(both, out, what));
 }
 
 // Logits of the step's samples, behind the last norm; `in` are rows as the head takes them.
 void program_head(Program* program, Buffer* x, const float* norm, float eps, Buffer* in, const Matrix* weight) {
     program->add(new layers::PrepareSamples(x, norm, eps, in));
-    program->add(new layers::Head(weight, in));
+    program->add(new layers::Head(weight, in, program->num_threads()));
 }
 
 // act(gate) * up of rows [gate, up], where something is added between the product and this.

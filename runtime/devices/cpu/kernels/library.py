@@ -43,6 +43,9 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_attend_latents": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "program_keep_latents": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "program_latent_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_recurrent": (_POINTER, (_POINTER,)),
+    "kernels_free_recurrent": (None, (_POINTER,)),
+    "kernels_recur": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "kernels_program": (_POINTER, (_POINTER,)),
     "kernels_free_program": (None, (_POINTER,)),
     "program_buffer": (_POINTER, (_POINTER, _INT, _INT)),
@@ -209,6 +212,52 @@ class LatentBuffers(ctypes.Structure):
     """latent::Buffers of latent.h: rows that the phases of latent attention hand on."""
 
     _fields_ = [("inputs", _POINTER), ("absorbed", _POINTER), ("attended", _POINTER), ("summed", _POINTER)]
+
+
+class RecurrentLayer(ctypes.Structure):
+    """recurrent::Layer of recurrent.h."""
+
+    _fields_ = [
+        *((name, _INT) for name in ("is_delta", "key_heads", "value_heads", "key_dim", "value_dim")),
+        *((name, _INT) for name in ("kernel", "activates")),
+        *((name, _POINTER) for name in ("conv_weight", "conv_bias", "step_bias", "log_decay", "skip")),
+        ("least_step", _FLOAT),
+        ("most_step", _FLOAT),
+        ("norm_weight", _POINTER),
+        *((name, _INT) for name in ("norm", "norm_size", "norm_period")),
+        ("eps", _FLOAT),
+        ("conv_state", _POINTER),
+        ("conv_kind", _INT),
+        ("state", _POINTER),
+        ("state_kind", _INT),
+    ]
+
+
+class TokenLines(ctypes.Structure):
+    """recurrent::Lines of recurrent.h: lines of numbers, one for each token."""
+
+    _fields_ = [("at", _POINTER), ("stride", _LONG), ("kind", _INT)]
+
+
+class RecurrentRows(ctypes.Structure):
+    """recurrent::Rows of recurrent.h; arrays of int64."""
+
+    _fields_ = [
+        ("count", _LONG),
+        *((name, _POINTER) for name in ("slots", "targets", "begins", "counts", "by_blocks")),
+    ]
+
+
+class RecurrentTokens(ctypes.Structure):
+    """recurrent::Tokens of recurrent.h."""
+
+    _fields_ = [
+        ("count", _LONG),
+        *((name, TokenLines) for name in ("mixed", "gate", "rate", "step")),
+        ("convolved", _POINTER),
+        ("out", _POINTER),
+        ("normed", TokenLines),
+    ]
 
 
 class Library:

@@ -95,7 +95,7 @@ struct Logits {
     int64_t end(int block) const { return std::min<int64_t>(vocabulary, (int64_t)(block + 1) * BLOCK); }
 };
 
-// Sets to BANNED what a row's bits exclude: token i is bit i % 32 of word i / 32.
+// Sets to BANNED what a row's bits exclude, -inf too: token i is bit i % 32 of word i / 32. A lower number stays.
 inline void mask_block(const Logits& logits, int64_t row, int block, const uint32_t* bits) {
     float* numbers = logits.row(row);
     Words lane_bits;
@@ -104,10 +104,11 @@ inline void mask_block(const Logits& logits, int64_t row, int block, const uint3
     for (; at + LANES <= end; at += LANES) {
         Words allowed = broadcast(bits[at / 32] >> at % 32) & lane_bits;
         Floats x = load<Floats>(numbers + at);
-        store(numbers + at, allowed != 0u ? x : (x < BANNED ? x : broadcast(BANNED)));
+        Ints is_lower = x < BANNED & x > -INFINITY;
+        store(numbers + at, (allowed != 0u) | is_lower ? x : broadcast(BANNED));
     }
     for (; at < end; at++)
-        if (!(bits[at / 32] >> at % 32 & 1) && !(numbers[at] < BANNED)) numbers[at] = BANNED;
+        if (!(bits[at / 32] >> at % 32 & 1) && !(numbers[at] < BANNED && numbers[at] > -INFINITY)) numbers[at] = BANNED;
 }
 
 // What sequences have seen, one row each; operands.py has the same fields and says what penalties do.

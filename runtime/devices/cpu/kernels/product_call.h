@@ -27,7 +27,7 @@ class Product final : public team::Work {
         if (!*has_memory) return;
         layers::Input input(&floats_);
         layers::Prepare prepare(&floats_, nullptr, 0, &inputs_, layers::Prepare::PREPARE);
-        layers::Linear linear(matrix, nullptr, &inputs_, &out_, layers::Linear::STORE);
+        layers::Linear linear(matrix, nullptr, &inputs_, &out_, layers::Linear::STORE, team::num_threads(team));
         layers::Output output(&out_);
         num_phases_ = 0;
         if (copies_in) phases_[num_phases_++] = &input;

@@ -8,89 +8,123 @@
 
 namespace product {
 
-// Rows of a tile: as many totals as leave registers for a group's codes.
-constexpr int GGML_ROWS = LANES == 16 ? 8 : LANES == 8 ? 2 : 4;
+// Rows of a tile: they share weights that are unpacked once, as they are multiplied.
+constexpr int GGML_ROWS = LANES == 16 ? 8 : 4;
+constexpr int WORDS = ggml::GROUP / 4;  // of a group's inputs
 
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+// What multiplies the sums of a group of inputs, for a block's outputs.
+struct Scales {
+    Floats first[VECTORS], second[VECTORS];  // of all inputs, or of the first and of the last 16
+    Floats least[VECTORS];                   // what each weight is less
+};
 
-inline Floats floats_of(Bytes x) { return floats(__builtin_convertvector(x, Ints)); }
-inline Floats floats_of(SignedBytes x) { return floats(__builtin_convertvector(x, Ints)); }
+// A group of a block's weights: `head` is what its block of the file begins with.
+template <class Type> struct Group {
+    const char *head, *at;
 
-// The codes of a group of LANES outputs, as words of inputs.
-template <class Type> inline void load_codes(const char* at, Words* words) {
-    ggml::unpack_codes<Type>([&](int i) { return load<Words>(at + i * ggml::OUTPUTS * 4); }, words);
-    if constexpr (Type::BITS == 8 && WEIGHT_OFFSET)
-        for (int i = 0; i < 8; i++) words[i] ^= 0x80808080u;
-}
-
-// Four words of inputs from `first` on, times as many of weights.
-template <class Type> inline Ints dot_half(Ints total, const char* inputs, int first, const Words* words) {
-    for (int i = 0; i < 4; i++) {
-        Words four = word_at(inputs, first + i);
-        total = Type::BITS == 8 ? dot_signed(total, words[i], four) : dot_unsigned(total, words[i], four);
+    // Word `i` of the codes of LANES outputs.
+    Words word(int i, int v) const {
+        const char* codes = at + Type::SCALE_BYTES + v * LANES * 4;
+        Words word = ggml::code_word<Type>([&](int j) { return load<Words>(codes + j * ggml::OUTPUTS * 4); }, i);
+        return Type::BITS == 8 && WEIGHT_OFFSET ? word ^ 0x80808080u : word;
     }
-    return total;
-}
+
+    Scales scales() const {
+        Scales out;
+        for (int v = 0; v < VECTORS; v++) {
+            const char* bytes = at + v * LANES;
+            out.first[v] = load_f16((const uint16_t*)head + v * LANES);
+            if constexpr (Type::SCALES == ggml::WITH_LEAST) {
+                Floats dmin = load_f16((const uint16_t*)head + ggml::OUTPUTS + v * LANES);
+                out.first[v] *= floats(load_bytes((const uint8_t*)bytes));
+                out.least[v] = dmin * floats(load_bytes((const uint8_t*)bytes + ggml::OUTPUTS));
+            }
+            if constexpr (Type::SCALES == ggml::OF_HALVES) {
+                out.second[v] = out.first[v] * floats(load_signed_bytes(bytes + ggml::OUTPUTS));
+                out.first[v] *= floats(load_signed_bytes(bytes));
+            }
+        }
+        return out;
+    }
+};
+
+// COUNT rows of inputs, and their sums with a block of weights.
+template <class Type, int COUNT> class GgmlTile {
+  public:
+    GgmlTile(const rows::Rows& x, int row) : per_row_(x.width / rows::GROUP) {
+        for (int m = 0; m < COUNT; m++) inputs_[m] = rows::row_of(x, row + m);
+        scales_ = x.scales + (size_t)row * per_row_;
+        sums_ = x.sums + (size_t)row * per_row_ * 2;
+    }
+
+    // Adds the products of group `at` of the inputs. Words go by before rows do: a word is unpacked, meets all rows, and
+    // leaves its register to the next.
+    void add(int at, const Group<Type>& group) {
+        Ints low[COUNT][VECTORS], high[COUNT][VECTORS];
+        for (int m = 0; m < COUNT; m++) {
+            const int32_t* halves = halves_of(m, at);
+            for (int v = 0; v < VECTORS; v++) low[m][v] = broadcast(-OFFSET * (HAS_HALVES ? halves[0] : halves[0] + halves[1]));
+        }
+        add_words<0, MIDDLE>(at, group, low);
+        if constexpr (HAS_HALVES) {
+            for (int m = 0; m < COUNT; m++)
+                for (int v = 0; v < VECTORS; v++) high[m][v] = broadcast(-OFFSET * halves_of(m, at)[1]);
+            add_words<MIDDLE, WORDS>(at, group, high);
+        }
+        const Scales scales = group.scales();
+        for (int m = 0; m < COUNT; m++) {
+            float scale = scales_[m * per_row_ + at], sum = scale * (float)(halves_of(m, at)[0] + halves_of(m, at)[1]);
+            for (int v = 0; v < VECTORS; v++) {
+                if constexpr (HAS_HALVES)
+                    total[m][v] += broadcast(scale) * (scales.first[v] * floats(low[m][v]) + scales.second[v] * floats(high[m][v]));
+                else total[m][v] += broadcast(scale) * scales.first[v] * floats(low[m][v]);
+                if constexpr (Type::SCALES == ggml::WITH_LEAST) total[m][v] -= broadcast(sum) * scales.least[v];
+            }
+        }
+    }
+
+    Floats total[COUNT][VECTORS] = {};
+
+  private:
+    static constexpr bool HAS_HALVES = Type::SCALES == ggml::OF_HALVES;  // which have scales of their own
+    static constexpr int MIDDLE = HAS_HALVES ? WORDS / 2 : WORDS;
+    static constexpr int OFFSET = Type::BITS == 8 ? WEIGHT_OFFSET : Type::OFFSET;  // of codes: sums of inputs take it out
+
+    const int32_t* halves_of(int m, int at) const { return sums_ + ((size_t)m * per_row_ + at) * 2; }
+
+    template <int BEGIN, int END> void add_words(int at, const Group<Type>& group, Ints (*sums)[VECTORS]) const {
+#pragma GCC unroll 8
+        for (int i = BEGIN; i < END; i++) {
+            Words codes[VECTORS];
+            for (int v = 0; v < VECTORS; v++) codes[v] = group.word(i, v);
+#pragma GCC unroll 8
+            for (int m = 0; m < COUNT; m++) {
+                Words four = word_at(inputs_[m], at * WORDS + i);
+                for (int v = 0; v < VECTORS; v++)
+                    sums[m][v] = Type::BITS == 8 ? dot_signed(sums[m][v], codes[v], four) : dot_unsigned(sums[m][v], codes[v], four);
+            }
+        }
+    }
+
+    const int per_row_;
+    const char* inputs_[COUNT];
+    const float* scales_;
+    const int32_t* sums_;
+};
 
 template <class Type, int COUNT>
 inline void ggml_tile(int width, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS]) {
-    constexpr int OFFSET = Type::BITS == 8 ? WEIGHT_OFFSET : Type::OFFSET;
-    const char* inputs[COUNT];
-    for (int m = 0; m < COUNT; m++) inputs[m] = rows::row_of(x, row + m);
-    int per_row = x.width / rows::GROUP;
-    const float* input_scales = x.scales + (size_t)row * per_row;
-    const int32_t* input_sums = x.sums + (size_t)row * per_row * 2;
-    Floats total[COUNT][VECTORS] = {};
-    for (int at = 0; at < width / ggml::GROUP;) {  // groups
-        Floats d[VECTORS], dmin[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            d[v] = load_f16((const uint16_t*)data + v * LANES);
-            if constexpr (Type::SCALES == ggml::WITH_LEAST) dmin[v] = load_f16((const uint16_t*)data + ggml::OUTPUTS + v * LANES);
-        }
+    GgmlTile<Type, COUNT> tile(x, row);
+    for (int at = 0; at < width / ggml::GROUP;) {
+        const char* head = data;
         data += Type::HEAD_BYTES;
         for (int group = 0; group < Type::GROUPS; group++, at++, data += Type::GROUP_BYTES) {
             prefetch(data, Type::GROUP_BYTES);
-            float scales[COUNT], sums[COUNT];  // of the inputs
-            int32_t starts[COUNT][2];          // what takes the offset of the codes out again, of halves or of all
-            for (int m = 0; m < COUNT; m++) {
-                const int32_t* halves = input_sums + ((size_t)m * per_row + at) * 2;
-                scales[m] = input_scales[m * per_row + at];
-                sums[m] = scales[m] * (float)(halves[0] + halves[1]);
-                if constexpr (Type::SCALES == ggml::OF_HALVES)
-                    for (int half = 0; half < 2; half++) starts[m][half] = -OFFSET * halves[half];
-                else starts[m][0] = -OFFSET * (halves[0] + halves[1]);
-            }
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) {
-                Words words[8];
-                load_codes<Type>(data + Type::SCALE_BYTES + v * LANES * 4, words);
-                Floats first = d[v], second = d[v], least{};
-                if constexpr (Type::SCALES == ggml::WITH_LEAST) {
-                    first *= floats_of(load<Bytes>(data + v * LANES));
-                    least = dmin[v] * floats_of(load<Bytes>(data + ggml::OUTPUTS + v * LANES));
-                }
-                if constexpr (Type::SCALES == ggml::OF_HALVES) {
-                    first *= floats_of(load<SignedBytes>(data + v * LANES));
-                    second *= floats_of(load<SignedBytes>(data + ggml::OUTPUTS + v * LANES));
-                }
-#pragma GCC unroll 8
-                for (int m = 0; m < COUNT; m++) {
-                    Ints low = dot_half<Type>(broadcast(starts[m][0]), inputs[m], at * 8, words);
-                    if constexpr (Type::SCALES == ggml::OF_HALVES) {
-                        Ints high = dot_half<Type>(broadcast(starts[m][1]), inputs[m], at * 8 + 4, words + 4);
-                        total[m][v] += broadcast(scales[m]) * (first * floats(low) + second * floats(high));
-                    } else {
-                        Ints all = dot_half<Type>(low, inputs[m], at * 8 + 4, words + 4);
-                        total[m][v] += broadcast(scales[m]) * first * floats(all);
-                    }
-                    if constexpr (Type::SCALES == ggml::WITH_LEAST) total[m][v] -= broadcast(sums[m]) * least;
-                }
-            }
+            tile.add(at, {head, data});
         }
     }
     for (int m = 0; m < COUNT; m++)
-        for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
+        for (int v = 0; v < VECTORS; v++) out[m][v] = tile.total[m][v];
 }
 
 }  // namespace product

@@ -43,6 +43,8 @@ class Program final : public team::Work {
 
     void add(Phase* phase) { phases_.emplace_back(phase); }
 
+    int num_threads() const { return team::num_threads(team_); }
+
     attention::Scratches& scratches() { return scratches_; }
 
     bool run(const Step& step) {

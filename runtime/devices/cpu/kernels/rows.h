@@ -57,7 +57,7 @@ inline void quantize_groups(const float* x, const Rows& out, int row) {
         int32_t halves[2] = {};
         for (int i = 0; i < GROUP; i += LANES) {
             Ints codes = rounded(load<Floats>(x + i) / broadcast(scale));
-            for (int lane = 0; lane < LANES; lane++) halves[i / (GROUP / 2)] += codes[lane];
+            halves[i / (GROUP / 2)] += sum(codes);
             store_bytes(numbers + i, codes);
         }
         out.scales[first + group] = scale;

@@ -4,34 +4,10 @@
 
 #include <vector>
 
-#include "logits.h"
+#include "ranking.h"
 #include "team.h"
 
 namespace sampling {
-
-// An order of our own has its sort made from the headers: that of std::less lies in Clang's C++ library, to which nothing
-// links.
-struct Less {
-    bool operator()(uint64_t a, uint64_t b) const { return a < b; }
-};
-
-// Sorts keys by their upper halves, in three rounds of 11 bits; keys of equal halves keep their order.
-inline void sort_keys(std::vector<uint64_t>& keys, std::vector<uint64_t>& spare) {
-    if (keys.size() <= 2048) return std::sort(keys.begin(), keys.end(), Less());
-    spare.resize(keys.size());
-    for (int shift = 32; shift < 65; shift += 11) {
-        uint32_t places[2048] = {};
-        for (uint64_t key : keys) places[key >> shift & 2047]++;
-        uint32_t before = 0;
-        for (uint32_t& place : places) {
-            uint32_t count = place;
-            place = before;
-            before += count;
-        }
-        for (uint64_t key : keys) spare[places[key >> shift & 2047]++] = key;
-        keys.swap(spare);
-    }
-}
 
 // How to sample from a row. top_k 0: no limit.
 struct Choice {
@@ -66,10 +42,48 @@ inline int64_t sample_sorted(const std::vector<uint64_t>& keys, double total, co
     return id_of(keys[taken - 1]);
 }
 
+// The same of weights that are ranked.
+inline int64_t sample_ranked(Ranking& ranking, double total, const Choice& choice) {
+    using Bucket = Ranking::Bucket;
+    const int64_t most = choice.top_k > 0 ? choice.top_k : INT64_MAX;
+    auto add_up = [&](double mass, float least) {  // -> the sum of the weights that are kept, and their number
+        std::pair<double, int64_t> kept{0, 0};
+        ranking.walk(
+            [&](const Bucket& bucket) {
+                bool passes = kept.second + bucket.count <= most && kept.first + bucket.sum < mass && bucket.least >= least;
+                if (passes) kept = {kept.first + bucket.sum, kept.second + bucket.count};
+                return passes;
+            },
+            [&](uint64_t key) {
+                float weight = value_of(key);
+                if (kept.second == most || (kept.second > 0 && (kept.first >= mass || weight < least))) return true;
+                kept = {kept.first + weight, kept.second + 1};
+                return false;
+            });
+        return kept;
+    };
+    if (choice.top_k > 0) total = add_up(INFINITY, 0).first;
+    auto [kept, count] = add_up(choice.top_p < 1 ? total * choice.top_p : INFINITY, choice.min_p);
+    double target = kept * choice.uniform, sum = 0;
+    int64_t seen = 0, found = 0;
+    ranking.walk(
+        [&](const Bucket& bucket) {
+            bool passes = seen + bucket.count < count && sum + bucket.sum <= target;
+            if (passes) sum += bucket.sum, seen += bucket.count;
+            return passes;
+        },
+        [&](uint64_t key) {
+            found = id_of(key);
+            sum += value_of(key);
+            return sum > target || ++seen == count;
+        });
+    return found;
+}
+
 // A token for each row: the maxima of blocks, weights of blocks where rows are random, and then one chunk for a row.
 class Sampler final : public team::Work {
   public:
-    explicit Sampler(int num_threads) : keys_(num_threads), spares_(num_threads) {}
+    explicit Sampler(int num_threads) : keys_(num_threads), spares_(num_threads), rankings_(num_threads) {}
 
     // Arrays by row; `temperatures` null: all rows are greedy.
     struct Choices {
@@ -119,7 +133,7 @@ class Sampler final : public team::Work {
   private:
     static constexpr float LIKELY = 1.0f / 16384;  // of the largest weight: those that are kept while weighing
     static constexpr int64_t FEW = 256;
-    static constexpr size_t MOST_LIKELY = 1024;  // kept of a block; a block with more is read again
+    static constexpr size_t MOST_LIKELY = 256;  // kept of a block; a block with more is read again
 
     size_t place(int row, int block) const { return (size_t)row * logits_.num_blocks() + block; }
 
@@ -158,8 +172,10 @@ class Sampler final : public team::Work {
         if (!choice.is_cut(logits_.vocabulary)) return sample_in_order(row, total);
         std::vector<uint64_t>& keys = keys_[thread];
         bool is_among = gather_likely(row, total, keys);
-        if (!is_among && choice.top_k > 0 && choice.top_k <= FEW) gather_best(row, keys);
-        else if (!is_among) gather_all(row, keys);
+        if (!is_among) {
+            if (choice.top_k == 0 || choice.top_k > FEW) return sample_ranked(rank(row, rankings_[thread]), total, choice);
+            gather_best(row, keys);
+        }
         sort_keys(keys, spares_[thread]);
         return sample_sorted(keys, total, choice);
     }
@@ -225,13 +241,11 @@ class Sampler final : public team::Work {
         }
     }
 
-    void gather_all(int row, std::vector<uint64_t>& keys) const {
-        keys.clear();
-        for (int block = 0; block < logits_.num_blocks(); block++)
-            each_weight(row, block, [&](int64_t at, Floats weight) {
-                for (int i = 0; i < LANES; i++)
-                    if (weight[i] > 0) keys.push_back(key_of(weight[i], at + i));
-            });
+    Ranking& rank(int row, Ranking& ranking) const {
+        ranking.fill(logits_.vocabulary, [&](int64_t begin, int64_t end, auto use) {
+            for_weights(logits_.row(row), begin, end, largest_of_row(row), choices_[row].temperature, use);
+        });
+        return ranking;
     }
 
     Logits logits_{};
@@ -242,6 +256,7 @@ class Sampler final : public team::Work {
     std::vector<double> sums_;  // [rows, blocks]
     std::vector<std::vector<uint64_t>> likely_;  // [rows, blocks]
     std::vector<std::vector<uint64_t>> keys_, spares_;  // by thread
+    std::vector<Ranking> rankings_;  // by thread
 };
 
 }  // namespace sampling

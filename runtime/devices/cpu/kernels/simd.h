@@ -59,12 +59,29 @@ inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 
 inline float largest(Floats x) {
-#if defined(__aarch64__)
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__aarch64__)
     return vmaxnmvq_f32((float32x4_t)x);
+#else
+    __m256 all = (__m256)x;
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #endif
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
+}
+
+inline int32_t sum(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#elif defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)x);
+#else
+    __m256i all = (__m256i)x;
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    four = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(four) + _mm_extract_epi32(four, 1);
+#endif
 }
 
 // Whether some lane of a mask, of 0 and -1, is set.
@@ -338,6 +355,18 @@ inline Ints load_bytes(const uint8_t* at) {
 #else
     auto words = vmovl_u8((uint8x8_t)vdup_n_u32(load<uint32_t>(at)));
     return (Ints)vmovl_u16(vget_low_u16(words));
+#endif
+}
+
+// The same with a sign
+inline Ints load_signed_bytes(const char* at) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at));
+#else
+    auto words = vmovl_s8((int8x8_t)vdup_n_u32(load<uint32_t>(at)));
+    return (Ints)vmovl_s16(vget_low_s16(words));
 #endif
 }
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import CachedTokens, ChatTokenLogprob, ReasoningTokens
+from runtime.http.openai.completion_response import CachedTokens, ChatTokenLogprob, OutputTokens
 from runtime.json_value import JsonDict
 
 
@@ -14,7 +14,7 @@ class ResponseUsage(Struct, forbid_unknown_fields=True):
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
-    output_tokens_details: ReasoningTokens
+    output_tokens_details: OutputTokens
     total_tokens: int
 
 

@@ -13,7 +13,9 @@ from runtime.options.compat.engines.table import (
 
 _CACHE = {"f16": None, "bf16": "bfloat16", "f32": None, "q8_0": "fp8_e4m3"}
 _REQUEST = left_out("requests say it")
-_DRAFT = left_out("drafts are planned and not here yet")
+_DRAFT = left_out("a draft model runs as --model-path does: docs/speculation.md")
+_NGRAM = (("--speculative-algorithm", "NGRAM"),)
+_CHANCE = left_out("how many drafts are made follows from how many are accepted: docs/speculation.md")
 _CPUS = left_out("ranks stay on the cores of --numa-node")
 _LAYERS = left_out("all layers are on --device; --cpu-offload-gb leaves part of the weights in host memory")
 _SPLIT = left_out("--tensor-parallel-size splits every layer over that many devices")
@@ -177,12 +179,37 @@ OPTIONS = named(
         ),
         "-l --logit-bias --grammar --grammar-file -j --json-schema -jf --json-schema-file -r "
         "--reverse-prompt -sp --special --spm-infill": _REQUEST,
-        "-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf --draft --draft-n "
-        "--draft-max --draft-min --draft-n-min --draft-p-min --draft-p-split --spec-draft-n-max "
-        "--spec-draft-n-min --spec-draft-p-min --spec-draft-p-split --spec-type --spec-default -ngld "
-        "--gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -cd --ctx-size-draft -devd --device-draft "
-        "-td --threads-draft -tbd --threads-batch-draft -ctkd --cache-type-k-draft -ctvd "
-        "--cache-type-v-draft -lcs --lookup-cache-static -lcd --lookup-cache-dynamic": _DRAFT,
+        "-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf": Option(
+            "--speculative-draft-model-path", sets=(("--speculative-algorithm", "STANDALONE"),)
+        ),
+        "--draft --draft-n --draft-max --spec-draft-n-max": Option(
+            "--speculative-num-draft-tokens", read="drafts"
+        ),
+        "--draft-min --draft-n-min --draft-p-min --draft-p-split --spec-draft-n-min --spec-draft-p-min "
+        "--spec-draft-p-split": _CHANCE,
+        "--spec-type": Option(
+            values={
+                "none": None,
+                "ngram-simple": _NGRAM,
+                "ngram-cache": _NGRAM,
+                "ngram-map-k": _NGRAM,
+                "ngram-map-k4v": _NGRAM,
+                "ngram-mod": _NGRAM,
+                "draft-simple": (("--speculative-algorithm", "STANDALONE"),),
+                "eagle3": (("--speculative-algorithm", "EAGLE3"),),
+                "draft-eagle3": (("--speculative-algorithm", "EAGLE3"),),
+                "mtp": (("--speculative-algorithm", "NEXTN"),),
+                "draft-mtp": (("--speculative-algorithm", "NEXTN"),),
+            },
+            note="this way to draft is not here",
+        ),
+        "--spec-default": Option(sets=_NGRAM),
+        "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic": left_out(
+            "--speculative-algorithm NGRAM remembers texts in memory"
+        ),
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -cd --ctx-size-draft -devd "
+        "--device-draft -td --threads-draft -tbd --threads-batch-draft -ctkd --cache-type-k-draft "
+        "-ctvd --cache-type-v-draft": _DRAFT,
         "-p --prompt -f --file -cnv --conversation -no-cnv --no-conversation -i --interactive -st "
         "--single-turn -sys --system-prompt -e --escape --no-escape --color --multiline-input -mli": left_out(
             "`runtime chat` talks in the terminal; its --system gives a system message"

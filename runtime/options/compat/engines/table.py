@@ -16,8 +16,9 @@ from runtime.options.declare import Value
 #   first          the first of several, also between commas
 #   length         a number of tokens, such as 8k
 #   model          a model, which may be a GGUF file or repository
+#   drafts         a number of drafts: --speculative-num-draft-tokens counts the last token too
 #   address        HOST, HOST:PORT or a URL: --host and --port
-Read = Literal["word", "words", "commas", "first", "length", "model", "address"]
+Read = Literal["word", "words", "commas", "first", "length", "model", "drafts", "address"]
 
 
 class Option(Struct, frozen=True):
@@ -26,7 +27,7 @@ class Option(Struct, frozen=True):
     `flag` is ours; "" where there is nothing of the kind, and `note` says why. `values` are our values for
     their words, in lower case: None for what happens anyway, a tuple for settings of other options. Other
     words pass on, or are left out where `note` says why. `sets` are settings of ours that a switch stands
-    for. `sampling` names a field of --preferred-sampling-params.
+    for, or that come before the one of `flag`. `sampling` names a field of --preferred-sampling-params.
     """
 
     flag: str = ""

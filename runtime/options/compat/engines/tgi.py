@@ -23,7 +23,12 @@ OPTIONS = named(
             },
             note=QUANTIZED,
         ),
-        "--speculate": left_out("drafts are planned and not here yet"),
+        "--speculate": Option(
+            "--speculative-num-draft-tokens",
+            {"0": None},
+            read="drafts",
+            sets=(("--speculative-algorithm", "NGRAM"),),
+        ),
         "--dtype": Option("--dtype"),
         "--kv-cache-dtype": Option("--kv-cache-dtype", {"fp8_e4m3fn": "fp8_e4m3"}),
         "--trust-remote-code": left_out("no code of a model folder is ever run, and no family here needs it"),

@@ -1,0 +1,56 @@
+"""What scheduler and ranks must know of speculative decoding."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
+
+
+class Ngram(Struct, frozen=True, kw_only=True, array_like=True):
+    """How drafts are found in past text; lengths in tokens."""
+
+    min_window: int = 1  # shortest end of a sequence that is looked up
+    max_window: int = 12  # longest
+    min_breadth: int = 1  # branches of a draft, at least and at most
+    max_breadth: int = 10
+    match_type: Literal["BFS", "PROB"] = "BFS"  # branches by recency, or by frequency
+    branch_length: int = 18  # longest continuation that a lookup finds
+    capacity: int = 10_000_000  # tokens that are remembered
+
+
+class DraftModel(Struct, frozen=True, kw_only=True, array_like=True):
+    """The model that makes drafts on the ranks; None: as the target model's."""
+
+    path: str | None = None  # None: layers of the target model's checkpoint
+    load_format: str | None = None
+    quantization: str | None = None  # "unquant": none, whatever the target's is
+    token_map: str | None = None
+    attention_mode: Literal["prefill", "decode"] = "prefill"
+    attention_backend: str = "auto"
+    moe_runner_backend: str = "auto"
+    moe_a2a_backend: str = "auto"
+    is_multi_layer: bool = False
+
+
+class Speculation(Struct, frozen=True, kw_only=True, array_like=True):
+    """Speculative decoding in force."""
+
+    algorithm: Algorithm
+    num_steps: int  # passes of the draft model for one draft
+    topk: int  # branches at each position
+    num_draft_tokens: int  # that a step verifies of a sequence, its last token among them
+    ngram: Ngram = Ngram()
+    draft_model: DraftModel = DraftModel()
+    accept_single: float = 1.0  # a draft of at least this probability is accepted; 1.0: exact
+    accept_acc: float = 1.0  # probabilities of drafts are divided by it; 1.0: exact
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts of a verify row, at most."""
+        return self.num_draft_tokens - 1
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the ranks make the drafts."""
+        return self.algorithm != "NGRAM"

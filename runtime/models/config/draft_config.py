@@ -1,0 +1,223 @@
+"""The config of a draft model, checked against that of its target. Torch-free."""
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from msgspec import Struct, structs
+
+from runtime.errors import ModelError
+from runtime.models.config.config_files import decode, raw_files
+from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.quantization_schemes import SCHEMES
+from runtime.models.config.registry import LLAMA, MODELS
+from runtime.models.config.renames import Renames
+
+Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
+OPTION = "--speculative-draft-model-path"
+# classes whose next-token layers are blocks of the model's own kind
+NEXTN_CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek")
+
+
+class DraftFiles(Protocol):
+    """What of a draft model's settings its config depends on."""
+
+    @property
+    def path(self) -> str | None:
+        """Its folder; None: layers of the target's checkpoint."""
+        ...
+
+    @property
+    def quantization(self) -> str | None:
+        """The format of its weights; None: as its files say."""
+        ...
+
+    @property
+    def load_format(self) -> str | None:
+        """How its files are read; None: as the target's."""
+        ...
+
+
+class Speculation(Protocol):
+    """What of the settings of speculation the config of a draft model depends on."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """How drafts are made."""
+        ...
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a draft model makes them."""
+        ...
+
+    @property
+    def draft_model(self) -> DraftFiles:
+        """The model that does."""
+        ...
+
+
+class HeadConfig(Struct, frozen=True, kw_only=True):
+    """A head that drafts behind its target (models/draft_heads.py)."""
+
+    algorithm: Algorithm
+    layers: ModelConfig  # as of a model of the head's own layers alone
+    target_size: int  # of the target's hidden states
+    head_vocab: int = 0  # tokens of the head's own output; 0: the target's head gives its logits
+    aux_layers: tuple[
+        int, ...
+    ] = ()  # layers of the target whose inputs it is given; (): the last hidden state
+    is_hidden_first: bool = False  # hidden state and embedding in this order
+    renames: Renames = ()
+    ignored: tuple[str, ...] = ()
+
+
+class DraftConfig(Struct, frozen=True):
+    """A draft model: one of its own, or with `head` a head behind its target, whose layers `model` says."""
+
+    model: ModelConfig
+    head: HeadConfig | None = None
+
+
+class _EagleLayers(Struct, frozen=True, kw_only=True):
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = None
+
+
+class _HfHead(Struct, frozen=True, kw_only=True):
+    """What config.json of an EAGLE head has beyond that of a model."""
+
+    architectures: list[str] | None = None
+    draft_vocab_size: int | None = None
+    target_hidden_size: int | None = None
+    qkv_bias: bool | None = None
+    eagle_config: _EagleLayers | None = None
+
+
+def read_draft_config(
+    speculation: Speculation, target_path: str | Path, target: ModelConfig, schemes: tuple[str, ...] = SCHEMES
+) -> DraftConfig:
+    """The config of the draft model of `target`, on a device that computes these schemes. Raises ModelError
+    where the two do not go together."""
+    path, algorithm = speculation.draft_model.path, speculation.algorithm
+    if algorithm == "NEXTN" or path is None:
+        return _next_token_config(speculation, path, target)
+    try:
+        if algorithm == "STANDALONE":
+            found = DraftConfig(_own_config(speculation, path))
+        else:
+            found = _eagle_config(speculation, path, target)
+    except ModelError as error:
+        raise ModelError(f"{OPTION} {path}: {error}") from error
+    _check(found, path, target)
+    if (quantization := found.model.quantization) is not None:
+        model = structs.replace(found.model, quantization=quantization.on_device(schemes))
+        head = None if found.head is None else structs.replace(found.head, layers=model)
+        found = DraftConfig(model, head)
+    return found
+
+
+def _check(found: DraftConfig, path: str, target: ModelConfig) -> None:
+    model = found.model
+    if model.pooling is not None or model.encoder is not None:
+        raise ModelError(f"{OPTION} {path} generates no tokens; give a model that does")
+    if model.recurrent is not None:
+        raise ModelError(
+            f"{OPTION} {path} has recurrent layers, whose states cannot take a rejected draft back; "
+            "give a model with attention in all of its layers"
+        )
+    if model.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"{OPTION} {path} has a vocabulary of {model.vocab_size} tokens, and the model one of "
+            f"{target.vocab_size}; give a draft model with the same vocabulary"
+        )
+    if found.head is not None and model.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{OPTION} {path} is for hidden states of {model.hidden_size} numbers, and the model's have "
+            f"{target.hidden_size}; give a head that was made for this model"
+        )
+
+
+def _own_config(speculation: Speculation, path: str) -> ModelConfig:
+    quantization = speculation.draft_model.quantization
+    return read_config(path, quantization=None if quantization == "unquant" else quantization)
+
+
+def _eagle_config(speculation: Speculation, path: str, target: ModelConfig) -> DraftConfig:
+    """A head in a folder of its own, whose config.json is that of a small Llama."""
+    raw = decode(raw_files(Path(path))[0], _HfHead, "config.json")
+    architecture = (raw.architectures or [""])[0].replace("Eagle3", "").replace("Eagle", "")
+    quantization = speculation.draft_model.quantization
+    model = read_config(
+        path,
+        quantization=None if quantization == "unquant" else quantization,
+        overrides={"architectures": [architecture]},
+    )
+    if MODELS[model.architecture] != LLAMA or model.moe is not None:
+        raise ModelError(f"heads of {architecture} are not known; give one that is made of a Llama's layers")
+    if raw.qkv_bias is not None:
+        model = structs.replace(model, qkv_bias=raw.qkv_bias)
+    is_third = speculation.algorithm == "EAGLE3"
+    if is_third and model.num_layers != 1:
+        raise ModelError(
+            f"EAGLE3 heads of {model.num_layers} layers are not known; give one of a single layer"
+        )
+    head = HeadConfig(
+        algorithm=speculation.algorithm,
+        layers=structs.replace(model, draft_layers=0),
+        target_size=target.hidden_size,
+        head_vocab=raw.draft_vocab_size or 0 if is_third else 0,
+        aux_layers=_aux_layers(raw.eagle_config, target.num_layers) if is_third else (),
+        renames=(("midlayer.", "layers.0."),),
+        ignored=(
+            r"(^|\.)embed_tokens\.",
+            *((r"(^|\.)t2d$",) if is_third else (r"(^|\.)lm_head\.", r"^(model\.)?norm\.")),
+        ),
+    )
+    return DraftConfig(head.layers, head)
+
+
+def _aux_layers(given: _EagleLayers | None, num_layers: int) -> tuple[int, ...]:
+    """Layers before which the target's hidden states are taken; a checkpoint names those behind which."""
+    ids = None if given is None else given.eagle_aux_hidden_state_layer_ids
+    layers = (2, num_layers // 2, num_layers - 3) if ids is None else tuple(index + 1 for index in ids)
+    if not all(0 <= index <= num_layers for index in layers):
+        raise ModelError(
+            f"the head is given the hidden states of layers {layers}, and the model has {num_layers}; give a "
+            "head that was made for this model"
+        )
+    return layers
+
+
+def _next_token_config(speculation: Speculation, path: str | None, target: ModelConfig) -> DraftConfig:
+    """The next-token layer of the target's checkpoint, or of an export that has nothing else."""
+    kind = MODELS.get(target.architecture, "")
+    if not (target.draft_layers or path) or kind not in NEXTN_CLASSES or target.recurrent is not None:
+        raise ModelError(
+            f"--speculative-algorithm {speculation.algorithm}: the model ({target.architecture}) has no "
+            f"next-token layers that are known here; give a draft model ({OPTION}), or another algorithm"
+        )
+    index = target.num_layers if path is None else 0
+    here = f"layers.{index}."
+    layer = structs.replace(
+        target,
+        num_layers=1,
+        windows=(0,),
+        layer_ropes=(),
+        position_scales=(),
+        cache_scales=(),
+        draft_layers=0,
+        moe=None if target.moe is None else structs.replace(target.moe, layers=(True,)),
+    )
+    head = HeadConfig(
+        algorithm="NEXTN",
+        layers=layer,
+        target_size=target.hidden_size,
+        renames=(
+            (here + "shared_head.norm.", "norm."),
+            (here + "enorm.", "enorm."),
+            (here + "hnorm.", "hnorm."),
+            (here + "eh_proj.", "fc."),
+            (here, "layers.0."),
+        ),
+        ignored=(rf"^(?!model\.layers\.{index}\.)", r"\.embed_tokens\.", r"\.shared_head\.head\."),
+    )
+    return DraftConfig(layer, head)

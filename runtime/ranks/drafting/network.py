@@ -1,0 +1,109 @@
+"""What a draft runner needs of a draft model, and the one kind that is a model of its own.
+
+A draft model keeps keys and values of its layers in the pages of its target's. What it computes at position i
+of a sequence is entry i:
+
+    shift 0   entry i is made from token i                               a model of its own
+    shift 1   entry i is made from token i + 1 and a state of token i    layers that continue the target's
+
+The state of a token is what the target's hidden states say of it, or, of a draft, what the entry before it
+gave.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.decoder_spec import Forwarded
+from runtime.layers.attention.paged import Attention, MlaAttention
+from runtime.layers.upload import upload_int64
+from runtime.models.base import GenerativeModel
+from runtime.ranks.forward import Forward
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass gives behind the `N` entries that are sampled after."""
+
+    logits: Tensor  # float32 [N, vocabulary of the draft model]
+    states: Tensor | None  # [N, width], of the next entries; None: these need none
+
+
+class Network(Protocol):
+    """A draft model on one rank."""
+
+    shift: int
+    width: int  # numbers of a state; 0: there are none
+    windows: tuple[int, ...]  # sliding windows of its layers, 0 for full attention
+    # int64: the target's token for each of the draft model's, rising; None: both have the same tokens
+    ids: Tensor | None
+
+    @property
+    def attentions(self) -> Sequence[Attention | MlaAttention]:
+        """The attentions of its layers, in order."""
+        ...
+
+    def given(self, forwarded: Forwarded) -> Tensor:
+        """What of the target's forward states are made of, [T, any]."""
+        ...
+
+    def states_of(self, given: Tensor) -> Tensor:
+        """`given` of N tokens -> their states, [N, width]. Only where there are states."""
+        ...
+
+    def compute(self, batch: ForwardBatch, states: Tensor | None, samples: np.ndarray) -> Computed | None:
+        """Makes entries of the tokens of the batch and of `states` [T, width]. `samples`: int64 [N], after
+        which of them something is sampled; None: N is 0."""
+        ...
+
+    def forget(self) -> None:
+        """Drops what refers to caches that are released."""
+        ...
+
+
+class OwnModel:
+    """A draft model that knows nothing of its target but the tokens."""
+
+    shift = 0
+    width = 0
+    ids = None
+
+    def __init__(self, device: Device, model: GenerativeModel, windows: tuple[int, ...]) -> None:
+        self.model = model
+        self.windows = windows
+        self.forward = Forward(device)
+
+    @property
+    def attentions(self) -> Sequence[Attention | MlaAttention]:
+        """See Network."""
+        return self.model.attentions
+
+    def given(self, forwarded: Forwarded) -> Tensor:
+        """See Network."""
+        return forwarded.hidden
+
+    def states_of(self, given: Tensor) -> Tensor:
+        """See Network."""
+        raise AssertionError("states of a model that has none")
+
+    def compute(self, batch: ForwardBatch, states: Tensor | None, samples: np.ndarray) -> Computed | None:
+        """See Network."""
+        forwarded = self.forward.compute(self.model, batch, samples, None, None)
+        if not len(samples):
+            return None
+        if forwarded.logits is not None:
+            return Computed(forwarded.logits, None)
+        return Computed(self.model.logits(selected(forwarded.hidden, samples)), None)
+
+    def forget(self) -> None:
+        """See Network."""
+        self.forward.forget()
+
+
+def selected(rows: Tensor, places: np.ndarray) -> Tensor:
+    """The rows at these places; `rows` itself where these are all."""
+    return rows if len(places) == len(rows) else rows.index_select(0, upload_int64(places, rows.device))

@@ -1,0 +1,126 @@
+"""Loads the draft model of a rank."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.devices.progress import Progress, without_progress
+from runtime.errors import ModelError
+from runtime.messages.memory import WeightOffload
+from runtime.messages.ranks import CompileConfig, KeepWeights, StartRank
+from runtime.messages.speculation import Speculation
+from runtime.models.base import Model, generative
+from runtime.models.config.draft_config import read_draft_config
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.quantization_schemes import SCHEMES, require_supported
+from runtime.models.draft_heads import DraftHead, read_token_map
+from runtime.models.llama import Llama
+from runtime.ranks.drafting.head_network import HeadNetwork, token_ids
+from runtime.ranks.drafting.network import Network, OwnModel
+from runtime.ranks.weights_loader import WeightsLoader
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model, and the bytes that its weights take on the device."""
+
+    network: Network
+    num_bytes: int
+
+
+class DraftLoader:
+    """Makes the draft model of one rank, as often as it is needed."""
+
+    def __init__(
+        self,
+        device: Device,
+        start: StartRank,
+        speculation: Speculation,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        schemes: tuple[str, ...] = SCHEMES,
+    ) -> None:
+        """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
+        model that does not go with the target, or that the device does not compute."""
+        self.device = replace(device, layer_devices={}, kept_weights=None, all_to_all=None)
+        self.target = config
+        self.speculation = speculation
+        self.dtype = dtype
+        self.schemes = schemes
+        self.start = _draft_start(start, speculation)
+        self.config = read_draft_config(speculation, start.model_path, config, schemes)
+        if (quantization := self.config.model.quantization) is not None:
+            require_supported(quantization.schemes, schemes, device.facts.name)
+
+    def of_target(self, start: StartRank) -> "DraftLoader":
+        """The loader that goes with another checkpoint of the same target. Raises ModelError."""
+        return DraftLoader(self.device, start, self.speculation, self.target, self.dtype, self.schemes)
+
+    def load(self, target: Model, progress: Progress = without_progress) -> LoadedDraft:
+        """Reads the weights. `target`: whose embedding and head it may share. Raises ModelError."""
+        model, head = self.config.model, self.config.head
+        if head is None:
+            loaded = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes).load(progress)
+            network: Network = OwnModel(self.device, generative(loaded.model), model.windows)
+            return LoadedDraft(network, loaded.num_bytes)
+        if not isinstance(target, Llama) or type(target).piecewise is not Llama.piecewise:
+            raise ModelError(
+                f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "
+                f"{self.target.architecture}; take STANDALONE or NGRAM"
+            )
+        target.aux_layers = head.aux_layers
+        make = partial(DraftHead, dtype=self.dtype, config=head, target=target)
+        loader = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes, make)
+        loaded = loader.load(progress)
+        assert isinstance(loaded.model, DraftHead), "it was made here"
+        return LoadedDraft(HeadNetwork(loaded.model, self._token_ids(loaded.model, target)), loaded.num_bytes)
+
+    def _token_ids(self, head: DraftHead, target: Llama) -> Tensor | None:
+        """The target's token for each of the head's; None: they have the same."""
+        token_map = self.speculation.draft_model.token_map
+        if token_map is None:
+            return token_ids(head)
+        assert target.lm_head is not None, "it generates"
+        if head.lm_head is not None or target.lm_head.bias is not None or target.logit_cap:
+            raise ModelError(
+                "--speculative-token-map is for heads that use the model's own output, and this one does not "
+                "use it as it is; leave it out"
+            )
+        numbers = read_token_map(Path(token_map), self.target.vocab_size)
+        ids = torch.tensor(numbers, device=self.device.torch_device)
+        with torch.inference_mode():
+            head.keep_tokens(ids, target.lm_head)
+        return ids
+
+
+def _draft_start(start: StartRank, speculation: Speculation) -> StartRank:
+    """What loads the draft model, with nothing that is said of the target alone."""
+    model = speculation.draft_model
+    return structs.replace(
+        start,
+        model_path=model.path or start.model_path,
+        load_format=model.load_format or start.load_format,
+        quantization=None if model.quantization == "unquant" else model.quantization,
+        config_overrides={},
+        config_file=None,
+        cache_scales=(),
+        offload_setup=WeightOffload(),
+        compiled=CompileConfig(),
+        kept_weights=KeepWeights(),
+        adapters=None,
+        speculation=None,
+    )
+
+
+def open_draft_loader(
+    device: Device, start: StartRank, config: ModelConfig, dtype: torch.dtype, schemes: tuple[str, ...]
+) -> DraftLoader | None:
+    """None: these ranks have no draft model. Raises ModelError."""
+    if start.speculation is None or not start.speculation.is_own:
+        return None
+    return DraftLoader(device, start, start.speculation, config, dtype, schemes)

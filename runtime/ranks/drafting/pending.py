@@ -1,0 +1,61 @@
+"""The last tokens of each slot, and their states, which the draft model has not made entries of yet."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.layers.upload import upload_int64
+from runtime.ranks.drafting.ragged import Ragged
+
+
+class Pending:
+    """The `depth` last tokens of each slot, and with a width the states of those before them.
+
+    The last column belongs to the slot's last token, at position `length`, which has no keys and values yet.
+    The host knows up to where entries are made (`reach`), so that a slot of a known length has a known number
+    of pending ones.
+    """
+
+    def __init__(
+        self, num_slots: int, depth: int, width: int, dtype: torch.dtype, torch_device: torch.device
+    ) -> None:
+        self.depth = depth
+        self.tokens = torch.zeros(num_slots, depth, dtype=torch.int64, device=torch_device)
+        self.states = torch.zeros(num_slots, depth, width, dtype=dtype, device=torch_device)
+        self.reach = np.zeros(num_slots, np.int64)  # entries before this position are made
+        self.torch_device = torch_device
+
+    def counts(self, slots: np.ndarray, ends: np.ndarray, least: int) -> np.ndarray:
+        """int64: how many entries before the positions `ends` are pending; of more than are kept the others
+        are given up."""
+        return np.clip(ends - self.reach[slots], least, self.depth)
+
+    def taken(self, slots: np.ndarray, counts: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The last `counts` tokens of each slot and their states, slot after slot."""
+        rows = Ragged(counts)
+        index = upload_int64(slots[rows.row], self.torch_device)
+        column = upload_int64(self.depth - counts[rows.row] + rows.column, self.torch_device)
+        return self.tokens[index, column], self.states[index, column]
+
+    def put_last(self, slots: np.ndarray, tokens: Tensor, states: Tensor | None) -> None:
+        """The last token of each slot, and the state of the one before it."""
+        index = upload_int64(slots, self.torch_device)
+        self.tokens[index, -1] = tokens
+        if states is not None:
+            self.states[index, -1] = states
+
+    def columns(self, num_accepted: Tensor) -> Tensor:
+        """int64 [V, depth]: which of the accepted tokens, 0 the first, stands in which column in the end;
+        below 0: a token that is pending already."""
+        column = torch.arange(self.depth, device=self.torch_device)
+        return column - self.depth + num_accepted.unsqueeze(1)
+
+    def append(self, slots: np.ndarray, columns: Tensor, tokens: Tensor, states: Tensor | None) -> None:
+        """Puts accepted tokens behind those that are pending; the first ones leave. `columns`: as of
+        `columns`; `tokens` int64 [V, depth] and `states` [V, depth, width]: by column, where it is new."""
+        index, is_new = upload_int64(slots, self.torch_device), columns >= 0
+        before = (columns + self.depth).clamp_max(self.depth - 1)
+        self.tokens[index] = torch.where(is_new, tokens, self.tokens[index].gather(1, before))
+        if states is not None:
+            kept = self.states[index].gather(1, before.unsqueeze(2).expand_as(states))
+            self.states[index] = torch.where(is_new.unsqueeze(2), states.to(kept.dtype), kept)

@@ -1,0 +1,52 @@
+"""Makes a model runner ready for captures."""
+
+from typing import TYPE_CHECKING
+
+from runtime.models.base import is_generative, is_piecewise
+from runtime.ranks.decode_graphs import DecodeGraphs
+from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+
+if TYPE_CHECKING:
+    from runtime.ranks.model_runner import ModelRunner
+
+
+def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
+    """Graphs of decode steps, and of what lies between the attentions of other steps, none of them
+    captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
+    """
+    device, setup = runner.device, runner.graph_setup
+    if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
+        return None, None
+    decode_graphs = piecewise_graphs = None
+    if setup.sizes and runner.pooling is None:
+        decode_graphs = DecodeGraphs(
+            device,
+            device.graphs,
+            runner.model,
+            runner.slots,
+            runner.kv,
+            runner.page_size,
+            runner.windows,
+            runner.transfers,
+            setup.sizes,
+            pads=setup.pads,
+            masks=runner.load is not None,
+            adapters=runner.adapters,
+            compiled=runner.compiled,
+            compiled_rows=setup.compiled_rows,
+            states=runner.states,
+        )
+    if setup.piecewise_sizes and is_piecewise(runner.model) and runner.states is None:
+        piecewise_graphs = PiecewiseGraphs(
+            device,
+            device.graphs,
+            runner.model,
+            runner.slots,
+            runner.kv,
+            runner.page_size,
+            runner.windows,
+            setup.piecewise_sizes,
+            masks=runner.load is not None,
+            compiled=runner.compiled if setup.compiles_piecewise else None,
+        )
+    return decode_graphs, piecewise_graphs

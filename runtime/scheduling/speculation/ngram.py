@@ -1,0 +1,281 @@
+"""Drafts that are looked up: how a text went on where its last tokens stood before.
+
+Looked up are the sequence's own tokens, prompt and answer, and texts of sequences of the same namespace that
+have ended (corpus.py). Where a match is found it is followed from token to token, which tells at no cost how
+often it is right; only when it is wrong another is looked for. While tokens are in flight they are taken to
+be the match's next ones, and drafts are those behind them.
+"""
+
+from array import array
+from collections import Counter
+
+from runtime.cache.sequence import Sequence
+from runtime.messages.speculation import Speculation
+from runtime.scheduling.drafts import Draft, Drafter
+from runtime.scheduling.speculation.corpus import Corpus
+from runtime.scheduling.speculation.pace import Chances, Pace, Record
+from runtime.scheduling.speculation.windows import Windows, mixed
+
+LONG = 3  # tokens of the window that is looked up first
+CANDIDATES = 5  # places that are compared for one window
+FEW_CANDIDATES = 2  # for one of less than LONG tokens, which says little
+INDEXED = 4096  # tokens that one plan indexes, at most: half a millisecond
+LONGEST_PAUSE = 16  # tokens between two looks at a text of which nothing is found
+MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
+
+
+class Reader:
+    """One sequence: the index of its tokens, and the match that is followed."""
+
+    __slots__ = (
+        "tokens",
+        "owner",
+        "windows",
+        "indexed",
+        "seen",
+        "is_own",
+        "at",
+        "matched",
+        "record",
+        "pause",
+    )
+
+    def __init__(self, tokens: "array[int]", owner: int, windows: list[Windows]) -> None:
+        self.tokens = tokens
+        self.owner = owner  # its namespace in the corpus
+        self.windows = windows
+        self.indexed = 0  # places
+        self.seen = len(tokens)  # tokens that the match was compared with
+        self.is_own = True  # the match is in these tokens, else in the corpus
+        self.at = -1  # where the match's next token stands; -1: there is no match
+        self.matched = 0  # its length
+        self.record = Record()
+        self.pause = 1  # tokens until the next look, if the last one found nothing
+
+    def index(self, most: int) -> int:
+        """Indexes at most `most` more tokens, the last one excepted. -> how many"""
+        end = min(len(self.tokens) - 1, self.indexed + most)
+        if end <= self.indexed:
+            return 0
+        count = end - self.indexed
+        for windows in self.windows:
+            if end > windows.num_places:
+                windows.grow(2 * end)
+            windows.add(self.tokens, self.indexed, end)
+        self.indexed = end
+        return count
+
+
+class NgramDrafter(Drafter):
+    """Looks drafts up."""
+
+    def __init__(self, speculation: Speculation, *, has_trees: bool, pace: Pace | None = None) -> None:
+        """`has_trees`: the device attends to drafts that form trees."""
+        options = speculation.ngram
+        self.options = options
+        self.most_nodes = speculation.max_drafts
+        self.most = min(speculation.max_drafts, options.branch_length)  # of a chain
+        self.breadth = options.max_breadth if has_trees and options.min_breadth > 1 else 1
+        lengths = (min(max(LONG, options.min_window), options.max_window), options.min_window)
+        self.lengths = tuple(dict.fromkeys(lengths))
+        self.corpus = Corpus(options.capacity, self.lengths)
+        self.chances = Chances()
+        self.pace = pace or Pace()
+        self._readers: dict[int, Reader] = {}
+        self._left = INDEXED  # tokens that this plan may still index
+
+    def begin(self, rows: int) -> None:
+        """Some more text is taken in."""
+        self.pace.begin(rows)
+        self._left = INDEXED
+        self.corpus.take_in(INDEXED // 4)
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        """As Pace."""
+        self.pace.learn(rows, drafts, seconds)
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        """The tokens behind a match; what is in flight is taken to be right."""
+        reader = self._readers.get(sequence.id)
+        if reader is None:
+            reader = self._open(sequence)
+        if reader.seen < len(reader.tokens):
+            self._compare(reader)
+        if reader.at < 0 and not self._look_up(reader):
+            self._wait(sequence, reader, last)
+            return None
+        skipped = last + 1 - len(reader.tokens)
+        chance = self.chances.of(reader.matched, reader.record)
+        count = self.pace.count(chance, skipped, min(most, self.most))
+        if not count:
+            if skipped <= 1:
+                self._wait(sequence, reader, last)
+            return None
+        reader.pause = 1
+        if self.breadth > 1:
+            return self._tree(reader, skipped, min(most, self.most_nodes))
+        tokens = self._next(reader, skipped + count)[skipped:]
+        return Draft(tokens) if tokens else None
+
+    def ended(self, sequence: Sequence) -> None:
+        """Its text is remembered, but for what came from the prefix cache: that was there before."""
+        reader = self._readers.pop(sequence.id, None)
+        known = max(0, sequence.first_cached_len - self.options.max_window)
+        if sequence.first_cached_len >= 0 and sequence.num_generated:
+            owner = reader.owner if reader is not None else self.corpus.owner(sequence.request.namespace)
+            self.corpus.offer(owner, sequence.tokens[known:])
+
+    def forget(self) -> None:
+        """An empty corpus; matches in the old one are lost."""
+        self.corpus = Corpus(self.options.capacity, self.lengths)
+        self._readers.clear()
+
+    def _open(self, sequence: Sequence) -> Reader:
+        room = sequence.prompt_len + 256
+        owner = self.corpus.owner(sequence.request.namespace)
+        reader = Reader(sequence.tokens, owner, [Windows(length, room) for length in self.lengths])
+        self._readers[sequence.id] = reader
+        return reader
+
+    def _compare(self, reader: Reader) -> None:
+        """Follows the match along the tokens that have come."""
+        tokens, seen = reader.tokens, reader.seen
+        count = len(tokens) - seen
+        reader.seen = len(tokens)
+        if reader.at < 0:
+            return
+        if count > MOST_UNSEEN:
+            reader.at = -1
+            return
+        guesses = self._guesses(reader, seen, count)
+        come = tokens[seen:].tolist()
+        if guesses == come:
+            num_right = count
+        else:
+            num_right = next(
+                (i for i, (a, b) in enumerate(zip(guesses, come, strict=False)) if a != b), len(guesses)
+            )
+        is_wrong = num_right < len(guesses)
+        reader.record.add(num_right, is_wrong)
+        self.chances.add(reader.matched, num_right, is_wrong)
+        reader.at = reader.at + num_right if num_right == count else -1
+        reader.matched += num_right
+
+    def _guesses(self, reader: Reader, end: int, count: int) -> list[int]:
+        """The next `count` tokens of the match, when the sequence had `end` tokens."""
+        if not reader.is_own:
+            return self.corpus.after(reader.owner, reader.at, count)
+        found = reader.tokens[reader.at : min(reader.at + count, end)].tolist()
+        while found and len(found) < count:  # it repeats itself
+            found += found[: count - len(found)]
+        return found
+
+    def _next(self, reader: Reader, count: int) -> list[int]:
+        return self._guesses(reader, len(reader.tokens), count)
+
+    def _wait(self, sequence: Sequence, reader: Reader, last: int) -> None:
+        """Asks for no drafts for a while, which is longer each time."""
+        sequence.draft_from = last + reader.pause
+        reader.pause = min(2 * reader.pause, LONGEST_PAUSE)
+
+    def _look_up(self, reader: Reader) -> bool:
+        """Begins to follow a match, if there is one."""
+        if reader.indexed < len(reader.tokens) - 1 and self._left > 0:
+            self._left -= reader.index(self._left)
+        found = self._matches(reader, CANDIDATES)
+        if not found:
+            return False
+        matched, is_own, at = found[0]
+        if self.options.match_type == "PROB" and len(found) > 1:
+            longest = [one for one in found if one[0] == matched]
+            heads = [self._head(reader, own, place) for _, own, place in longest]
+            usual, _ = Counter(heads).most_common(1)[0]
+            matched, is_own, at = longest[heads.index(usual)]
+        reader.matched, reader.is_own, reader.at = matched, is_own, at
+        return True
+
+    def _matches(self, reader: Reader, most: int) -> list[tuple[int, bool, int]]:
+        """Matches of the longest window that has any: length, whether it is in the sequence's own tokens, and
+        where the next token stands. The longest first, of equal ones the latest, own ones before others."""
+        length = self.options.max_window
+        tail = reader.tokens[-length:].tolist()
+        is_first = self.options.match_type == "BFS" and self.breadth == 1
+        found: list[tuple[int, bool, int]] = []
+        for own, shared in zip(reader.windows, self.corpus.windows, strict=True):
+            if len(tail) < own.length:
+                continue
+            window = mixed(tail[-own.length :])
+            count = most if own.length >= LONG else min(most, FEW_CANDIDATES)
+            for is_own, places in ((True, own.places(window, count)), (False, shared.places(window, count))):
+                for place in places:
+                    before = self._before(reader, is_own, place, length)
+                    matched = _common(before, tail)
+                    if matched < own.length:
+                        continue
+                    found.append((matched, is_own, place + 1))
+                    if is_first and matched == length:
+                        return found[-1:]
+            if found:
+                found.sort(key=lambda one: -one[0])
+                return found
+        return found
+
+    def _before(self, reader: Reader, is_own: bool, place: int, count: int) -> list[int]:
+        if is_own:
+            return reader.tokens[max(0, place + 1 - count) : place + 1].tolist()
+        return self.corpus.before(reader.owner, place, count)
+
+    def _head(self, reader: Reader, is_own: bool, place: int) -> int:
+        """The token at a place; -1 where there is none."""
+        if is_own:
+            return reader.tokens[place]
+        after = self.corpus.after(reader.owner, place, 1)
+        return after[0] if after else -1
+
+    def _tree(self, reader: Reader, skipped: int, count: int) -> Draft | None:
+        """The ways that several matches go on, as one tree: the followed one first."""
+        ways = [self._next(reader, skipped + self.most)]
+        head = ways[0][:skipped]
+        for _, is_own, at in self._matches(reader, 2 * self.breadth)[: self.breadth]:
+            other = Reader(reader.tokens, reader.owner, [])
+            other.is_own, other.at = is_own, at
+            way = self._next(other, skipped + self.most)
+            if way[:skipped] == head:
+                ways.append(way)
+        return tree([way[skipped:] for way in ways], count, by_depth=self.options.match_type == "BFS")
+
+
+def tree(ways: list[list[int]], count: int, *, by_depth: bool) -> Draft | None:
+    """The first `count` nodes of the tree that these ways form: level by level, or the most used first."""
+    tokens, uses, depths, parents = [0], [0], [0], [-1]
+    children: dict[tuple[int, int], int] = {}
+    for way in ways:
+        node = 0
+        for token in way:
+            child = children.setdefault((node, token), len(tokens))
+            if child == len(tokens):
+                tokens.append(token)
+                uses.append(0)
+                depths.append(depths[node] + 1)
+                parents.append(node)
+            uses[child] += 1
+            node = child
+    # parents come first: they are used at least as often, are less deep, and were made earlier
+    order = sorted(range(1, len(tokens)), key=lambda i: (depths[i] if by_depth else -uses[i], i))[:count]
+    if not order:
+        return None
+    order.sort()
+    places = {0: 0} | {node: place for place, node in enumerate(order, 1)}
+    return Draft([tokens[node] for node in order], [places[parents[node]] for node in order])
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many tokens at their ends are the same."""
+    if one == other:
+        return len(one)
+    count = 0
+    for left, right in zip(reversed(one), reversed(other), strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,74 @@
+"""Drafts that the ranks make with a draft model, at the beginning of the very step that verifies them."""
+
+from runtime.cache.sequence import Sequence
+from runtime.scheduling.drafts import Draft, Drafter
+from runtime.scheduling.speculation.pace import Chances, Pace, Record
+
+# of a sequence's tokens; a draft model that knows less of them guesses badly
+MOST_UNFOLLOWED = 1 / 8
+IDLE_STEPS = 256  # without a draft that pays, after which the draft model follows no more
+AWAY_STEPS = 4096  # after which it follows again
+PROBE_STEPS = 32  # between two drafts of a sequence whose drafts do not pay, to see whether they do again
+
+
+class OwnDrafter(Drafter):
+    """Says how many drafts the ranks make. It knows none of them, so steps are planned ahead as without."""
+
+    is_own = True
+
+    def __init__(self, max_drafts: int, *, branches: int = 1, pace: Pace | None = None) -> None:
+        """`max_drafts`: of a row. With several `branches` at a position a row has all of its drafts or
+        none."""
+        self.max_drafts = max_drafts
+        self.branches = branches
+        self.follows = True
+        self.pace = pace or Pace()
+        self.chances = Chances()
+        self._records: dict[int, Record] = {}
+        self._step = 0
+        self._paid = 0  # the last step in which drafts were expected to pay
+        self._left = (0, 0)  # the step in which the draft model was left behind, and its rows
+
+    def begin(self, rows: int) -> None:
+        """One more step. Where drafts have not paid for a while, the draft model follows no more until fewer
+        sequences run, or a long time has passed."""
+        self.pace.begin(rows)
+        self._step += 1
+        if self.follows and rows and self._step - self._paid > IDLE_STEPS:
+            self.follows, self._left = False, (self._step, rows)
+        elif not self.follows and (2 * rows < self._left[1] or self._step - self._left[0] > AWAY_STEPS):
+            self.follows, self._paid = True, self._step
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        """As Pace."""
+        self.pace.learn(rows, drafts, seconds)
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        """As many as pay, of a sequence whose tokens the draft model has computed too."""
+        most = min(most, self.max_drafts)
+        if most <= 0 or not self.follows or sequence.unfollowed > first * MOST_UNFOLLOWED:
+            return None
+        chance = self.chances.of(1, self._record(sequence))
+        count = self.pace.count(chance, 0, most)
+        if count:
+            self._paid = self._step
+        if self.branches > 1 and count:
+            count = most
+        if not count and self._step % PROBE_STEPS == sequence.id % PROBE_STEPS:
+            count = most if self.branches > 1 else 1
+        return Draft.own(count) if count else None
+
+    def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Drafts of the sequence were verified: the accepted ones were right, and one after them wrong."""
+        is_wrong = num_accepted < num_drafts // self.branches
+        self._record(sequence).add(num_accepted, is_wrong)
+        self.chances.add(1, num_accepted, is_wrong)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forgets the sequence."""
+        self._records.pop(sequence.id, None)
+
+    def _record(self, sequence: Sequence) -> Record:
+        if (record := self._records.get(sequence.id)) is None:
+            record = self._records[sequence.id] = Record()
+        return record

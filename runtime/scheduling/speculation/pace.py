@@ -1,0 +1,125 @@
+"""How many drafts pay: what they are expected to bring, against what they make a step take."""
+
+from runtime.scheduling.step_costs import MIN_STEPS, LeastSquares
+
+SURE = 0.98  # no guess is taken to be right more often
+MOST_TRIALS = 200.0  # that a class of guesses remembers
+RECENT = 0.9  # weight of older guesses of one sequence, at each new one
+FIRST_FIT = (1.0, 0.05, 0.0, 0.0)
+GUESSED = 0.05  # of a step without rows: what a draft costs more than a row
+FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as much as what is guessed
+KNOWN_STEPS = 64  # after which not every step without drafts is learnt
+OUTLIER = 1.5  # times longer than expected: what a step counts for at most
+PROBE = 32  # times that drafts with a good chance did not pay, after which they are made once all the same
+GOOD_CHANCE = 0.8
+PROBED = 4  # drafts
+OWN_WEIGHT = 4.0  # guesses of its class that a sequence starts with
+# chance of a guess after a match of 1, 2 to 3, 4 to 7, 8 to 15 tokens, and of more, before any was seen
+FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
+
+
+class Record:
+    """How often guesses of one sequence were right lately."""
+
+    __slots__ = ("right", "trials")
+
+    def __init__(self) -> None:
+        self.right = self.trials = 0.0
+
+    def add(self, num_right: int, is_wrong: bool) -> None:
+        """So many more guesses that were right, and then perhaps a wrong one."""
+        weight = RECENT**num_right
+        gained = (1.0 - weight) / (1.0 - RECENT)
+        self.right = self.right * weight + gained
+        self.trials = self.trials * weight + gained
+        if is_wrong:
+            self.right *= RECENT
+            self.trials = self.trials * RECENT + 1.0
+
+
+class Chances:
+    """How often guesses were right, by the length of what they matched."""
+
+    def __init__(self) -> None:
+        self._right = [4.0 * chance for chance in FIRST_CHANCES]
+        self._trials = [4.0] * len(FIRST_CHANCES)
+
+    def add(self, matched: int, num_right: int, num_wrong: int) -> None:
+        """Guesses after a match of `matched` tokens."""
+        kind = self._kind(matched)
+        self._right[kind] += num_right
+        self._trials[kind] += num_right + num_wrong
+        if self._trials[kind] > MOST_TRIALS:
+            self._right[kind] *= MOST_TRIALS / self._trials[kind]
+            self._trials[kind] = MOST_TRIALS
+
+    def of(self, matched: int, record: Record) -> float:
+        """The chance of the next guess of a sequence with this record, and of each after it."""
+        kind = self._kind(matched)
+        prior = self._right[kind] / self._trials[kind]
+        return min(SURE, (record.right + OWN_WEIGHT * prior) / (record.trials + OWN_WEIGHT))
+
+    def _kind(self, matched: int) -> int:
+        return min(max(matched, 1).bit_length(), len(FIRST_CHANCES)) - 1
+
+
+class Pace:
+    """The cost of a draft, learnt from the times of steps without prompts:
+
+        seconds = a + b rows + c (if there are drafts) + d drafts
+
+    A draft pays where its chance is above d times the tokens per second that the step brings without it.
+    """
+
+    def __init__(self) -> None:
+        self._costs = LeastSquares((1.0, 16.0, 1.0, 64.0), (1e-9, 1e-9, 1e-6, 1e-6))
+        self._seen = 0  # steps
+        self._with_drafts = 0  # steps learnt that had some
+        self._usual = 1.0  # drafts of a step that has some
+        self._fit = (0.0, 0.0, 0.0, 0.0)
+        self._rows = 1
+        self._declined = 0  # drafts with a good chance that did not pay
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        """A step of so many rows, verified drafts among their tokens, took `seconds`."""
+        self._seen += 1
+        if not drafts and self._seen > KNOWN_STEPS and self._seen % 8:
+            return  # there are many of these, and learning takes as long as planning some rows
+        features = (1.0, float(rows), float(drafts > 0), float(drafts))
+        if self._costs.num_learnt > MIN_STEPS:  # a step that waited for a core says nothing of its rows
+            expected = sum([cost * feature for cost, feature in zip(self._fit, features, strict=True)])
+            seconds = min(seconds, OUTLIER * expected)
+        self._costs.learn(features, seconds)
+        if drafts:
+            self._with_drafts += 1
+            self._usual += (drafts - self._usual) / 8
+        if self._costs.num_learnt % 4 == 0:
+            a, b, c, d = self._costs.coefficients.tolist()
+            self._fit = (a, b, c, d)
+
+    def begin(self, rows: int) -> None:
+        """The next step has so many rows that may have drafts."""
+        self._rows = rows
+
+    def count(self, chance: float, skipped: int, most: int) -> int:
+        """How many drafts of a row pay, at most `most`, where each is right with `chance` if all before it
+        are, `skipped` guesses that are in flight among these."""
+        if most <= 0:
+            return 0
+        a, b, c, d = self._fit if self._fit[0] + self._fit[1] > 0.0 else FIRST_FIT
+        seconds, tokens = a + b * self._rows, float(self._rows)
+        # little is known of drafts at first: they cost somewhat more than rows
+        known = self._with_drafts / (self._with_drafts + FIRST_WEIGHT)
+        cost = known * (d + c / max(self._usual, 1.0)) + (1.0 - known) * (b + GUESSED * a)
+        reached = chance ** (skipped + 1)
+        count = 0
+        while count < most and reached * seconds > cost * tokens:
+            tokens += reached
+            seconds += cost
+            reached *= chance
+            count += 1
+        if not count and chance >= GOOD_CHANCE and skipped <= 1:
+            self._declined += 1
+            if self._declined % PROBE == 0:
+                return min(most, PROBED)
+        return count

@@ -1,0 +1,225 @@
+"""Tiny random heads that draft behind a target, in the layouts of published checkpoints, and what they draft
+by plain torch: without a cache, from the hidden states that transformers gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaModel
+
+from tests.models.make import SIZES
+
+EPS = 1e-5
+HEAD_VOCAB = 120
+
+
+def _random(shape: tuple[int, ...], is_norm: bool = False) -> Tensor:
+    return torch.rand(shape) + 0.5 if is_norm else torch.randn(shape) * 0.15
+
+
+def _layer(prefix: str, config: LlamaConfig, inputs: int) -> dict[str, Tensor]:
+    hidden, dim = config.hidden_size, config.head_dim
+    heads, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    shapes = {
+        "self_attn.q_proj": (heads, inputs),
+        "self_attn.k_proj": (kv, inputs),
+        "self_attn.v_proj": (kv, inputs),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (config.intermediate_size, hidden),
+        "mlp.up_proj": (config.intermediate_size, hidden),
+        "mlp.down_proj": (hidden, config.intermediate_size),
+    }
+    found = {f"{prefix}{name}.weight": _random(shape) for name, shape in shapes.items()}
+    return found | {f"{prefix}post_attention_layernorm.weight": _random((hidden,), True)}
+
+
+def make_eagle(folder: Path, *, bias: bool = True, **overrides: Any) -> Path:
+    """As yuhuili/EAGLE-*: embedding, fc, and a layer without its first norm; no head."""
+    config = _write_config(folder, overrides)
+    hidden = config.hidden_size
+    tensors = {
+        "embed_tokens.weight": _random((config.vocab_size, hidden)),
+        "fc.weight": _random((hidden, 2 * hidden)),
+        **_layer("layers.0.", config, hidden),
+    }
+    if bias:
+        tensors["fc.bias"] = _random((hidden,))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+def make_eagle3(folder: Path, *, has_vocab: bool = True, **overrides: Any) -> Path:
+    """As yuhuili/EAGLE3-*: fc over three hidden states, a layer over embedding and state, and a head of fewer
+    tokens."""
+    vocab = HEAD_VOCAB if has_vocab else SIZES["vocab_size"]
+    architectures = ["LlamaForCausalLMEagle3"]
+    config = _write_config(folder, {"draft_vocab_size": vocab, "architectures": architectures} | overrides)
+    hidden = config.hidden_size
+    kept = torch.randperm(config.vocab_size)[:vocab].sort().values
+    tensors = {
+        "fc.weight": _random((hidden, 3 * hidden)),
+        **_layer("midlayer.", config, 2 * hidden),
+        "midlayer.hidden_norm.weight": _random((hidden,), True),
+        "midlayer.input_layernorm.weight": _random((hidden,), True),
+        "norm.weight": _random((hidden,), True),
+        "lm_head.weight": _random((vocab, hidden)),
+    }
+    if has_vocab:
+        tensors["d2t"] = kept - torch.arange(vocab)
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, kept, True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _write_config(folder: Path, overrides: dict[str, Any]) -> LlamaConfig:
+    torch.manual_seed(7)
+    fields = SIZES | {"num_hidden_layers": 1, "rms_norm_eps": EPS, "architectures": ["LlamaForCausalLM"]}
+    config = LlamaConfig(**(fields | overrides))
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    return config
+
+
+def add_next_token_layer(folder: Path) -> Path:
+    """Adds a next-token layer to a checkpoint, as DeepSeek's and GLM's have it behind their last layer."""
+    config = json.loads((folder / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    last, here = (f"model.layers.{config['num_hidden_layers'] - 1 + i}." for i in (0, 1))
+    torch.manual_seed(11)
+    hidden = config["hidden_size"]
+    for name in [name for name in tensors if name.startswith(last)]:
+        shape, dtype = tensors[name].shape, tensors[name].dtype
+        tensors[here + name.removeprefix(last)] = _random(tuple(shape), "norm" in name).to(dtype)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{here}{name}.weight"] = _random((hidden,), True)
+    tensors[f"{here}eh_proj.weight"] = _random((hidden, 2 * hidden))
+    tensors[f"{here}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{here}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+class HeadReference:
+    """Drafts by a head, computed anew for each of them over the whole sequence."""
+
+    def __init__(self, target: Path, head: Path, algorithm: str) -> None:
+        self.algorithm = algorithm
+        self.known: Tensor | None = None  # the tokens that it guesses; None: all
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.layers = self.target.config.num_hidden_layers
+        if algorithm == "NEXTN":
+            self._open_next_token_layer(target)
+            return
+        self.config = LlamaConfig.from_pretrained(head)
+        if algorithm == "EAGLE":
+            self.weights = torch.load(head / "pytorch_model.bin", weights_only=True)
+            self.block = LlamaModel(self.config).eval()
+            layer = {name: value for name, value in self.weights.items() if name.startswith("layers.")}
+            self.block.load_state_dict(layer, strict=False)
+            self.block.norm = self.block.layers[0].input_layernorm = nn.Identity()
+        else:
+            self.weights = load_file(head / "model.safetensors")
+
+    def _open_next_token_layer(self, target: Path) -> None:
+        config = AutoConfig.from_pretrained(target)
+        here = f"model.layers.{config.num_hidden_layers}."
+        every = load_file(target / "model.safetensors")
+        self.weights = {
+            name.removeprefix(here): value for name, value in every.items() if name.startswith(here)
+        }
+        config.num_hidden_layers, config.first_k_dense_replace = 1, 0
+        folder = target.parent / f"{target.name}-layer"
+        AutoModel.from_config(config).save_pretrained(folder)  # for its config.json alone
+        layer = {f"layers.0.{name}": value for name, value in self.weights.items()}
+        layer["norm.weight"] = self.weights["shared_head.norm.weight"]
+        layer["embed_tokens.weight"] = every["model.embed_tokens.weight"]
+        names = ("enorm", "hnorm", "eh_proj", "embed_tokens.", "shared_head")
+        layer = {
+            name: value
+            for name, value in layer.items()
+            if not name.startswith(tuple(f"layers.0.{n}" for n in names))
+        }
+        save_file(layer, folder / "model.safetensors", metadata={"format": "pt"})
+        self.block = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        """What follows `tokens`, of which the target has computed all but the last one."""
+        given = torch.tensor([tokens[:-1]])
+        out = self.target.model(given, output_hidden_states=True)
+        if self.algorithm == "EAGLE3":
+            wanted = (2, self.layers // 2, self.layers - 3)
+            wide = torch.cat([out.hidden_states[i][0] for i in wanted], dim=1)
+            states = linear(wide, self.weights["fc.weight"])
+        else:
+            states = out.last_hidden_state[0]
+        following = list(tokens[1:])
+        for _ in range(count):
+            embeds = self.target.get_input_embeddings()(torch.tensor(following))
+            hidden, logits = getattr(self, f"_{self.algorithm.lower()}")(embeds, states)
+            if self.known is not None:
+                logits = torch.full_like(logits, -1e9).index_copy(0, self.known, logits[self.known])
+            token = int(logits.argmax())
+            offsets = self.weights.get("d2t")
+            following.append(token if offsets is None else token + int(offsets[token]))
+            states = torch.cat((states, hidden[-1:]))
+        return following[-count:]
+
+    def _eagle(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        fc = torch.cat((embeds, states), dim=1)
+        x = linear(fc, self.weights["fc.weight"], self.weights.get("fc.bias"))
+        hidden = self.block(inputs_embeds=x[None]).last_hidden_state[0]
+        return hidden, self.target.lm_head(hidden[-1])
+
+    def _nextn(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        eps = self.target.config.rms_norm_eps
+        both = (
+            _norm(embeds, self.weights["enorm.weight"], eps),
+            _norm(states, self.weights["hnorm.weight"], eps),
+        )
+        x = linear(torch.cat(both, dim=1), self.weights["eh_proj.weight"])
+        hidden = self.block(inputs_embeds=x[None]).last_hidden_state[0]
+        return hidden, self.target.lm_head(hidden[-1])
+
+    def _eagle3(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        weights, config = self.weights, self.config
+        part = {name.removeprefix("midlayer."): value for name, value in weights.items()}
+        x = torch.cat(
+            (
+                _norm(embeds, part["input_layernorm.weight"], EPS),
+                _norm(states, part["hidden_norm.weight"], EPS),
+            ),
+            dim=1,
+        )
+        q, k, v = (
+            linear(x, part[f"self_attn.{name}_proj.weight"])
+            .unflatten(1, (-1, config.head_dim))
+            .transpose(0, 1)
+            for name in "qkv"
+        )
+        q, k = _rotated(q), _rotated(k)
+        attended = scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
+        hidden = states + linear(attended[0].transpose(0, 1).flatten(1), part["self_attn.o_proj.weight"])
+        x = _norm(hidden, part["post_attention_layernorm.weight"], EPS)
+        gate, up = linear(x, part["mlp.gate_proj.weight"]), linear(x, part["mlp.up_proj.weight"])
+        hidden = hidden + linear(silu(gate) * up, part["mlp.down_proj.weight"])
+        logits = linear(_norm(hidden[-1:], weights["norm.weight"], EPS), weights["lm_head.weight"])
+        return hidden, logits[0]
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotated(x: Tensor, theta: float = 10_000.0) -> Tensor:
+    dim = x.shape[-1]
+    angles = torch.arange(x.shape[1])[:, None] / theta ** (torch.arange(0, dim, 2) / dim)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,45 @@
+"""The memory plan of draft models against what a rank takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.devices.progress import without_progress
+from runtime.models.config.model_config import read_config
+from runtime.options.parse import from_values
+from runtime.options.resolve import plan_for
+from runtime.ranks.open_executor import open_executor
+from runtime.settings import start_rank
+from tests.models.make import make_checkpoint
+from tests.models.make_heads import add_next_token_layer, make_eagle, make_eagle3
+from tests.options.test_footprint import MACHINE, planned
+
+
+def draft_of(algorithm: str, folder: Path) -> dict[str, Any]:
+    match algorithm:
+        case "EAGLE":
+            path = make_eagle(folder)
+        case "EAGLE3":
+            path = make_eagle3(folder)
+        case "STANDALONE":
+            path = make_checkpoint("qwen3", folder, num_hidden_layers=1)
+        case _:
+            return {}
+    return {"speculative_draft_model_path": str(path)}
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "NEXTN"])
+def test_weights_and_pages_are_those_that_a_rank_takes(algorithm: str, tmp_path: Path) -> None:
+    family = "deepseek_v3" if algorithm == "NEXTN" else "llama"
+    folder = make_checkpoint(family, tmp_path / "model", num_hidden_layers=4)
+    if algorithm == "NEXTN":
+        add_next_token_layer(folder)
+    options: dict[str, Any] = {"max_total_tokens": 512, "device": "cpu", "num_threads": 1}
+    options |= {"speculative_algorithm": algorithm} | draft_of(algorithm, tmp_path / "draft")
+    plan, found = planned(folder, **options)
+    ready = open_executor(0, start_rank(plan, read_config(folder)), without_progress).ready
+    assert (found.weights_bytes, found.pages_bytes) == (ready.weights_bytes, ready.pages_bytes)
+    without = plan_for(from_values({"model_path": str(folder), "max_total_tokens": 512}), MACHINE)
+    alone = open_executor(0, start_rank(without, read_config(folder)), without_progress).ready
+    assert ready.weights_bytes > alone.weights_bytes and ready.pages_bytes > alone.pages_bytes

@@ -1,0 +1,176 @@
+"""Heads that draft behind a target: their drafts are those of plain torch, token for token, whatever was
+accepted before; and the target's tokens are those without them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime.errors import ModelError
+from runtime.messages.speculation import DraftModel
+from runtime.ranks.drafting.own_rows import OwnRows
+from runtime.scheduling.drafts import Draft
+from tests.devices.drive import Planner, Row, sampling
+from tests.models.make import VOCAB_SIZE, make_checkpoint
+from tests.models.make_heads import HeadReference, add_next_token_layer, make_eagle, make_eagle3
+from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_verify import PARAMS, PROMPTS
+
+NUM_TOKENS = 20
+LAYERS = 6  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
+
+
+class Recorded:
+    """Drafts of each pass of a draft runner, by slot."""
+
+    def __init__(self, planner: Planner) -> None:
+        runner = planner.executor.runner.drafts  # type: ignore[attr-defined]
+        self.latest: dict[int, list[int]] = {}
+        self.chains: Callable[..., Tensor] = runner.chains
+        runner.chains = self.record
+
+    def record(self, rows: OwnRows, slots: np.ndarray, starts: np.ndarray) -> Tensor:
+        tokens = self.chains(rows, slots, starts)
+        ends = rows.counts.cumsum()
+        self.latest = {
+            slot: tokens[end - count : end].tolist()
+            for slot, end, count in zip(slots.tolist(), ends.tolist(), rows.counts.tolist(), strict=True)
+        }
+        return tokens
+
+
+def check_drafts(planner: Planner, reference: HeadReference, expected: list[list[int]]) -> None:
+    """Decodes with own drafts, drafts that are right and none, and compares each own draft."""
+    random, recorded = Random(5), Recorded(planner)
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(PROMPTS)]
+    for row in rows:
+        planner.prefill(row, random.choice([1, 4, 100]))
+    compared = 0
+    while left := [row for row in rows if len(row.tokens) - row.prompt_len < NUM_TOKENS]:
+        verifies: list[tuple[Row, Draft]] = []
+        for row in left:
+            truth = expected[row.slot][len(row.tokens) - row.prompt_len :]
+            if random.random() < 0.3 and len(truth) > 3:  # of another drafter: one is right, one is not
+                verifies.append((row, Draft([truth[0], (truth[1] + 1) % VOCAB_SIZE])))
+            elif random.random() < 0.8:
+                verifies.append((row, Draft.own(random.randint(1, 4))))
+        known = {row.slot: list(row.tokens) for row in left}
+        wants = {row.slot: len(draft.tokens) for row, draft in verifies if draft.is_own}
+        recorded.latest = {}
+        others = [row for row in left if all(row is not own for own, _ in verifies)]
+        planner.run(others, [], verifies)
+        assert {slot: len(found) for slot, found in recorded.latest.items()} == wants
+        for slot, found in recorded.latest.items():
+            assert found == reference.drafts(known[slot], len(found))
+            compared += 1
+    for row, truth in zip(rows, expected, strict=True):
+        assert row.tokens[row.prompt_len :][:NUM_TOKENS] == truth[:NUM_TOKENS]
+    assert compared > 15
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("targets")
+    return {
+        family: make_checkpoint(family, folder / family, num_hidden_layers=LAYERS)
+        for family in ("llama", "qwen3")
+    }
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+def test_drafts_are_those_of_plain_torch(
+    targets: dict[str, Path], family: str, algorithm: str, tmp_path: Path
+) -> None:
+    make = make_eagle if algorithm == "EAGLE" else make_eagle3
+    head = make(tmp_path / "head")
+    expected = decoded(targets[family], {})
+    planner = opened(targets[family], speculation=speculation(algorithm, head))
+    check_drafts(planner, HeadReference(targets[family], head, algorithm), expected)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_next_token_layers(family: str, tmp_path: Path) -> None:
+    folder = add_next_token_layer(make_checkpoint(family, tmp_path / "model"))
+    expected = decoded(folder, {})
+    planner = opened(folder, speculation=speculation("NEXTN", None))
+    check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])
+def test_a_token_map_leaves_some_tokens(algorithm: str, targets: dict[str, Path], tmp_path: Path) -> None:
+    if algorithm == "EAGLE":
+        target, head = targets["llama"], make_eagle(tmp_path / "head")
+    else:
+        target = head = add_next_token_layer(make_checkpoint("glm4_moe", tmp_path / "model"))
+    known = torch.arange(3, VOCAB_SIZE, 6)
+    torch.save(known.flip(0), tmp_path / "map.pt")
+    draft_model = DraftModel(
+        path=str(head) if algorithm == "EAGLE" else None, token_map=str(tmp_path / "map.pt")
+    )
+    planner = opened(
+        target, speculation=structs.replace(speculation(algorithm, None), draft_model=draft_model)
+    )
+    reference = HeadReference(target, head, algorithm)
+    reference.known = known
+    check_drafts(planner, reference, decoded(target, {}))
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+def test_trees_of_heads(targets: dict[str, Path], algorithm: str, tmp_path: Path) -> None:
+    """A tree's first drafts are those of the chain, and no token changes."""
+    make = make_eagle if algorithm == "EAGLE" else make_eagle3
+    head = make(tmp_path / "head")
+    expected = decoded(targets["qwen3"], {})
+    shape = {"topk": 3, "num_steps": 3, "num_draft_tokens": 9}
+    planner = opened(targets["qwen3"], speculation=speculation(algorithm, head, **shape))
+    reference = HeadReference(targets["qwen3"], head, algorithm)
+    seen: list[list[int]] = []
+    with_tokens = planner.executor.runner.inputs.token_ids  # type: ignore[attr-defined]
+
+    def noted(plan: Any, *rest: Any) -> Tensor:
+        if plan.num_verifies:
+            seen.append(plan.token_ids[: plan.counts[0] - 1].tolist())
+        return with_tokens(plan, *rest)
+
+    planner.executor.runner.inputs.token_ids = noted  # type: ignore[attr-defined]
+    row = planner.row(0, PROMPTS[1], sampling())
+    planner.prefill(row)
+    while len(row.tokens) - row.prompt_len < NUM_TOKENS:
+        known = list(row.tokens)
+        planner.run([], [], [(row, Draft.own(8))])
+        chain = reference.drafts(known, 3)
+        assert chain[0] in seen[-1] and len(seen[-1]) == 8
+    assert row.tokens[row.prompt_len :][:NUM_TOKENS] == expected[1][:NUM_TOKENS]
+
+
+@pytest.mark.parametrize("params", ["random", "penalties", "logprobs"])
+def test_tokens_are_those_without_a_head(targets: dict[str, Path], params: str, tmp_path: Path) -> None:
+    head = make_eagle3(tmp_path / "head", has_vocab=False)
+    expected = decoded(targets["llama"], PARAMS[params])
+    drafted(opened(targets["llama"], speculation=speculation("EAGLE3", head)), PARAMS[params], expected)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "message"),
+    [
+        ("EAGLE", {"vocab_size": 300}, "vocabulary of 300 tokens"),
+        ("EAGLE", {"hidden_size": 32}, "hidden states of 32 numbers"),
+        ("EAGLE3", {"num_hidden_layers": 2}, "EAGLE3 heads of 2 layers"),
+        ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9, 3]}}, "the model has 6"),
+        ("NEXTN", {}, "no next-token layers"),
+    ],
+)
+def test_heads_of_other_models_are_refused(
+    targets: dict[str, Path], algorithm: str, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make = make_eagle3 if algorithm == "EAGLE3" else make_eagle
+    head = make(tmp_path / "head", **overrides) if algorithm != "NEXTN" else None
+    with pytest.raises(ModelError, match=message):
+        opened(targets["llama"], speculation=speculation(algorithm, head))

@@ -1,0 +1,162 @@
+"""Drafts that are looked up in past text."""
+
+from array import array
+from random import Random
+
+import pytest
+
+from runtime.cache.sequence import Sequence
+from runtime.messages.requests import Request
+from runtime.messages.sampling import SamplingParams
+from runtime.scheduling.pausing import flush
+from runtime.scheduling.speculation.corpus import BLOCK, Corpus
+from runtime.scheduling.speculation.ngram import NgramDrafter, tree
+from runtime.scheduling.speculation.windows import Windows, mixed
+from tests.scheduling.guessing import looking_up
+from tests.scheduling.world import World
+
+
+def sequence(tokens: list[int], id: int = 0, namespace: str = "") -> Sequence:
+    request = Request(
+        id=f"r{id}", prompt_ids=tokens, params=SamplingParams(), seed=1, arrival_s=0, namespace=namespace
+    )
+    return Sequence(id, request, 0, 1000, frozenset())
+
+
+def proposed(ngram: NgramDrafter, one: Sequence, last: int | None = None, most: int = 7) -> list[int]:
+    ngram.begin(1)
+    at = len(one.tokens) - 1
+    draft = ngram.propose(one, at, at if last is None else last, most)
+    return [] if draft is None else draft.tokens
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_windows_find_where_tokens_stood(length: int) -> None:
+    """One by one or many at once, the latest first, and whatever the hash, all of them."""
+    random = Random(length)
+    tokens = array("i", [random.randrange(4) for _ in range(400)])
+    few, many = Windows(length, 400), Windows(length, 400)
+    for end in range(0, 399, 7):
+        few.add(tokens, end, min(end + 7, 399))
+    many.add(tokens, 0, 399)
+    tail = tokens[-length:]
+    expected = [i for i in range(length - 1, 399) if tokens[i - length + 1 : i + 1] == tail][::-1]
+    for windows in (few, many):
+        found = windows.places(mixed(tail), 400)
+        assert [i for i in found if tokens[i - length + 1 : i + 1] == tail] == expected
+        assert windows.places(mixed(tail), 2) == found[:2]
+
+
+def test_drafts_are_what_followed_before() -> None:
+    ngram = looking_up()
+    text = [*range(10, 30), 5, 6, 10, 11, 12]
+    one = sequence(text)
+    assert proposed(ngram, one)[:3] == [13, 14, 15]
+    one.tokens.extend([13, 14])
+    assert proposed(ngram, one)[:2] == [15, 16], "the match is followed"
+    one.tokens.append(99)
+    assert proposed(ngram, one) == [], "nothing like it was seen"
+
+
+def test_what_is_in_flight_is_taken_to_be_right() -> None:
+    one = sequence([*range(10, 30), 5, 6, 10, 11, 12])
+    assert proposed(looking_up(), one, last=len(one.tokens) + 1, most=2) == [15, 16]
+
+
+def test_a_text_that_repeats_itself_is_continued() -> None:
+    assert proposed(looking_up(), sequence([9, 8, *[1, 2, 3] * 3])) == [1, 2, 3, 1, 2, 3, 1][:7]
+
+
+def test_texts_that_ended_are_found_within_their_namespace() -> None:
+    """Across namespaces nothing is, or times would tell what others wrote."""
+    ngram = looking_up()
+    old = sequence([*range(100, 160)], namespace="a")
+    old.tokens.append(160)
+    old.first_cached_len = 0
+    ngram.ended(old)
+    for id, (namespace, expected) in enumerate((("a", [104, 105, 106]), ("b", []), ("", [])), 1):
+        assert proposed(ngram, sequence([1, 101, 102, 103], id, namespace))[:3] == expected
+
+
+def test_a_flush_forgets_texts() -> None:
+    world = World(num_pages=200, drafter=looking_up(min_window=3))
+    (ngram,) = [world.scheduler.planner.drafts.drafter]
+    world.add([1, 2, 3, 4], max_new_tokens=20, ignore_eos=True)
+    world.run()
+    assert isinstance(ngram, NgramDrafter) and not ngram._readers
+    text = [1, 2, 3, 4, *world.seen[0]]
+    assert proposed(ngram, sequence(text[:12], 7))[:3] == text[12:15]
+    assert flush(world.scheduler) is not None
+    assert proposed(ngram, sequence(text[:12], 8)) == []
+
+
+def test_a_corpus_forgets_the_oldest_and_never_reads_into_another_text() -> None:
+    corpus = Corpus(BLOCK * 8, (3, 1))
+    random = Random(3)
+    texts = {owner: [owner * 1000 + i for i in range(random.randrange(20, 150))] for owner in range(1, 30)}
+    for owner, text in texts.items():
+        corpus.offer(owner, array("i", text))
+        corpus.take_in(10_000)
+    for text in texts.values():
+        for place in corpus.windows[0].places(mixed(text[5:8]), 8):
+            for other in texts:
+                after, before = corpus.after(other, place + 1, 500), corpus.before(other, place, 500)
+                assert all(token // 1000 == other for token in after)
+                assert all(token // 1000 == other for token in before if token >= 0)
+    found = [
+        owner
+        for owner, text in texts.items()
+        if any(
+            corpus.after(owner, p + 1, 2) == text[8:10] for p in corpus.windows[0].places(mixed(text[5:8]), 8)
+        )
+    ]
+    assert found and found == list(range(found[0], 30)), "the latest are there"
+
+
+def test_large_texts_are_taken_in_by_slices() -> None:
+    corpus = Corpus(BLOCK * 1000, (3,))
+    text = array("i", [*range(20_000)])
+    corpus.offer(1, text)
+    corpus.take_in(1024)
+    assert corpus.after(1, corpus.windows[0].places(mixed(text[997:1000]), 1)[0] + 1, 3) == [1000, 1001, 1002]
+    assert not corpus.windows[0].places(mixed(text[4997:5000]), 1)
+    while corpus._waiting:
+        corpus.take_in(1024)
+    at = corpus.windows[0].places(mixed(text[1023:1026]), 1)[0] + 1
+    assert corpus.after(1, at, 2) == [1026, 1027], "windows reach over the cut"
+
+
+def test_branches_form_a_tree() -> None:
+    ways = [[1, 2, 3], [1, 4], [5, 2], [1, 4]]
+    by_depth = tree(ways, 4, by_depth=True)
+    assert by_depth is not None and by_depth.tokens == [1, 2, 4, 5] and by_depth.parents == [0, 1, 1, 0]
+    by_use = tree(ways, 2, by_depth=False)
+    assert by_use is not None and by_use.tokens == [1, 4] and by_use.parents == [0, 1]
+    one = sequence([*[1, 2, 3, 4, 5], 9, *[1, 2, 3, 7, 8], 6, 1, 2, 3])
+    ngram = looking_up(has_trees=True, min_breadth=2)
+    ngram.begin(1)
+    draft = ngram.propose(one, len(one.tokens) - 1, len(one.tokens) - 1, 7)
+    assert draft is not None and draft.parents is not None
+    assert {token for token, parent in zip(draft.tokens, draft.parents, strict=True) if not parent} == {4, 7}
+
+
+@pytest.mark.parametrize(("match_type", "expected"), [("BFS", 5), ("PROB", 4)])
+def test_match_types_prefer_the_latest_or_the_usual(match_type: str, expected: int) -> None:
+    one = sequence([*[1, 2, 3, 4] * 3, 9, *[1, 2, 3, 5], 6, 7, 1, 2, 3])
+    assert proposed(looking_up(match_type=match_type, max_window=3), one)[0] == expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_are_those_without_drafts(depth: int) -> None:
+    """Answers that were given before are found again, in fewer steps."""
+    counts = []
+    for _ in range(2):
+        world = World(depth=depth, num_pages=200, drafter=looking_up(), shares=False)
+        for round in range(3):
+            before = world.scheduler.totals.steps
+            for head in range(3):
+                world.add([head, 1, 2, 3], max_new_tokens=60, ignore_eos=True)
+            world.run()
+            counts.append(world.scheduler.totals.steps - before)
+            assert all(tokens == world.expected(i) for i, tokens in world.seen.items())
+            assert round == 0 or counts[-1] < counts[-1 - round]
