@@ -34,6 +34,7 @@ from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.lora_slots import LoraSlotConfig
+from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import ModelCard
@@ -54,6 +55,8 @@ def start_rank(
         dtype=plan.precision.dtype,
         load_format=plan.model.load_format,
         tp_size=plan.parallel.tensor_parallel_size,
+        pp_size=plan.parallel.pipeline_parallel_size,
+        steps_in_flight=plan.steps_in_flight,
         ep_size=plan.experts.expert_parallel_size,
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
@@ -335,6 +338,7 @@ def scheduler_config(
             fair=plan.schedule.fair_share != "off",
             weights=_weights(plan),
         ),
+        micro_batches=MicroBatches(plan.parallel.micro_batches, plan.parallel.pp_max_micro_batch_size),
         admission=Admission(
             max_step_tokens=plan.schedule.max_step_tokens,
             max_prompts=plan.schedule.prefill_max_requests,

@@ -70,7 +70,7 @@ class Ranks:
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self._replies = Replies(setup.tp_size) if processes is None else processes.replies
+        self._replies = Replies(setup.num_ranks) if processes is None else processes.replies
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
         self.grammars = self._replies.grammars
@@ -144,7 +144,7 @@ class Ranks:
         assert not self._is_started and not self._is_stopping, "ranks start once"
         self._is_started = True
         self._setup = setup or self._setup
-        for index in range(self._setup.tp_size):
+        for index in range(self._setup.num_ranks):
             on_progress(LoadProgress(index, "process"))
         try:
             if not self._is_open:

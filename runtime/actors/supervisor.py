@@ -139,7 +139,7 @@ class Supervisor:
         """Starts ranks for the first time. Raises StartError, RankDied."""
         if self.setup.host_bytes or self.setup.host_ratio:
             host_fds, state_fds = (
-                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.tp_size)]
+                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.num_ranks)]
                 for what in ("host", "states")
             )
             self.setup = structs.replace(self.setup, host_fds=host_fds, state_fds=state_fds)

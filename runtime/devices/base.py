@@ -3,7 +3,8 @@
     Ops           arithmetic that differs between devices
     Experts       routing of tokens to experts, and their grouped matrix products
     Memory        how much there is, how pages are allocated, and copies to host memory
-    Collectives   sums and gathers across the ranks of one model
+    Collectives   sums and gathers across the ranks of one model, or of one stage of its pipeline
+    StageLinks    hidden states and tokens between stages (stages.py)
     MoeAllToAll   tokens to the ranks of their experts and back (all_to_all.py)
     Graphs        capture and replay of a step's kernels, where the device has them
 
@@ -30,8 +31,10 @@ from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.recurrent import RecurrentKernels
+from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
+from runtime.messages.stages import Stage
 from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
@@ -276,7 +279,8 @@ class Memory(Protocol):
 
 
 class Collectives(Protocol):
-    """Exchange between the `size` ranks of one model. All ranks call the same method in the same order."""
+    """Exchange between the `size` ranks of one model, or of one stage. All call the same method in the same
+    order."""
 
     rank: int
     size: int
@@ -387,6 +391,8 @@ class Device:
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
     recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
+    stage: Stage = Stage()  # of the pipeline, that this rank is in
+    links: StageLinks | None = None  # to the other stages; None: there is one stage
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False

@@ -92,6 +92,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 0 if self.observe.enable_expert_distribution_metrics else None
 
     @property
+    def steps_in_flight(self) -> int:
+        """Most steps that are submitted before the result of the first of them: one for each stage, and with
+        overlap one more, which lies in the ring."""
+        return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
+
+    @property
     def delay_steps(self) -> int:
         """Steps for which new prompts may wait for more of them; 0: they do not."""
         schedule = self.schedule

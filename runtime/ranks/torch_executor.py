@@ -20,7 +20,7 @@ class TorchExecutor:
     """One rank on one torch device."""
 
     def __init__(self, started: StartedRank) -> None:
-        self.rank = started.ready.rank
+        self.rank, self.num_ranks = started.ready.rank, started.num_ranks
         self.ready = started.ready
         self.runner = started.runner
         self.memory_saver = started.memory_saver
@@ -35,7 +35,7 @@ class TorchExecutor:
                 return self.runner.launch(plan)
             except torch.OutOfMemoryError:
                 is_changed = self.runner.sampled_step == plan.step or self.runner.states is not None
-                if is_changed or self.runner.device.collectives.size > 1:
+                if is_changed or self.num_ranks > 1:
                     raise  # tokens were sampled or states moved on, or other ranks wait in a collective
                 log.get("ranks").warning(
                     "no memory for a step; unused memory is freed, and it is launched again",

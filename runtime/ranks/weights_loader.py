@@ -168,7 +168,8 @@ class WeightsLoader:
         if device.kept_weights is None or not is_from_files:
             return ""
         try:
-            return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)
+            rank = device.stage.index * device.collectives.size + device.collectives.rank
+            return checkpoint_key(start, rank, str(self.dtype), self.config)
         except OSError:
             return ""  # to read the weights will say what is wrong
 

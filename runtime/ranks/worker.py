@@ -6,7 +6,7 @@
 With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
 (`--standby`) does so at low priority, and writes StandingBy when it has done so.
 
-Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
+One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
 flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
 the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the model cannot be
 started. The kernel kills the rank when its parent ends, even if the parent is killed.
@@ -113,6 +113,7 @@ class RankWorker:
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
+        self._reports = False  # it answers for all ranks
         self._sending = Lock()
         self._result_thread: ResultThread | None = None  # from the first step on that took time after launch
         self._last_step = 0
@@ -134,6 +135,7 @@ class RankWorker:
             if start.log_level in log.LEVELS:
                 log.setup(start.log_level, start.log_format)
             bind_to_node(start.numa_nodes, self._rank)
+            self._reports = self._rank == start.reporter
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)
             return_freed_memory()
@@ -200,7 +202,7 @@ class RankWorker:
 
     def _capture(self, executor: Executor, command: Capture) -> None:
         captured = executor.capture(command.size, command.unit)
-        if self._rank == 0 or captured.is_fatal:
+        if self._reports or captured.is_fatal:
             self._send(captured)
         if captured.is_fatal:
             raise RuntimeError(captured.error)
@@ -218,7 +220,7 @@ class RankWorker:
         self._send(AdapterLoaded(command.id, self._rank, error))
 
     def _prepared(self, id: int) -> None:
-        if self._rank == 0:
+        if self._reports:
             self._send(GrammarPrepared(id))
 
     def _report(self, step: Pending) -> None:

@@ -8,6 +8,7 @@ from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
+from runtime.devices.torch_collectives import open_links
 from runtime.errors import StartError, install_line
 from runtime.messages.ranks import StartRank
 
@@ -62,11 +63,18 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    ranks: Collectives = (
-        SingleRank()
-        if start.tp_size == 1
-        else NcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, symm_mem=options.symm_mem)
-    )
+    ranks: Collectives = SingleRank()
+    links = None
+    if start.num_ranks > 1:
+        ranks = nccl = NcclCollectives(
+            rank,
+            start.tp_size,
+            start.rendezvous,
+            torch_device,
+            symm_mem=options.symm_mem,
+            num_stages=start.pp_size,
+        )
+        links = open_links(nccl, torch_device, start.steps_in_flight)
     gpu = gpu_of(torch_device)
     attention_backend = open_hybrid_backend(
         options.prefill_attention_backend,
@@ -89,12 +97,14 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CudaMemory(start.tp_size * start.num_replicas, torch_device),
+        CudaMemory(start.num_ranks * start.num_replicas, torch_device),
         ranks,
         graphs,
         start.ep_size,
         open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         adapters,
         CudaFusedOps(),
-        torch.cuda,
+        streams=torch.cuda,
+        stage=start.stage_of(rank),
+        links=links,
     )

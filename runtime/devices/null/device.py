@@ -65,6 +65,7 @@ class NullExecutor:
         """Raises StartError when `device_options` cannot be used."""
         begin_s = time.perf_counter()
         self._rank = rank
+        self._reports = rank == start.reporter
         self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
         self._free_s = 0.0  # when the steps launched so far are done
@@ -104,7 +105,7 @@ class NullExecutor:
             _poison(options.poison)
         starts = self._lengths[plan.slots]
         num_tokens = self._accept(plan, starts) if plan.num_verifies else None
-        result = self._result(plan, starts, num_tokens, begin_s) if self._rank == 0 else None
+        result = self._result(plan, starts, num_tokens, begin_s) if self._reports else None
         self._lengths[plan.slots] = starts + self._advances(plan, num_tokens)
         duration_s = options.step_s
         if options.token_s:
@@ -117,7 +118,7 @@ class NullExecutor:
     def count_experts(self, command: CountExperts) -> "Timed":
         """Counts of no layers: there are no experts."""
         return Timed(
-            ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
+            ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._reports else None, self._free_s
         )
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:

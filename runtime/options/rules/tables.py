@@ -50,6 +50,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("enable_weights_cpu_backup", ("enable_memory_saver",)),
     ("offload_num_in_group", ("offload_group_size",)),
     ("modelopt_quant", ("quantize_and_serve",)),
+    ("pp_", ("pipeline_parallel_size",)),
     ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 
