@@ -119,8 +119,7 @@ def reading(plan: Plan) -> Reading:
 
 def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
     """The scales of --quantization-param-path, by rank and layer. Raises ModelError."""
-    path = plan.precision.quantization_param_path
-    ranks = plan.parallel.tensor_parallel_size
+    path, ranks = plan.precision.quantization_param_path, plan.parallel.tensor_parallel_size
     return () if path is None else read_cache_scales(path, ranks, model.num_layers)
 
 
@@ -269,9 +268,8 @@ def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelC
 
 def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     """How the model writes tool calls and reasoning. Raises OptionsError, ModelError."""
-    sources = template_sources(
-        files.templates, plan.api.chat_template, plan.api.hf_chat_template_name
-    ).by_name
+    choice, name = plan.api.chat_template, plan.api.hf_chat_template_name
+    sources = template_sources(files.templates, choice, name).by_name
     return select_formats(
         plan.api.tool_call_parser,
         plan.api.reasoning_parser,

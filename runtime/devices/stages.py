@@ -1,7 +1,7 @@
 """Exchange between the stages of a pipeline (messages/stages.py). Torch-free at run time.
 
-Hidden states go from a rank to the one of the same tensor-parallel rank in the stage behind it, sampled tokens
-from the last stage to those before it (ranks/pipeline.py).
+Hidden states go from a rank to the one of the same tensor-parallel rank in the stage behind it, sampled
+tokens from the last stage to those before it (ranks/pipeline.py).
 """
 
 from typing import TYPE_CHECKING, Protocol

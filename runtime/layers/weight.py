@@ -150,8 +150,8 @@ def kv_cache_scale() -> Weight:
 
 
 class StageLayers(list[T]):
-    """The layers that a rank has of a list of which other stages of a pipeline have the rest. Names of weights
-    count from `first` on, the index of the first one in the whole list."""
+    """The layers that a rank has of a list of which other stages of a pipeline have the rest. Names of
+    weights count from `first` on, the index of the first one in the whole list."""
 
     def __init__(self, layers: Iterable[T], first: int) -> None:
         super().__init__(layers)

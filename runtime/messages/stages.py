@@ -26,8 +26,8 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
-        """The layers of this stage, of all. Numbers differ by one at most; the later stages have fewer, as the
-        last one has the head."""
+        """The layers of this stage, of all. Numbers differ by one at most; the later stages have fewer, as
+        the last one has the head."""
         fewest, more = divmod(num_layers, self.count)
         begin = self.index * fewest + min(self.index, more)
         return range(begin, begin + fewest + (self.index < more))

@@ -33,8 +33,8 @@ from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
-from runtime.ranks.slot_moves import SlotMoves
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.transfers import Direct, Streamed, Transfers
 
@@ -91,7 +91,7 @@ class ModelRunner:
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         pools = [layer.pool for layer in model.attentions]
-        self.moves = SlotMoves(slots, self.inputs, states, self.transfers, pools)
+        self.effects = StepEffects(slots, self.inputs, states, self.transfers, pools)
         self.graph_setup = graph_setup
         self.compiled = compiled
         # the latest step whose tokens a grammar, a processor or bad words must know
@@ -123,7 +123,7 @@ class ModelRunner:
         if plan.admits:
             self.settle()
         if self.pipeline is not None:
-            self.pipeline.settle(plan, self.moves.take)
+            self.pipeline.settle(plan, self.effects.take)
         self.slots.forced = {}
         page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
@@ -187,7 +187,7 @@ class ModelRunner:
     def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
         torch_device = self.device.torch_device
-        self.moves.advance(plan, starts, rows)
+        self.effects.advance(plan, starts, rows)
         if not len(rows.rows):
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
@@ -207,7 +207,7 @@ class ModelRunner:
         tokens = self.device.collectives.broadcast(tokens)
         if self.pipeline is not None:
             self.pipeline.return_tokens(rows, tokens)
-        accepted = self.moves.take(plan, starts, rows, tokens)
+        accepted = self.effects.take(plan, starts, rows, tokens)
         penalties, is_accepted = self.slots.penalties, None
         if self.samples and (accepted is None or penalties.counts.rows):
             if accepted is not None and rows.drafts is not None:
@@ -228,7 +228,7 @@ class ModelRunner:
             rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
         is_urgent = self.states is not None or plan.draft_parents is not None
         pipeline.pass_on(plan, starts, rows, hidden, is_urgent=is_urgent)
-        self.moves.advance(plan, starts, rows)
+        self.effects.advance(plan, starts, rows)
         self.sampled_step = plan.step
         return Unreported()
 

@@ -6,10 +6,10 @@
                └──────────────────────────── tokens ────────────────────┘
 
 All stages get all plans and have the same slots, page tables and lengths, and pages of their own layers. A
-stage goes on to the next step when it has sent its hidden states: so stages compute different steps at a time,
-if the scheduler plans steps of different sequences (scheduling/planner.py). The tokens of a step are due then.
-They are received before the next step that computes a slot of theirs: the first stage embeds them; those in
-the middle need them only to know which drafts are accepted.
+stage goes on to the next step when it has sent its hidden states: so stages compute different steps at a
+time, if the scheduler plans steps of different sequences (scheduling/micro_batches.py). The tokens of a step
+are due then. They are received before the next step that computes a slot of theirs: the first stage embeds
+them; those in the middle need them only to know which drafts are accepted.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from runtime.messages.steps import StepPlan
 from runtime.models.config.model_config import ModelConfig
 from runtime.ranks.sample_rows import SampleRows
 
-# moves slots on: SlotMoves.take
+# StepEffects.take
 Take = Callable[[StepPlan, np.ndarray, SampleRows, Tensor], object]
 
 
@@ -98,8 +98,8 @@ class PipelineStage:
     def pass_on(
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, *, is_urgent: bool
     ) -> None:
-        """Sends hidden states [T, hidden] to the next stage. `rows`: where the last stage samples; `is_urgent`:
-        accepted drafts are copied within the cache or move states on."""
+        """Sends hidden states [T, hidden] to the next stage. `rows`: where the last stage samples;
+        `is_urgent`: accepted drafts are copied within the cache or move states on."""
         self.links.send_hidden(hidden.to(self.dtype))
         if self._wants(self.stage.index, rows):
             self.due.append(Due(plan, starts, rows, is_urgent and rows.drafts is not None))

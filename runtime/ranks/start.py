@@ -118,12 +118,7 @@ def start_torch_rank(
     )
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    ready = with_sizes(ready, host, states)
-    if states is None and config.recurrent is not None:  # it has no state slots that bound their number
-        has_host = start.host_bytes > 0 or start.host_ratio > 0
-        ready = structs.replace(
-            ready, num_state_slots=UNBOUNDED, num_host_states=UNBOUNDED if has_host else 0
-        )
+    ready = with_sizes(ready, host, states, has_states=config.recurrent is not None)
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 
@@ -143,8 +138,13 @@ def report(
     )
 
 
-def with_sizes(ready: RankReady, host: HostPages | None, states: RecurrentStates | None) -> RankReady:
-    """The report of a start with the sizes of states and of the host tier, if there are any."""
+def with_sizes(
+    ready: RankReady, host: HostPages | None, states: RecurrentStates | None, *, has_states: bool
+) -> RankReady:
+    """The report of a start with the sizes of states and of the host tier, if there are any. `has_states`: a
+    rank of the model has states, which a rank without recurrent layers does not bound."""
+    if has_states and states is None:
+        ready = structs.replace(ready, num_state_slots=UNBOUNDED, num_host_states=UNBOUNDED if host else 0)
     if states is not None:
         num_host_states = 0 if states.host is None else states.host.num_states
         ready = structs.replace(

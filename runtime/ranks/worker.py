@@ -6,10 +6,10 @@
 With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
 (`--standby`) does so at low priority, and writes StandingBy when it has done so.
 
-One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
-flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
-the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the model cannot be
-started. The kernel kills the rank when its parent ends, even if the parent is killed.
+One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously
+has several steps in flight: the main thread launches them, and another thread waits for results. Between
+steps the rank waits in the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the
+model cannot be started. The kernel kills the rank when its parent ends, even if the parent is killed.
 
 SIGUSR1 makes the rank write its stack to stderr and end, even while Python code cannot run because a
 collective never returns; so does a crash. SIGUSR2 makes it write its stack and continue.

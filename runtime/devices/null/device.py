@@ -25,6 +25,7 @@ import numpy as np
 
 from runtime.devices.host_memory import open_host
 from runtime.devices.null.options import NullOptions
+from runtime.devices.null.stage_times import StageTimes
 from runtime.devices.options import read_options
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
@@ -68,6 +69,7 @@ class NullExecutor:
         self._reports = rank == start.reporter
         self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
+        self._times = StageTimes(start.pp_size, start.max_slots)
         self._free_s = 0.0  # when the steps launched so far are done
         self._options = _read_options(start)
         options = self._options
@@ -111,8 +113,9 @@ class NullExecutor:
         if options.token_s:
             duration_s += options.token_s * int(plan.counts.sum())
         if duration_s:
-            self._free_s = max(begin_s, self._free_s) + duration_s
-            result = result and msgspec.structs.replace(result, compute_s=duration_s)
+            since_s = max(begin_s, self._free_s)
+            self._free_s = self._times.add(plan, begin_s, duration_s)
+            result = result and msgspec.structs.replace(result, compute_s=self._free_s - since_s)
         return Timed(result, self._free_s)
 
     def count_experts(self, command: CountExperts) -> "Timed":

@@ -11,8 +11,8 @@ def stages_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     stages, layers = plan.parallel.pipeline_parallel_size, len(model.windows)
     if stages > max(layers, 1) and device.name != "null":
         return (
-            f"--pipeline-parallel-size {stages} is more than the model's {layers} layers; give each stage one "
-            "at least"
+            f"--pipeline-parallel-size {stages} is more than the model's {layers} layers; give each stage "
+            "one at least"
         )
     return None
 
@@ -23,8 +23,8 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         return None
     speculation = plan.speculation.in_force
     reasons = {
-        "a draft model (--speculative-algorithm) needs the hidden states and the head of the last stage before "
-        "the first one begins; take NGRAM": speculation is not None and speculation.is_own,
+        "a draft model (--speculative-algorithm) needs the hidden states and the head of the last stage "
+        "before the first one begins; take NGRAM": speculation is not None and speculation.is_own,
         "layers that read the keys and values of an earlier one may be in another stage": bool(
             model.kv_sources
         ),

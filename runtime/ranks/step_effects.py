@@ -1,4 +1,4 @@
-"""How slots move on with a step: their lengths, last tokens and, where drafts are accepted, states and pages.
+"""What a step changes of its slots: lengths, last tokens and, where drafts are accepted, states and pages.
 
 Two halves, because a stage of a pipeline learns the step's tokens later than it launches the step: what is
 known with the plan (`advance`), and what follows from the tokens (`take`).
@@ -19,8 +19,8 @@ from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.transfers import Transfers
 
 
-class SlotMoves:
-    """Moves the slots of one rank on."""
+class StepEffects:
+    """Changes the slots of one rank."""
 
     def __init__(
         self,
