@@ -115,8 +115,9 @@ class Supervisor:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Of the smallest rank, padding included: pages, pages in host memory, sliding-window pages (0: all
-        layers share the same), state slots of recurrent layers (0: there are none), states in host memory."""
+        """What all ranks have room for, padding included, which is the least that any of them reported: pages,
+        pages in host memory, sliding-window pages (0: all layers share one pool), state slots of recurrent
+        layers (0: the model has none), states in host memory."""
         num_pages, num_hosts, num_windows, num_states, num_host_states = (
             min(sizes)
             for sizes in zip(
