@@ -28,7 +28,7 @@ from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
 from runtime.service import ModelCard
-from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
+from runtime.settings import TextSetup, cache_scales, expert_places, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
 
 
@@ -50,6 +50,7 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     check_weights(plan)
     check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
+    expert_places(plan, model)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)

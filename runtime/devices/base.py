@@ -15,8 +15,8 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 `V` vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from runtime.devices.all_to_all import AllToAllModes, PackedExperts
@@ -32,6 +32,7 @@ from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.recurrent import RecurrentKernels
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
+from runtime.messages.experts import ExpertPlaces
 from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
@@ -219,6 +220,14 @@ class Experts(Protocol):
         """Packs stacks of quantized weights. The caller gives up the originals."""
         ...
 
+    def rearranged(
+        self, packed: PackedExperts, added: PackedExperts | None, order: Sequence[int]
+    ) -> PackedExperts:
+        """Packed experts that are entries `order` of those of `packed` and, behind them, `added`; as many as
+        `packed` has. Where steps are captured they are in the memory of `packed`. The caller gives up
+        both."""
+        ...
+
     def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: PackedExperts) -> "Tensor":
         """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
         * up(x)).
@@ -374,6 +383,7 @@ class Device:
     memory: Memory
     collectives: Collectives
     graphs: Graphs | None
+    _: KW_ONLY
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     # exchange of tokens between experts; None: all ranks have all tokens
     all_to_all: AllToAllModes | None = None
@@ -390,11 +400,14 @@ class Device:
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
+    expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
 
     def of_layer(self, index: int) -> "Device":
         """The device on which the weights of a layer are made."""
-        if index not in self.layer_devices:
+        if index not in self.layer_devices and self.expert_places is None:
             return self
-        return replace(self, torch_device=self.layer_devices[index])
+        torch_device = self.layer_devices.get(index, self.torch_device)
+        return replace(self, torch_device=torch_device, layer=index)

@@ -98,7 +98,7 @@ class ModelFacts(Protocol):
 
     @property
     def kv_sources(self) -> tuple[int, ...]:
-        """By layer, the index of the layer whose keys and values it attends to; (): each layer has its own."""
+        """By layer, the index of the layer whose keys and values it attends to; (): each has its own."""
         ...
 
     @property

@@ -10,7 +10,7 @@ driver for each graph is not counted.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.models.config.gguf.container import is_gguf, read_gguf
@@ -123,7 +123,8 @@ def footprint(
     """
     item = DTYPE_BYTES[_dtype(plan, stored.dtype)]
     sizes = _ranks(plan)
-    weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, sizes, item)
+    held = with_copies(model, plan.experts.ep_num_redundant_experts)
+    weights = weight_count(held, *sizes) * item + float_bytes(model) - saved_bytes(held, sizes, item)
     weights += decay_bytes(model, sizes[0], item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
@@ -168,6 +169,14 @@ def footprint(
         budget_bytes=budget,
         bound=bound,
     )
+
+
+def with_copies(model: ModelConfig, num_copies: int) -> ModelConfig:
+    """A model with as many experts as there are places of them, whose router has a few rows too many."""
+    if model.moe is None or not num_copies:
+        return model
+    moe = structs.replace(model.moe, num_experts=model.moe.num_experts + num_copies)
+    return structs.replace(model, moe=moe)
 
 
 def _dtype(plan: Plan, stored: str) -> str:

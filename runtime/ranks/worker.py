@@ -35,6 +35,7 @@ from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
 from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
+from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
@@ -180,6 +181,11 @@ class RankWorker:
                 ).start()
             case CountExperts():
                 self._deliver(executor.count_experts(command))
+            case ReadExperts():
+                read = executor.read_experts(command)
+                Thread(target=self._place, args=(command.id, read), name="experts", daemon=True).start()
+            case MoveExperts():
+                self._place(command.id, executor.move_experts)
             case ChangeMemory():
                 self._drain()
                 self._send(executor.change_memory(command))
@@ -216,6 +222,15 @@ class RankWorker:
             traceback.print_exc(file=sys.stderr)
             error = "it could not be read; the server's log has the details"
         self._send(AdapterLoaded(command.id, self._rank, error))
+
+    def _place(self, id: int, place: Callable[[], None]) -> None:
+        """A failure that is foreseen is reported and harms nothing: experts stay where they are."""
+        error = ""
+        try:
+            place()
+        except (ModelError, OSError, MemoryError) as fault:
+            error = str(fault) or type(fault).__name__
+        self._send(ExpertsPlaced(id, self._rank, error))
 
     def _prepared(self, id: int) -> None:
         if self._rank == 0:
