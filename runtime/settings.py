@@ -9,7 +9,6 @@ from random import Random
 from tempfile import mkdtemp
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from runtime import log
@@ -20,14 +19,12 @@ from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
-from runtime.messages.experts import ExpertPlaces, Placement, in_order
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, KeepWeights, Reading, StartRank
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
-from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.options.facts import device_facts
 from runtime.options.groups.model import THREAD_SETTINGS
@@ -36,7 +33,7 @@ from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
-from runtime.scheduling.expert_balance import balanced
+from runtime.scheduling.expert_location import places_at_start
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
@@ -59,7 +56,7 @@ def start_rank(
         load_format=plan.model.load_format,
         tp_size=plan.parallel.tensor_parallel_size,
         ep_size=plan.experts.expert_parallel_size,
-        expert_places=expert_places(plan, model),
+        expert_places=places_at_start(plan.experts, model.moe),
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
         deepep_mode=plan.experts.deepep_mode,
@@ -109,26 +106,6 @@ def start_rank(
         log_format=plan.logs.log_format,
         speculation=plan.speculation.in_force,
     )
-
-
-def expert_places(plan: Plan, model: ModelConfig) -> ExpertPlaces | None:
-    """Where experts lie at start; None: in order, and they stay there. Raises ModelError."""
-    experts, moe = plan.experts, model.moe
-    if moe is None or not experts.has_places:
-        return None
-    copies = experts.ep_num_redundant_experts
-    layers = dict[int, Placement]()
-    if experts.init_expert_location != "trivial":
-        plain = in_order(moe.num_experts, moe.num_experts + copies)
-        found = read_expert_location(
-            experts.init_expert_location, moe.layers, moe.num_experts, moe.num_experts + copies
-        )
-        for i, is_sparse in enumerate(moe.layers):
-            if is_sparse and found.placements is not None:
-                layers[i] = tuple(found.placements[i])
-            elif is_sparse and found.loads is not None:
-                layers[i] = balanced(np.asarray(found.loads[i]), plain, experts.expert_parallel_size)
-    return ExpertPlaces(copies, experts.ep_dispatch_algorithm or "static", layers)
 
 
 def reading(plan: Plan) -> Reading:

@@ -3,7 +3,7 @@
 
 Every so many steps the ranks' counts are read. Where some group of ranks has much more to do than the average
 one, layers get other placements (scheduling/expert_balance.py), some layers at a time. Ranks read weights
-while they take steps, and move them between two steps (ranks/expert_moves.py).
+while they take steps, and move them between two steps (ranks/expert_placer.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -70,19 +70,19 @@ class ExpertBalancer:
         if used >= self._config.threshold:
             return 0
         new = await anyio.to_thread.run_sync(self._placements, load, old)
-        moves = {layer: placement for layer, placement in new.items() if placement != old[layer]}
-        layers, size = list(moves), self._config.layers_per_chunk or max(len(moves), 1)
+        changed = {layer: placement for layer, placement in new.items() if placement != old[layer]}
+        layers, size = list(changed), self._config.layers_per_chunk or max(len(changed), 1)
         for i in range(0, len(layers), size):
-            await self._commands.place_experts({layer: moves[layer] for layer in layers[i : i + size]})
-        if moves:
+            await self._commands.place_experts({layer: changed[layer] for layer in layers[i : i + size]})
+        if changed:
             log.get("experts").info(
                 "experts moved",
                 replica=self._replica,
-                layers=len(moves),
+                layers=len(changed),
                 utilization_before=round(used, 3),
                 utilization=round(self._utilization(load, new), 3),
             )
-        return len(moves)
+        return len(changed)
 
     def _fresh(self, counts: ExpertCounts) -> np.ndarray:
         """Tokens of each layer and expert since the last call; new ranks count from 0."""

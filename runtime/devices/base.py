@@ -15,14 +15,15 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 `V` vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from runtime.devices.all_to_all import AllToAllModes, PackedExperts
+from runtime.devices.all_to_all import AllToAllModes
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.decoder_spec import ForwardPrograms
+from runtime.devices.experts import Experts
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
@@ -33,7 +34,6 @@ from runtime.devices.recurrent import RecurrentKernels
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.messages.experts import ExpertPlaces
-from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,45 +194,6 @@ class Ops(Protocol):
 
         `rows` int64 [M], rising, of float32 logits [N, V], which are finite where LogitsOps need them so;
         `bits` int32 [M, ceil(V / 32)], where token i is bit i % 32 of word i // 32 and 0 excludes it.
-        """
-        ...
-
-
-class Experts(Protocol):
-    """Mixture-of-experts layers."""
-
-    def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
-        """The `top_k` experts of each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32
-        [T, k].
-
-        Scores are the softmax or sigmoid of the logits; other kinds are never asked for. Experts are chosen
-        by score plus `bias` [E], among the `top_groups` groups of experts (equal parts of E, in order) with
-        the largest such score, or sum of two. Weights are the scores without bias.
-        """
-        ...
-
-    def pack(self, gate_up: "Tensor", down: "Tensor") -> PackedExperts:
-        """Packs the weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts. The caller
-        gives up the originals."""
-        ...
-
-    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> PackedExperts:
-        """Packs stacks of quantized weights. The caller gives up the originals."""
-        ...
-
-    def rearranged(
-        self, packed: PackedExperts, added: PackedExperts | None, order: Sequence[int]
-    ) -> PackedExperts:
-        """Packed experts that are entries `order` of those of `packed` and, behind them, `added`; as many as
-        `packed` has. Where steps are captured they are in the memory of `packed`. The caller gives up
-        both."""
-        ...
-
-    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: PackedExperts) -> "Tensor":
-        """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
-        * up(x)).
-
-        Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
         """
         ...
 

@@ -13,7 +13,7 @@ from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, Profile
 from runtime.messages.steps import StepPlan
-from runtime.ranks.expert_moves import ExpertMoves
+from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
 
@@ -26,7 +26,7 @@ class TorchExecutor:
         self.ready = started.ready
         self.runner = started.runner
         self.memory_saver = started.memory_saver
-        self.expert_moves = ExpertMoves(started.memory_saver)
+        self.expert_placer = ExpertPlacer(started.memory_saver)
         self.trace_folder = started.trace_folder
         self.recording: Recording | None = None
 
@@ -100,12 +100,12 @@ class TorchExecutor:
 
     def read_experts(self, command: ReadExperts) -> Callable[[], None]:
         """See Executor.read_experts."""
-        return self.expert_moves.reading(command.layers)
+        return self.expert_placer.reading(command.layers)
 
     def move_experts(self) -> None:
         """See Executor.move_experts."""
         with torch.inference_mode():
-            self.expert_moves.move()
+            self.expert_placer.move()
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:
         """See Executor.change_memory."""

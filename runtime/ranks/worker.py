@@ -183,9 +183,10 @@ class RankWorker:
                 self._deliver(executor.count_experts(command))
             case ReadExperts():
                 read = executor.read_experts(command)
-                Thread(target=self._place, args=(command.id, read), name="experts", daemon=True).start()
+                place = partial(placed, command.id, self._rank, read)
+                Thread(target=lambda: self._send(place()), name="experts", daemon=True).start()
             case MoveExperts():
-                self._place(command.id, executor.move_experts)
+                self._send(placed(command.id, self._rank, executor.move_experts))
             case ChangeMemory():
                 self._drain()
                 self._send(executor.change_memory(command))
@@ -222,15 +223,6 @@ class RankWorker:
             traceback.print_exc(file=sys.stderr)
             error = "it could not be read; the server's log has the details"
         self._send(AdapterLoaded(command.id, self._rank, error))
-
-    def _place(self, id: int, place: Callable[[], None]) -> None:
-        """A failure that is foreseen is reported and harms nothing: experts stay where they are."""
-        error = ""
-        try:
-            place()
-        except (ModelError, OSError, MemoryError) as fault:
-            error = str(fault) or type(fault).__name__
-        self._send(ExpertsPlaced(id, self._rank, error))
 
     def _prepared(self, id: int) -> None:
         if self._rank == 0:
@@ -278,6 +270,16 @@ class RankWorker:
 
     def _progress(self, phase: LoadPhase, done: int, total: int) -> None:
         self._send(LoadProgress(self._rank, phase, done, total))
+
+
+def placed(id: int, rank: int, place: Callable[[], None]) -> ExpertsPlaced:
+    """Reads or moves experts. A failure that is foreseen is reported and harms nothing: they stay where they
+    are."""
+    try:
+        place()
+    except (ModelError, OSError, MemoryError) as fault:
+        return ExpertsPlaced(id, rank, str(fault) or type(fault).__name__)
+    return ExpertsPlaced(id, rank)
 
 
 def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = NODES) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
 from runtime.devices.base import Quantized
-from runtime.devices.rearranged import rearranged_tensors
+from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.layers.moe.routing import route
 from runtime.models.config.moe_config import Routing
 

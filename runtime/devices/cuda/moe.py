@@ -17,7 +17,7 @@ from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense
-from runtime.devices.rearranged import rearranged_tensors
+from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.models.config.moe_config import Routing
 
 ExpertWeights = tuple[PackedWeight, PackedWeight]

@@ -31,7 +31,7 @@ class ExpertLocation(Struct, frozen=True):
 
 class _File(Struct, frozen=True):
     physical_to_logical_map: list[list[int]] | None = None
-    logical_count: list[list[float]] | list[list[list[float]]] | None = None
+    logical_count: list[list[float | list[float]]] | None = None  # by layer, or by step and layer
 
 
 def read_expert_location(
@@ -78,7 +78,12 @@ def _read(path: str) -> ExpertLocation:
             f"{OPTION} {path} cannot be read ({error}); give trivial, a JSON file, or a record that "
             "/dump_expert_distribution_record wrote"
         ) from None
-    loads = file.logical_count
-    if loads is not None and loads and loads[0] and isinstance(loads[0][0], list):
-        loads = np.asarray(loads, np.float64).sum(0).tolist()
-    return ExpertLocation(file.physical_to_logical_map, loads)  # type: ignore[arg-type]
+    if file.logical_count is None:
+        return ExpertLocation(file.physical_to_logical_map)
+    try:
+        counts = np.asarray(file.logical_count, np.float64)
+    except ValueError:
+        raise ModelError(f"{OPTION} {path} has a logical_count with rows of different lengths") from None
+    return ExpertLocation(
+        file.physical_to_logical_map, (counts.sum(0) if counts.ndim == 3 else counts).tolist()
+    )

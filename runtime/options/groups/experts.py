@@ -84,24 +84,21 @@ class Experts(Group, frozen=True, kw_only=True):
     ep_num_redundant_experts: A[
         Whole,
         option(
-            "Copies of experts in each layer, besides one of each; --enable-eplb and --init-expert-location "
-            "give them to busy ones.",
+            "Copies of experts in each layer, besides one of each.",
             note="see experts.md; on cuda and npu proven by doubles only",
         ),
     ] = 0
     ep_dispatch_algorithm: A[
         Dispatch | None,
         option(
-            "How tokens choose among the copies of an expert: in turn (dynamic), or with --moe-a2a-backend "
-            "the nearest (static, the default). fake: all experts in turn, for measurements; answers are "
-            "wrong."
+            "How tokens choose among an expert's copies; static is the default (experts.md).",
+            note="fake spreads tokens over all experts, for measurements: answers are wrong",
         ),
     ] = None
     init_expert_location: A[
         str,
         option(
-            "Where experts lie at start: trivial (in order), or a file with placements or recorded counts "
-            "(experts.md)."
+            "Where experts lie at start: trivial (in order), or a file with places or counts (experts.md)."
         ),
     ] = "trivial"
     enable_eplb: A[
@@ -112,17 +109,9 @@ class Experts(Group, frozen=True, kw_only=True):
         ),
     ] = False
     eplb_algorithm: A[
-        Literal[
-            "auto",
-            "deepseek",
-            "deepseek_vec",
-            "deepseek_hierarchical",
-            "deepseek_vec_hierarchical",
-            "elasticity_aware",
-        ],
-        option(
-            "How placements are found; auto, deepseek and deepseek_vec are the same here.",
-            later=("deepseek_hierarchical", "deepseek_vec_hierarchical", "elasticity_aware"),
+        str,
+        superseded(
+            "How placements are found.", "there is one way: DeepSeek's, and exchanges behind it (experts.md)."
         ),
     ] = "auto"
     eplb_rebalance_num_iterations: A[Count, option("Steps between two looks at the load.")] = 1000

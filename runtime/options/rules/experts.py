@@ -68,11 +68,11 @@ def places_need_spread_experts(options: Values) -> str | None:
     given = [name for name, plain in PLACES if options[name] != plain]
     if given and options["expert_parallel_size"] == 1 and options["moe_a2a_backend"] == "none":
         flag = "--" + given[0].replace("_", "-")
-        return f"{flag} concerns experts that are spread over ranks; give --expert-parallel-size above 1"
+        return f"{flag} does nothing without experts spread over ranks; give --expert-parallel-size above 1"
     return None
 
 
-def moves_need_files(options: Values) -> str | None:
+def placing_needs_files(options: Values) -> str | None:
     """Weights of experts that move are read from the checkpoint."""
     if options["enable_eplb"] and options["load_format"] in ("dummy", "sharded_state"):
         return (
@@ -183,7 +183,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     experts_fit_ranks,
     records_hold_steps,
     places_need_spread_experts,
-    moves_need_files,
+    placing_needs_files,
 )
 
 PLAN_RULES: tuple[PlanRule, ...] = (

@@ -22,7 +22,7 @@ from runtime.ranks.memory_saver import MemorySaver
 Arrival = tuple[Placement, ExpertWeights | None]
 
 
-class ExpertMoves:
+class ExpertPlacer:
     """Moves of one rank's experts."""
 
     def __init__(self, memory: MemorySaver) -> None:
