@@ -14,8 +14,8 @@ def rearranged_tensors(
 ) -> PackedExperts:
     """See Experts.rearranged: each tensor of `packed` has an entry for each expert in its first dimension,
     and keeps its memory."""
-    more = [None for _ in _tensors(packed)] if added is None else list(_tensors(added))
-    for tensor, behind in zip(_tensors(packed), more, strict=True):
+    more = [None for _ in tensors_of(packed)] if added is None else list(tensors_of(added))
+    for tensor, behind in zip(tensors_of(packed), more, strict=True):
         both = _octets(tensor) if behind is None else torch.cat((_octets(tensor), _octets(behind)))
         _octets(tensor).copy_(both.index_select(0, torch.tensor(order, device=tensor.device)))
     return packed
@@ -26,12 +26,13 @@ def _octets(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
-def _tensors(packed: object) -> Iterator[Tensor]:
+def tensors_of(packed: object) -> Iterator[Tensor]:
+    """All tensors that packed experts are made of, in one order."""
     if isinstance(packed, Tensor):
         yield packed
     elif isinstance(packed, list | tuple):
         for one in packed:
-            yield from _tensors(one)
+            yield from tensors_of(one)
     elif is_dataclass(packed):
         for field in fields(packed):
-            yield from _tensors(getattr(packed, field.name))
+            yield from tensors_of(getattr(packed, field.name))
