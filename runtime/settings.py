@@ -33,6 +33,7 @@ from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
+from runtime.scheduling.expert_location import places_at_start
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.scheduler import SchedulerConfig
@@ -58,6 +59,7 @@ def start_rank(
         pp_size=plan.parallel.pipeline_parallel_size,
         steps_in_flight=plan.steps_in_flight,
         ep_size=plan.experts.expert_parallel_size,
+        expert_places=places_at_start(plan.experts, model.moe),
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
         deepep_mode=plan.experts.deepep_mode,
@@ -125,9 +127,8 @@ def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...
 
 def keep_weights(plan: Plan) -> KeepWeights:
     """Where packed weights are kept; nowhere without room for any."""
-    max_bytes = plan.weights.packed_weights_cache_bytes
-    folder = Path(plan.weights.packed_weights_dir).expanduser()
-    return KeepWeights(str(folder), max_bytes) if max_bytes else KeepWeights()
+    folder, max_bytes = plan.weights.packed_weights_dir, plan.weights.packed_weights_cache_bytes
+    return KeepWeights(str(Path(folder).expanduser()), max_bytes) if max_bytes else KeepWeights()
 
 
 def buckets(plan: Plan) -> Buckets:
@@ -247,13 +248,12 @@ def model_config(plan: Plan) -> ModelConfig:
 
 def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelCard:
     """What clients may know of the served model, without adapters. Raises OptionsError."""
-    preferred = preferred_sampling(plan)
-    defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
+    preferred, has_defaults = preferred_sampling(plan), plan.api.sampling_defaults == "model"
     return ModelCard(
         name=plan.api.served_model_name,
         created=int(time.time()),
         limits=limits(plan, model, plan.model.context_length),
-        sampling_defaults=defaults | preferred,
+        sampling_defaults=(model.sampling_defaults if has_defaults else {}) | preferred,
         preferred=preferred,
         pooling=model.pooling,
         formats=formats,

@@ -25,21 +25,17 @@ from runtime.actors.rank_process import RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
-from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
-    Capture,
-    CountExperts,
     LoadProgress,
-    PrepareGrammar,
-    Profile,
+    RankCommand,
     RankFailed,
     RankReady,
     StartRank,
     StopRank,
     ToRank,
 )
-from runtime.messages.steps import StepPlan, StepResult
+from runtime.messages.steps import StepResult
 from runtime.ranks import ring
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
@@ -73,6 +69,7 @@ class Ranks:
         self._replies = Replies(setup.num_ranks) if processes is None else processes.replies
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
+        self.placed = self._replies.placed
         self.grammars = self._replies.grammars
         self.counts = self._replies.counts  # of rank 0 alone
         self.memory_reports = self._replies.memory_reports
@@ -168,17 +165,7 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(
-        self,
-        plan: StepPlan
-        | Capture
-        | Profile
-        | PrepareGrammar
-        | LoadAdapter
-        | CountExperts
-        | ChangeMemory
-        | UpdateWeights,
-    ) -> bool:
+    def submit(self, plan: RankCommand) -> bool:
         """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake.
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
         after a death."""

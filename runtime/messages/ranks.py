@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar, GrammarSetup
+from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.speculation import Speculation
@@ -94,6 +95,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_fds: list[int] = []  # file descriptors of the ranks' host memory; set when ranks are started
     state_fds: list[int] = []  # the same for states of recurrent layers
     ep_size: int = 1  # groups of ranks that whole experts are spread over
+    expert_places: ExpertPlaces | None = None  # None: each expert has one place, in order, and stays there
     moe_a2a_backend: str = "none"  # exchange of tokens between experts
     deepep_mode: str = "auto"
     kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
@@ -183,7 +185,16 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
 
 
 RankCommand = (
-    StepPlan | Capture | Profile | PrepareGrammar | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights
+    StepPlan
+    | Capture
+    | Profile
+    | PrepareGrammar
+    | LoadAdapter
+    | CountExperts
+    | ReadExperts
+    | MoveExperts
+    | ChangeMemory
+    | UpdateWeights
 )
 """Commands between StartRank and StopRank."""
 
@@ -277,6 +288,7 @@ FromRank = (
     | AdapterLoaded
     | GrammarPrepared
     | ExpertCounts
+    | ExpertsPlaced
     | MemoryReport
     | StepResult
 )

@@ -118,7 +118,12 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
         return None
     router, shared = mlp.gate, mlp.shared_expert or mlp.shared_experts
     bias, routing = router.e_score_correction_bias, router.routing
-    if mlp.local.size < mlp.local.full or routing.score == "sparsemixer" or routing.scales_inputs:
+    if (
+        mlp.local.size < mlp.local.full
+        or mlp.table is not None
+        or routing.score == "sparsemixer"
+        or routing.scales_inputs
+    ):
         return None
     return ExpertsSpec(
         router=LinearSpec(router.packed, None, router.hidden, router.num_experts, None),

@@ -13,6 +13,7 @@ import torch
 
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
+from runtime.layers.moe.expert_weights import ExpertWeights
 from runtime.layers.quantization.ggml_weight import GgmlWeight
 from runtime.layers.weight import (
     DirectReader,
@@ -106,6 +107,24 @@ def fill(
         weights.clear()
         targets.clear()  # so that packing can free the weights that it replaces
         _pack(model, progress)
+
+
+def fill_experts(
+    model: Model, config: ModelConfig, checkpoint: Checkpoint, prefix: str, weights: ExpertWeights
+) -> None:
+    """Takes memory for some experts of a layer of `model`, which is loaded, and fills it; the files are not
+    read for anything else. `prefix`: of the names of the layer's weights. Raises ModelError."""
+    formats = _formats(model, config, checkpoint)
+    experts = weights.allocate(lambda name: formats(prefix + name))
+    targets = {
+        (name, part): weight
+        for i in weights.own
+        for name, weight in named_weights(experts[i], f"{prefix}experts.{i}.")
+        for part in weight.sources
+    }
+    fill_from_files(
+        targets, model, config, checkpoint, without_progress, partial(take, frozenset()), is_part=True
+    )
 
 
 def layer_sizes(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> list[int]:
@@ -247,9 +266,12 @@ def fill_from_files(
     checkpoint: Checkpoint,
     progress: Progress,
     take: Callable[[str, TensorSlice, Weight, SourceTensor], None],
+    *,
+    is_part: bool = False,
 ) -> None:
     """Gives each tensor of the files to `take`, with the name of its weight, the weight and the source in it.
-    Raises ModelError for tensors that are missing or left over."""
+    Raises ModelError for tensors that are missing, or left over unless the targets are a part of the
+    model's."""
     packed_modules = model.packed_modules
     key_of = (
         model.checkpoint_key
@@ -271,7 +293,8 @@ def fill_from_files(
             weight = missing.pop(key)
             take(key[0], tensor, weight, weight.sources[key[1]])
         elif not (
-            is_elsewhere(key[0], model, config)
+            is_part
+            or is_elsewhere(key[0], model, config)
             or _is_redundant(key[0], config)
             or is_ignored(tensor.name, model, others)
         ):

@@ -146,8 +146,9 @@ def _of_stage(
     model = config_of_stage(whole, stage)
     item = DTYPE_BYTES[_dtype(plan, stored.dtype)]
     sizes = _ranks(plan)
-    weights = stage_weight_count(whole, sizes, stage) * item + float_bytes(model)
-    weights -= stage_saved_bytes(whole, sizes, item, stage)
+    held = with_copies(whole, plan.experts.ep_num_redundant_experts)
+    weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
+    weights -= stage_saved_bytes(held, sizes, item, stage)
     weights += decay_bytes(model, sizes[0], item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
@@ -197,6 +198,14 @@ def _of_stage(
         budget_bytes=budget,
         bound=bound,
     )
+
+
+def with_copies(model: ModelConfig, num_copies: int) -> ModelConfig:
+    """A model with as many experts as there are places of them, whose router has a few rows too many."""
+    if model.moe is None or not num_copies:
+        return model
+    moe = structs.replace(model.moe, num_experts=model.moe.num_experts + num_copies)
+    return structs.replace(model, moe=moe)
 
 
 def _dtype(plan: Plan, stored: str) -> str:

@@ -40,5 +40,7 @@ def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig)
             (path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, head)
         )
     options = [getattr(start, name) for name in FIELDS]
-    known = (files, rank, dtype, options, config)
+    spread = start.expert_places
+    places = None if spread is None else (spread.num_copies, sorted(spread.layers.items()))
+    known = (files, rank, dtype, options, places, config)
     return blake2b(msgspec.json.encode(known, order="deterministic"), digest_size=20).hexdigest()

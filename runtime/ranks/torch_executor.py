@@ -8,10 +8,12 @@ import torch
 from runtime import log
 from runtime.devices.executor import Pending
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, Profile
 from runtime.messages.steps import StepPlan
+from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
 
@@ -24,6 +26,7 @@ class TorchExecutor:
         self.ready = started.ready
         self.runner = started.runner
         self.memory_saver = started.memory_saver
+        self.expert_placer = ExpertPlacer(started.memory_saver)
         self.trace_folder = started.trace_folder
         self.recording: Recording | None = None
 
@@ -94,6 +97,15 @@ class TorchExecutor:
         assert self.runner.load is not None, "expert counts where nothing is counted"
         with torch.inference_mode():
             return self.runner.load.serve(command, self.runner.transfers)
+
+    def read_experts(self, command: ReadExperts) -> Callable[[], None]:
+        """See Executor.read_experts."""
+        return self.expert_placer.reading(command.layers)
+
+    def move_experts(self) -> None:
+        """See Executor.move_experts."""
+        with torch.inference_mode():
+            self.expert_placer.move()
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:
         """See Executor.change_memory."""

@@ -35,6 +35,7 @@ from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
 from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
+from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
@@ -182,6 +183,12 @@ class RankWorker:
                 ).start()
             case CountExperts():
                 self._deliver(executor.count_experts(command))
+            case ReadExperts():
+                read = executor.read_experts(command)
+                place = partial(placed, command.id, self._rank, read)
+                Thread(target=lambda: self._send(place()), name="experts", daemon=True).start()
+            case MoveExperts():
+                self._send(placed(command.id, self._rank, executor.move_experts))
             case ChangeMemory():
                 self._drain()
                 self._send(executor.change_memory(command))
@@ -265,6 +272,16 @@ class RankWorker:
 
     def _progress(self, phase: LoadPhase, done: int, total: int) -> None:
         self._send(LoadProgress(self._rank, phase, done, total))
+
+
+def placed(id: int, rank: int, place: Callable[[], None]) -> ExpertsPlaced:
+    """Reads or moves experts. A failure that is foreseen is reported and harms nothing: they stay where they
+    are."""
+    try:
+        place()
+    except (ModelError, OSError, MemoryError) as fault:
+        return ExpertsPlaced(id, rank, str(fault) or type(fault).__name__)
+    return ExpertsPlaced(id, rank)
 
 
 def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = NODES) -> None:

@@ -195,7 +195,13 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["--attn-cp-size 1", "--moe-dp-size 1", "--nnodes 1 --node-rank 0", "--disaggregation-mode null", "--attn-cp-size=1"],
+    [
+        "--attn-cp-size 1",
+        "--moe-dp-size 1",
+        "--nnodes 1 --node-rank 0",
+        "--disaggregation-mode null",
+        "--attn-cp-size=1",
+    ],
 )
 def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     parsed = from_argv(words.split())

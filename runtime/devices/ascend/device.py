@@ -115,14 +115,15 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         AscendMemory(start.num_ranks * start.num_replicas),
         ranks,
         AscendGraphs(ops.triangle),
-        start.ep_size,
-        exchanges,
+        ep_size=start.ep_size,
+        all_to_all=exchanges,
         streams=torch.npu,
         stage=start.stage_of(rank),
         links=links,
         mla_prologs=prologs,
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q,
+        expert_places=start.expert_places,
     )
 
 

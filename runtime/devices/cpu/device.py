@@ -54,8 +54,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         CpuMemory(start.num_ranks * start.num_replicas),
         ranks,
         None,
-        start.ep_size,
-        open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        ep_size=start.ep_size,
+        all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
@@ -65,6 +65,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         stage=start.stage_of(rank),
         links=links,
         kept_weights=None if threads is None else _kept_weights(start, threads),
+        expert_places=start.expert_places,
     )
 
 

@@ -30,6 +30,7 @@ from runtime.devices.options import read_options
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
@@ -123,6 +124,13 @@ class NullExecutor:
         return Timed(
             ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._reports else None, self._free_s
         )
+
+    def read_experts(self, command: ReadExperts) -> Callable[[], None]:
+        """Reads nothing: there are no experts."""
+        return lambda: None
+
+    def move_experts(self) -> None:
+        """Moves nothing: there are no experts."""
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:
         """Succeeds without doing anything."""

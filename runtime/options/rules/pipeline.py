@@ -34,8 +34,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         is not None,
         "--cpu-offload-gb and --offload-group-size count the layers of the whole model": plan.memory.offload
         is not None,
-        "expert counts (--expert-distribution-recorder-mode, --enable-expert-distribution-metrics) are those "
-        "of one rank, which has all layers": plan.expert_steps is not None,
+        "expert counts, and experts with places of their own (--expert-distribution-recorder-mode, "
+        "--enable-expert-distribution-metrics, --enable-eplb and its like), are those of all layers "
+        "together": plan.expert_steps is not None or plan.experts.has_places,
         "--enable-piecewise-cuda-graph captures no exchange between stages": (
             plan.graphs.enable_piecewise_cuda_graph
         ),
