@@ -225,17 +225,17 @@ inline void prefetch_begin(const Matrix& w, int block) {
 // A chunk is some blocks of one expert and a panel of its rows; panels of the same blocks follow each other.
 class GateUp final : public Phase {
   public:
-    GateUp(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out)
-        : w_(*weights), a_(*pairs), in_(in), out_(out), num_blocks_(weights::num_blocks(*w_.gate_up[0]) / 2) {
-        size_t bytes = 2 * weights::block_bytes(*w_.gate_up[0]);
-        blocks_per_chunk_ = bytes >= Linear::CHUNK_BYTES ? 1 : (int)(Linear::CHUNK_BYTES / bytes);
-        chunks_per_panel_ = (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_;
-    }
+    GateUp(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out, int num_threads)
+        : w_(*weights), a_(*pairs), in_(in), out_(out), num_threads_(num_threads),
+          num_blocks_(weights::num_blocks(*w_.gate_up[0]) / 2) {}
 
-    // As many as any choice of experts may make.
+    // As many as any choice of experts may make; the weights of a chunk are those of one.
     int begin(const Step& step) override {
         int64_t num_pairs = step.num_tokens * a_.top_k;
         int64_t chosen = num_pairs < a_.num_experts ? num_pairs : a_.num_experts;
+        blocks_per_chunk_ = layers::blocks_of_chunk(2 * weights::block_bytes(*w_.gate_up[0]), chosen * num_blocks_, num_threads_);
+        if (blocks_per_chunk_ > num_blocks_) blocks_per_chunk_ = num_blocks_;
+        chunks_per_panel_ = (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_;
         return (int)((chosen + num_pairs / PANEL) * chunks_per_panel_);
     }
 
@@ -297,8 +297,8 @@ class GateUp final : public Phase {
     const Assignment& a_;
     Buffer* in_;
     Buffer* out_;
-    const int num_blocks_;
-    int blocks_per_chunk_, chunks_per_panel_;
+    const int num_threads_, num_blocks_;
+    int blocks_per_chunk_ = 1, chunks_per_panel_ = 1;
 };
 
 class Refit final : public Phase {
@@ -324,13 +324,21 @@ class Refit final : public Phase {
 class Down final : public Phase {
   public:
     // `adds`: to what is in `out`
-    Down(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out, bool adds)
-        : w_(*weights), a_(*pairs), in_(in), out_(out), adds_(adds), num_blocks_(weights::num_blocks(*w_.down[0])) {
-        size_t bytes = weights::block_bytes(*w_.down[0]);
-        blocks_per_chunk_ = bytes >= Linear::CHUNK_BYTES ? 1 : (int)(Linear::CHUNK_BYTES / bytes);
-    }
+    Down(const Weights* weights, const Assignment* pairs, Buffer* in, Buffer* out, bool adds, int num_threads)
+        : w_(*weights), a_(*pairs), in_(in), out_(out), adds_(adds), num_threads_(num_threads),
+          num_blocks_(weights::num_blocks(*w_.down[0])) {}
 
-    int begin(const Step&) override { return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_; }
+    // A chunk reads its blocks of every expert that is chosen, and of one of them CHUNK_BYTES at most: fewer where there are
+    // more threads than such chunks.
+    int begin(const Step& step) override {
+        int64_t num_pairs = step.num_tokens * a_.top_k;
+        if (num_pairs == 0) return 0;
+        size_t chosen = num_pairs < a_.num_experts ? num_pairs : a_.num_experts, bytes = weights::block_bytes(*w_.down[0]);
+        size_t wanted = bytes * num_blocks_ / (layers::CHUNKS_OF_THREAD * num_threads_), least = layers::CHUNK_BYTES / chosen;
+        wanted = wanted < least ? least : wanted > layers::CHUNK_BYTES ? layers::CHUNK_BYTES : wanted;
+        blocks_per_chunk_ = bytes >= wanted ? 1 : (int)(wanted / bytes);
+        return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_;
+    }
 
     void compute(const Step& step, int chunk, int) override {
         int first = chunk * blocks_per_chunk_;
@@ -370,8 +378,8 @@ class Down final : public Phase {
     Buffer* in_;
     Buffer* out_;
     const bool adds_;
-    const int num_blocks_;
-    int blocks_per_chunk_;
+    const int num_threads_, num_blocks_;
+    int blocks_per_chunk_ = 1;
 };
 
 // Rows times the sigmoid of the first number of other rows: the gate of shared experts.

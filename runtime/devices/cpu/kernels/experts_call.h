@@ -34,9 +34,9 @@ class Call final : public team::Work {
         layers::Input input(&floats_);
         experts::Sort sort(pairs, nullptr);
         experts::Spread spread(pairs, &floats_, &inputs_);
-        experts::GateUp gate_up(weights, pairs, &inputs_, &inner_);
+        experts::GateUp gate_up(weights, pairs, &inputs_, &inner_, team::num_threads(team));
         experts::Refit refit(pairs, &inner_, &refit_);
-        experts::Down down(weights, pairs, &refit_, &out_, false);
+        experts::Down down(weights, pairs, &refit_, &out_, false, team::num_threads(team));
         layers::Output output(&out_);
         phases_ = {&input, &sort, &spread, &gate_up, &refit, &down, &output};
         step_ = step;

@@ -115,14 +115,14 @@ class Split final : public Phase {
 // numbers of each token and head.
 class HeadProducts final : public Phase {
   public:
-    HeadProducts(const Matrix* weight, int num_heads, Buffer* in, Buffer* out, int outputs)
-        : w_(*weight), num_heads_(num_heads), in_(in), out_(out), outputs_(outputs),
+    HeadProducts(const Matrix* weight, int num_heads, Buffer* in, Buffer* out, int outputs, int num_threads)
+        : w_(*weight), num_heads_(num_heads), in_(in), out_(out), outputs_(outputs), num_threads_(num_threads),
           blocks_(weights::num_blocks(w_) / num_heads) {}
 
     int begin(const Step& step) override {
         to_ = Lines(*out_, outputs_, step.num_tokens);
-        size_t bytes = weights::block_bytes(w_);
-        at_once_ = bytes >= layers::Linear::CHUNK_BYTES ? 1 : (int)(layers::Linear::CHUNK_BYTES / bytes);
+        int at_once = layers::blocks_of_chunk(weights::block_bytes(w_), (int64_t)blocks_ * num_heads_, num_threads_);
+        at_once_ = at_once < blocks_ ? at_once : blocks_;
         per_head_ = (blocks_ + at_once_ - 1) / at_once_;
         return num_heads_ * per_head_;
     }
@@ -142,7 +142,7 @@ class HeadProducts final : public Phase {
     const int num_heads_;
     Buffer* in_;
     Buffer* out_;
-    const int outputs_, blocks_;
+    const int outputs_, num_threads_, blocks_;
     int at_once_ = 1, per_head_ = 1;
     Lines to_;
 };
@@ -157,14 +157,15 @@ struct Buffers {
 
 // Calls add(phase) for all that is between queries and results [tokens, heads * value_dim].
 template <class Add>
-void add_phases(Buffer* queries, Buffer* out, const Buffers& rows, const Latents& l, attention::Scratches& scratches, Add add) {
+void add_phases(Buffer* queries, Buffer* out, const Buffers& rows, const Latents& l, attention::Scratches& scratches,
+                int num_threads, Add add) {
     add(new Split(queries, rows.inputs, rows.absorbed, l));
-    add(new HeadProducts(l.keys, l.num_heads, rows.inputs, rows.absorbed, l.rank));
+    add(new HeadProducts(l.keys, l.num_heads, rows.inputs, rows.absorbed, l.rank, num_threads));
     auto* attention = new attention::Attention(rows.absorbed, rows.attended, layer_of(l), scratches);
     add(attention);
     add(new attention::Join(*attention, scratches));
     add(new layers::Prepare(rows.attended, nullptr, 0, rows.summed, layers::Prepare::PREPARE));
-    add(new HeadProducts(l.values, l.num_heads, rows.summed, out, l.value_dim));
+    add(new HeadProducts(l.values, l.num_heads, rows.summed, out, l.value_dim, num_threads));
 }
 
 // Latent attention of queries that the caller has, in memory for layers of one shape.
@@ -183,7 +184,7 @@ class Call final : public team::Work {
         phases_.clear();
         auto add = [&](Phase* phase) { phases_.emplace_back(phase); };
         add(new layers::Input(&queries_));
-        add_phases(&queries_, &out_, {&inputs_, &absorbed_, &attended_, &summed_}, latents, scratches_, add);
+        add_phases(&queries_, &out_, {&inputs_, &absorbed_, &attended_, &summed_}, latents, scratches_, team::num_threads(team), add);
         add(new layers::Output(&out_));
         step_ = &step;
         chunks_.resize(phases_.size());

@@ -160,6 +160,18 @@ class PrepareSamples final : public Phase {
     Prepare prepare_;
 };
 
+constexpr size_t CHUNK_BYTES = 48 << 10, MOST_BYTES = 256 << 10;
+constexpr int CHUNKS_OF_THREAD = 8;
+
+// Blocks of weights that a chunk reads, where `work` blocks of `bytes` each are read in all: CHUNKS_OF_THREAD chunks for
+// each thread, of CHUNK_BYTES to MOST_BYTES. A stream of weights begins slowly, because nothing has fetched its first lines
+// ahead.
+inline int blocks_of_chunk(size_t bytes, int64_t work, int num_threads) {
+    size_t wanted = bytes * work / (CHUNKS_OF_THREAD * num_threads);
+    wanted = wanted < CHUNK_BYTES ? CHUNK_BYTES : wanted > MOST_BYTES ? MOST_BYTES : wanted;
+    return bytes >= wanted ? 1 : (int)(wanted / bytes);
+}
+
 // out = scale * (in W^T + bias), or added to out, or act(scale * gate) * up of the two halves of W's outputs.
 class Linear final : public Phase {
   public:
@@ -169,17 +181,14 @@ class Linear final : public Phase {
         : w_(*weight), bias_(bias), in_(in), out_(out), then_(then), num_threads_(num_threads), scale_(scale),
           num_blocks_(weights::num_blocks(w_) / (is_gated() ? 2 : 1)) {}
 
-    // CHUNKS_OF_THREAD chunks for each thread, of CHUNK_BYTES to MOST_BYTES of weights: a stream of weights begins slowly,
-    // because nothing has fetched its first lines ahead. Chunks of ROW_PANEL rows where there are many; one chunk where the
-    // whole is less work than it takes to meet.
+    // Chunks of blocks_of_chunk; those of ROW_PANEL rows where there are many; one chunk where the whole is less work than
+    // it takes to meet.
     int begin(const Step& step) override { return begin(step.num_tokens); }
 
     int begin(int64_t num_rows) {
         num_rows_ = (int)num_rows;
         size_t bytes = weights::block_bytes(w_) * (is_gated() ? 2 : 1);
-        size_t wanted = bytes * num_blocks_ / (CHUNKS_OF_THREAD * num_threads_);
-        wanted = wanted < CHUNK_BYTES ? CHUNK_BYTES : wanted > MOST_BYTES ? MOST_BYTES : wanted;
-        blocks_per_chunk_ = bytes >= wanted ? 1 : (int)(wanted / bytes);
+        blocks_per_chunk_ = blocks_of_chunk(bytes, num_blocks_, num_threads_);
         if (bytes * num_blocks_ * ((num_rows + 7) / 8) <= ALONE_BYTES) blocks_per_chunk_ = num_blocks_;
         num_panels_ = (int)((num_rows + ROW_PANEL - 1) / ROW_PANEL);
         return (num_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_ * num_panels_;
@@ -192,8 +201,6 @@ class Linear final : public Phase {
         for (int block = first; block < last; block++) is_gated() ? gated(row, end, block) : plain(row, end, block);
     }
 
-    static constexpr size_t CHUNK_BYTES = 48 << 10, MOST_BYTES = 256 << 10;
-    static constexpr int CHUNKS_OF_THREAD = 8;
     static constexpr size_t ALONE_BYTES = 512 << 10;  // 20 to 50 us of one thread
     static constexpr int ROW_PANEL = product::ROW_PANEL;
 

@@ -324,9 +324,9 @@ void program_experts(Program* program, const experts::Weights* weights, experts:
                      int adds) {
     program->add(new experts::Sort(pairs, counter));
     program->add(new experts::Spread(pairs, in, inputs));
-    program->add(new experts::GateUp(weights, pairs, inputs, inner));
+    program->add(new experts::GateUp(weights, pairs, inputs, inner, program->num_threads()));
     program->add(new experts::Refit(pairs, inner, refit));
-    program->add(new experts::Down(weights, pairs, refit, out, adds != 0));
+    program->add(new experts::Down(weights, pairs, refit, out, adds != 0, program->num_threads()));
 }
 
 void program_weigh(Program* program, Buffer* gates, Buffer* rows) { program->add(new experts::Weigh(gates, rows)); }
@@ -337,7 +337,7 @@ void program_keep_latents(Program* program, Buffer* down, Buffer* queries, const
 
 void program_latent_attention(Program* program, Buffer* queries, Buffer* out, const latent::Buffers* rows,
                               const latent::Latents* latents) {
-    latent::add_phases(queries, out, *rows, *latents, program->scratches(), [&](Phase* phase) { program->add(phase); });
+    latent::add_phases(queries, out, *rows, *latents, program->scratches(), program->num_threads(), [&](Phase* phase) { program->add(phase); });
 }
 
 void program_columns(Program* program, Buffer* in, const recurrent::Run* runs, int num_runs, Buffer* out) {
