@@ -26,15 +26,14 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import (
     GatedDelta,
     KimiDelta,
-    LayerKind,
     Mamba1,
     Mamba2,
     Mixer,
     Multipliers,
     Recurrent,
     ShortConv,
+    renames_in,
 )
-from runtime.models.config.renames import Renames
 from runtime.models.gated_attention import GatedSelfAttention
 from runtime.models.llama import FeedForwards, Llama, feed_forward
 from runtime.models.self_attention import reduction_of
@@ -148,12 +147,6 @@ def cache_index(recurrent: Recurrent, index: int) -> int:
     return sum(kind in ("attention", "parallel") for kind in recurrent.kinds[:index])
 
 
-def renames_in(config: ModelConfig, kind: LayerKind, old: str, new: str) -> Renames:
-    """Names below layers of one kind that are `old` in checkpoints, and `new` here."""
-    kinds = recurrent_of(config).kinds
-    return tuple((f"layers.{i}.{old}.", f"layers.{i}.{new}.") for i, one in enumerate(kinds) if one == kind)
-
-
 def recurrent_of(config: ModelConfig) -> Recurrent:
     """The configuration's recurrent layers, which it has."""
     assert config.recurrent is not None, "a hybrid model without recurrent layers"
@@ -236,5 +229,7 @@ class OlmoHybrid(HybridDecoder):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         super().__init__(device, dtype, config)
         # transformers reads this name, and writes the other
-        written = renames_in(config, "attention", "feedforward_layer_norm", "post_attention_layernorm")
+        written = renames_in(
+            recurrent_of(config), "attention", "feedforward_layer_norm", "post_attention_layernorm"
+        )
         self.renames = (*written, *self.renames)
