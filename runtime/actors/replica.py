@@ -113,7 +113,12 @@ class Replica:
             signal = Signal()
             if plan.tiers.hicache_storage_backend is not None:
                 self.storage = await open_storage(
-                    plan, self._model, scheduler, supervisor.open_hosts(), signal.set
+                    plan,
+                    self._model,
+                    scheduler,
+                    supervisor.open_hosts(),
+                    supervisor.open_host_states(),
+                    signal.set,
                 )
                 tasks.start_soon(self.storage.run)
             actor = SchedulerActor[Ranks](

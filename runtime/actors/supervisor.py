@@ -185,6 +185,14 @@ class Supervisor:
             for fd, ready in zip(self.setup.host_fds, self.readies, strict=bool(self.setup.host_fds))
         ]
 
+    def open_host_states(self) -> list[HostPages]:
+        """The same of states of recurrent layers, each a page of one part; empty without any."""
+        return [
+            HostPages(fd, num_states, (os.fstat(fd).st_size // num_states,), "page_first")
+            for fd, ready in zip(self.setup.state_fds, self.readies, strict=bool(self.setup.state_fds))
+            if (num_states := ready.num_host_states)
+        ]
+
     def memory_changed(self, reports: Sequence[MemoryReport]) -> None:
         """All ranks have reported what they hold now."""
         self.sleep_state.released = in_order({part for report in reports for part in report.released})

@@ -14,6 +14,8 @@ step n or a later one reads it, and a page that is released now is overwritten b
 describes what follows for copies to host memory.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from runtime.cache.groups import CacheGroup, usable
@@ -180,14 +182,22 @@ class KVCache:
         self.pool = PagePool(self.pool.size, self.pool.broken | pages)
         self.tree.is_closed = True
         self.tree = tree
+        old = self.host.states
         self.host = HostTier(tree, self.config.host)
-        self._open_groups()
+        self._open_groups(busy=set() if old is None else old.busy)
 
-    def _open_groups(self, hosts: HostStates | None = None) -> None:
+    def usable(self, node: Node) -> Node:
+        """`node`, or the deepest node above it, from which a sequence can continue."""
+        return usable(self._groups, node)
+
+    def _open_groups(self, hosts: HostStates | None = None, busy: Collection[int] = ()) -> None:
         """Opens empty groups, for a tree whose nodes have no entries of them, but for states in host memory
-        (`hosts`; None: of these there are none either)."""
+        (`hosts`; None: of these there are none either, and places of `busy` are out of use)."""
         if hosts is None and self.config.states.num_slots and self.config.host.num_states > 1:
-            hosts = HostStates(self.config.host.num_states, WRITE_POLICIES[self.config.host.write_policy])
+            host = self.config.host
+            hosts = HostStates(
+                host.num_states, WRITE_POLICIES[host.write_policy], has_storage=host.has_storage, broken=busy
+            )
         self.host.states = hosts
         self.window = open_windows(self.config.window, self.page_size)
         self.states = open_states(self.config.states, self.page_size, hosts)

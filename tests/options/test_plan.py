@@ -223,7 +223,6 @@ def test_states_need_recurrent_layers() -> None:
             ["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"],
             "is no multiple of --page-size 16",
         ),
-        (["--enable-hierarchical-cache", "--hicache-storage-backend", "file"], "cannot keep the states"),
     ):
         with pytest.raises(OptionsError, match=sentence):
             resolve(from_argv(wrong), Recurrent, facts, MACHINE)

@@ -49,15 +49,6 @@ def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
     return None
 
 
-def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Sequence states are not stored, so a prefix from storage has no state to continue from."""
-    if model.num_recurrent_layers and plan.tiers.hicache_storage_backend is not None:
-        return (
-            "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
-        )
-    return None
-
-
 def states_are_not_captured_with_prompts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Recurrent layers compute each prompt for itself, which a graph of a number of tokens cannot."""
     compiles = plan.graphs.enable_torch_compile
@@ -75,6 +66,5 @@ OPTION_RULES: tuple[OptionRule, ...] = (states_align_with_pages,)
 PLAN_RULES: tuple[PlanRule, ...] = (
     states_have_layers,
     states_end_pages,
-    states_stay_on_the_device,
     states_are_not_captured_with_prompts,
 )
