@@ -75,6 +75,7 @@ def start_rank(
         state_ratio=plan.states.mamba_full_memory_ratio,
         num_states=plan.states.max_mamba_cache_size,
         state_dtype=plan.states.state_dtype,
+        recurrent_backend=plan.states.mamba_backend,
         host_bytes=plan.tiers.hicache_size * 10**9 if plan.tiers.enable_hierarchical_cache else 0,
         host_ratio=plan.tiers.hicache_ratio if plan.tiers.enable_hierarchical_cache else 0.0,
         host_layout=plan.tiers.hicache_mem_layout,

@@ -323,5 +323,5 @@ def cache_identity(
         num_ranks=plan.parallel.tensor_parallel_size,
         part_bytes=part_bytes,
         attention=plan.kernels.attention_backend,
-        states=[plan.states.state_dtype, *state_bytes] if state_bytes else [],
+        states=[plan.states.state_dtype, plan.states.mamba_backend, *state_bytes] if state_bytes else [],
     )

@@ -82,6 +82,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     state_ratio: float = 0.0  # bytes of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # number of states, which overrides state_ratio
     state_dtype: str = "float32"  # of recurrent states
+    recurrent_backend: str = "cpu"  # kernels of recurrent layers, of DeviceFacts.recurrent_backends
     # tokens in the window pool for each token in the pool of full layers; 0: one pool serves all layers
     window_ratio: float = 0.0
     host_bytes: int = 0  # size of this rank's host tier; 0: host_ratio decides

@@ -228,6 +228,24 @@ def test_states_need_recurrent_layers() -> None:
             resolve(from_argv(wrong), Recurrent, facts, MACHINE)
 
 
+def test_kernels_of_recurrent_layers_are_the_devices() -> None:
+    def backend(device: str, *words: str) -> tuple[str, str]:
+        why = resolve(from_argv([*words]), Recurrent, DEVICES[device], MACHINE).why["mamba_backend"]
+        return str(why.value), why.reason
+
+    assert backend("cpu") == ("cpu", "they are the kernels of cpu")
+    assert backend("cuda", "--device", "cuda")[0] == "torch_native"
+    assert backend("cpu", "--mamba-backend", "torch_native")[0] == "torch_native"
+    with pytest.raises(
+        OptionsError, match="--mamba-backend cpu is not possible on cuda, which has torch_nat"
+    ):
+        backend("cuda", "--device", "cuda", "--mamba-backend", "cpu")
+    with pytest.raises(OptionsError, match="--mamba-backend triton .*choose one of auto, cpu, torch_native"):
+        from_argv(["--mamba-backend", "triton"])
+    with pytest.raises(OptionsError, match="--mamba-backend does nothing with this model"):
+        plan("--mamba-backend torch_native")
+
+
 def test_what_the_device_lacks_is_refused() -> None:
     parsed = from_argv(["--dtype", "bfloat16"])
     with pytest.raises(OptionsError, match="not possible on cpu; choose one of float32"):

@@ -54,7 +54,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
         ggml=None if threads is None else CpuGgml(threads),
-        recurrent=None if threads is None else CpuRecurrent(threads),
+        recurrent=None
+        if threads is None or start.recurrent_backend == "torch_native"
+        else CpuRecurrent(threads),
         row_quantizer=None if threads is None else CpuRowQuantizer(threads),
         kept_weights=None if threads is None else _kept_weights(start, threads),
     )

@@ -11,6 +11,7 @@ STATE_OPTIONS = (
     "mamba_full_memory_ratio",
     "mamba_scheduler_strategy",
     "mamba_track_interval",
+    "mamba_backend",
 )
 
 
@@ -35,6 +36,16 @@ def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     given = [flag(name) for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")]
     if given and not model.num_recurrent_layers:
         return f"{', '.join(given)} does nothing with this model, which has no recurrent layers; leave it out"
+    return None
+
+
+def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--mamba-backend names kernels that the device has."""
+    if plan.states.mamba_backend not in device.recurrent_backends:
+        return (
+            f"--mamba-backend {plan.states.mamba_backend} is not possible on {device.name}, which has "
+            f"{' and '.join(device.recurrent_backends)}; leave it out"
+        )
     return None
 
 
@@ -65,6 +76,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (states_align_with_pages,)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     states_have_layers,
+    kernels_are_the_devices,
     states_end_pages,
     states_are_not_captured_with_prompts,
 )
