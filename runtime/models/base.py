@@ -22,8 +22,18 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
 
 
+class MixingLayer(Protocol):
+    """What mixes the tokens of a sequence, between projections: attention, or a recurrent mixer. Experts that
+    are computed one by one are one, too: how, depends on the tokens."""
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """[T, ...] of the step's tokens, what was projected of them, -> [T, ...] before the output
+        projection. It alone depends on rows, lengths and states, and graphs of pieces stop before it."""
+        ...
+
+
 class AttentionLayer(Protocol):
-    """The attention block of a decoder layer: projections, and attention between them."""
+    """The attention block of a decoder layer: projections, and attention between them. A MixingLayer."""
 
     attention: Attention | MlaAttention
     o_proj: Linear
@@ -40,9 +50,9 @@ class AttentionLayer(Protocol):
         ...
 
 
-# Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T,
+# Yields the next layer that mixes tokens and its queries, is sent its output, returns the hidden states [T,
 # hidden].
-Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
+Pieces = Generator[tuple[MixingLayer, tuple[Tensor, ...]], Tensor, Tensor]
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
 CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
 

@@ -110,12 +110,13 @@ class HybridDecoderLayer(Layer):
         self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch
     ) -> Pieces:
         """From the pair that the previous block returned to that of the next one, as DecoderLayer; yields
-        where the layer attends."""
+        where tokens of a sequence meet."""
         x, residual = self.input_layernorm.add(x, residual)
         factors, mixed = self.multipliers, None
         if self.mixer is not None:
             given = scaled(self.all_tokens(x, batch), factors.mixer_in)
-            mixed = scaled(self.mixer.forward(given, batch), factors.mixer_out)
+            mixed = yield self.mixer, self.mixer.project(given)
+            mixed = scaled(self.mixer.out_proj.forward(mixed), factors.mixer_out)
         if self.self_attn is not None:
             given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
             given = scaled(given, factors.attention_in)
@@ -127,7 +128,10 @@ class HybridDecoderLayer(Layer):
             if self.post_attention_layernorm is None:
                 return mixed, residual
             x, residual = self.post_attention_layernorm.add(mixed, residual)
-        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
+        if isinstance(self.mlp, PlainExperts):
+            out = yield self.mlp, (x,)
+            return scaled(out, self.scale), residual
+        if isinstance(self.mlp, SparseFeedForward):
             return scaled(self.mlp.forward(x, batch), self.scale), residual
         assert self.mlp is not None, "a layer that does nothing"
         return scaled(self.mlp.forward(self.all_tokens(x, batch)), self.scale), residual

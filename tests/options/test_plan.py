@@ -228,6 +228,14 @@ def test_states_need_recurrent_layers() -> None:
             resolve(from_argv(wrong), Recurrent, facts, MACHINE)
 
 
+def test_pieces_of_recurrent_models_are_captured_and_not_compiled() -> None:
+    words = ["--device", "cuda", "--enable-piecewise-cuda-graph"]
+    assert resolve(from_argv(words), Recurrent, DEVICES["cuda"], MACHINE).graphs.piecewise_cuda_graph_tokens
+    with pytest.raises(OptionsError, match="inductor does not compile recurrent layers"):
+        compiled = [*words, "--piecewise-cuda-graph-compiler", "inductor"]
+        resolve(from_argv(compiled), Recurrent, DEVICES["cuda"], MACHINE)
+
+
 def test_kernels_of_recurrent_layers_are_the_devices() -> None:
     def backend(device: str, *words: str) -> tuple[str, str]:
         why = resolve(from_argv([*words]), Recurrent, DEVICES[device], MACHINE).why["mamba_backend"]

@@ -103,7 +103,7 @@ class GatedDeltaMixer(Layer):
         self.in_proj_z = column({"": parts[2]})
         self.in_proj_ba = column({"b": values, "a": values})
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [T, hidden] -> queries, keys and values of all heads [T, ...], gates [T, ...], and before their
         functions rates and time steps [T, H]."""
         config = self.config
@@ -116,16 +116,13 @@ class GatedDeltaMixer(Layer):
         rate, step = self.in_proj_ba.forward(x).unflatten(1, (-1, 2, self.shared)).unbind(2)
         return torch.cat([part.flatten(1) for part in qkv], dim=1), gate, rate.flatten(1), step.flatten(1)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        config, rows = self.config, state_rows(batch)
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See MixingLayer; the states of the step's sequences move on."""
+        (mixed, gate, rate, step), config, rows = queries, self.config, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
-        mixed, gate, rate, step = self._project(x)
         if self.kernel is not None:
-            states = conv_state, state
-            return self.out_proj.forward(
-                self.kernel.forward(mixed, gate.reshape(len(x), -1), rate, step, states, rows)
-            )
+            gates = gate.reshape(len(mixed), -1)
+            return self.kernel.forward(mixed, gates, rate, step, (conv_state, state), rows)
         q, k, v = silu(self.conv1d.forward(mixed, conv_state, rows)).float().split(self.sizes, dim=1)
         q, k = (self._spread(unit(part.unflatten(1, (-1, config.key_dim)))) for part in (q, k))
         q = q * config.key_dim**-0.5
@@ -133,8 +130,8 @@ class GatedDeltaMixer(Layer):
         rate = rate.float().sigmoid() * config.max_rate
         g = -self.A_log.tensor.exp() * softplus(step.float() + self.dt_bias.tensor)
         out = DELTA_RULE.run((q, k, v, g.unsqueeze(2), rate), state, rows)
-        gate = gate.reshape(len(x), -1, config.value_dim)
-        return self.out_proj.forward(self.gated_norm.forward(out, gate).flatten(1))
+        gate = gate.reshape(len(mixed), -1, config.value_dim)
+        return self.gated_norm.forward(out, gate).flatten(1)
 
     def _spread(self, x: Tensor) -> Tensor:
         """[T, key heads, K] -> [T, value heads, K]."""

@@ -60,16 +60,21 @@ class KimiDeltaMixer(Layer):
         self.gated_norm = SigmoidHeadNorm(device, dtype, self.dim, config.eps)
         self.out_proj = Linear(device, dtype, inner.full, {"": hidden}, shard="row", reduction=reduction)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows, dim = state_rows(batch), self.dim
-        conv_state, state = rows.tensors[self.place]
-        mixed = silu(self.conv1d.forward(self.in_proj_qkv.forward(x), conv_state, rows)).float()
-        q, k, v = (part.unflatten(1, (-1, dim)) for part in mixed.chunk(3, dim=1))
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> queries, keys and values of all heads before the convolution, decays before their
+        function, gates [T, H * K], and rates before theirs [T, H]."""
         low_decay, low_gate, rate = self.low_proj.forward(x).split(self.low_sizes, dim=1)
-        wide = self.f_b_proj.forward(low_decay.contiguous()).float() + self.dt_bias.tensor
+        decay = self.f_b_proj.forward(low_decay.contiguous())
+        return self.in_proj_qkv.forward(x), decay, self.g_b_proj.forward(low_gate.contiguous()), rate
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See MixingLayer; the states of the step's sequences move on."""
+        (mixed, decay, gate, rate), rows, dim = queries, state_rows(batch), self.dim
+        conv_state, state = rows.tensors[self.place]
+        channels = silu(self.conv1d.forward(mixed, conv_state, rows)).float()
+        q, k, v = (part.unflatten(1, (-1, dim)) for part in channels.chunk(3, dim=1))
+        wide = decay.float() + self.dt_bias.tensor
         g = -self.A_log.tensor.exp().unsqueeze(1) * softplus(wide.unflatten(1, (-1, dim)))
         parts = unit(q) * dim**-0.5, unit(k), v, g, rate.float().sigmoid()
         out = DELTA_RULE.run(parts, state, rows)
-        gate = self.g_b_proj.forward(low_gate.contiguous()).unflatten(1, (-1, dim))
-        return self.out_proj.forward(self.gated_norm.forward(out, gate).flatten(1))
+        return self.gated_norm.forward(out, gate.unflatten(1, (-1, dim))).flatten(1)

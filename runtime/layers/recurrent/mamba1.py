@@ -100,17 +100,20 @@ class Mamba1Mixer(Layer):
             device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows = state_rows(batch)
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> channels before the convolution and gates, [T, C] each."""
+        return self.in_proj.split(x)
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See MixingLayer; the states of the step's sequences move on."""
+        (inner, gate), rows = queries, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
-        inner, gate = self.in_proj.split(x)
         inner = silu(self.conv1d.forward(inner, conv_state, rows))
         step, b, c = self._steps(inner)
         a, wide = -self.A_log.tensor.exp(), inner.float()
         recurrence = Recurrence(partial(scan_step, a), partial(scan_tokens, a), rates=(1,))
         out = recurrence.run((wide, step, b, c), state, rows) + wide * self.D.tensor
-        return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
+        return (out * silu(gate.float())).to(inner.dtype)
 
     def _steps(self, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Channels [T, C] -> time steps [T, C], B and C [T, N], all float32."""

@@ -180,47 +180,33 @@ class Mamba2Mixer(Layer):
             )
         )
 
-    def _fused(self, kernel: RecurrentKernel, x: Tensor, rows: StateRows) -> Tensor:
-        """`forward` by the device's kernel."""
-        projected = self.in_proj.forward(x)
-        if self.config.multipliers:
-            projected = torch.cat(
-                [
-                    part * factor
-                    for part, factor in zip(
-                        projected.split(self.in_proj.sizes, dim=1), self.config.multipliers, strict=True
-                    )
-                ],
-                dim=1,
-            )
-        inner, *shared, heads = self.in_proj.sizes[1:]
-        gate, mixed, step = projected.split([inner, inner + sum(shared), heads], dim=1)
-        out = kernel.forward(mixed, gate, None, step, rows.tensors[self.place], rows)
-        if self.gated_norm is not None and self.gated_norm.is_spread:
-            out = self.gated_norm.forward(out.float(), gate)
-        return self.out_proj.forward(out)
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> gates [T, inner], channels before the convolution, and time steps [T, H]."""
+        projected, sizes = self.in_proj.forward(x), self.in_proj.sizes
+        if factors := self.config.multipliers:
+            parts = zip(projected.split(sizes, dim=1), factors, strict=True)
+            projected = torch.cat([part * factor for part, factor in parts], dim=1)
+        return projected.split([sizes[0], sum(sizes[1:4]), sizes[4]], dim=1)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows = state_rows(batch)
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See MixingLayer; the states of the step's sequences move on."""
+        (gate, mixed, step), rows = queries, state_rows(batch)
+        norm = self.gated_norm
         if self.kernel is not None:
-            return self._fused(self.kernel, x, rows)
+            out = self.kernel.forward(mixed, gate, None, step, rows.tensors[self.place], rows)
+            return norm.forward(out.float(), gate) if norm is not None and norm.is_spread else out
+        out = self._scanned(mixed, step, rows)
+        return (out * silu(gate.float())).to(gate.dtype) if norm is None else norm.forward(out, gate)
+
+    def _scanned(self, mixed: Tensor, step: Tensor, rows: StateRows) -> Tensor:
+        """Convolution and scan: float32 [T, inner]."""
         conv_state, state = rows.tensors[self.place]
-        gate, inner, b, c, step = self.in_proj.split(x)
-        if self.config.multipliers:
-            gate, inner, b, c, step = (
-                part * factor
-                for part, factor in zip((gate, inner, b, c, step), self.config.multipliers, strict=True)
-            )
-        mixed = silu(self.conv1d.forward(torch.cat((inner, b, c), dim=1), conv_state, rows)).float()
-        inner, b, c = mixed.split([inner.shape[1], b.shape[1], c.shape[1]], dim=1)
+        channels = silu(self.conv1d.forward(mixed, conv_state, rows)).float()
+        inner, b, c = channels.split(self.in_proj.sizes[1:4], dim=1)
         inner = inner.unflatten(1, (-1, self.config.head_dim))
         b, c = (vectors.unflatten(1, (self.num_groups, -1)) for vectors in (b, c))
         step = softplus(step.float() + self.dt_bias.tensor).clamp(*self.config.step_limits)
         a = -self.A_log.tensor.exp()
         recurrence = Recurrence(partial(scan_step, a), partial(scan_chunks, a), rates=(1,))
         out = recurrence.run((inner, step, b, c), state, rows)
-        out = (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)
-        if self.gated_norm is None:
-            return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
-        return self.out_proj.forward(self.gated_norm.forward(out, gate))
+        return (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)

@@ -60,15 +60,12 @@ def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
     return None
 
 
-def states_are_not_captured_with_prompts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Recurrent layers compute each prompt for itself, which a graph of a number of tokens cannot."""
-    compiles = plan.graphs.enable_torch_compile
-    if model.num_recurrent_layers and (plan.graphs.enable_piecewise_cuda_graph or compiles):
-        name = "--enable-torch-compile" if compiles else "--enable-piecewise-cuda-graph"
-        return (
-            f"{name} is not possible with this model, whose recurrent layers go on from the states of its "
-            "sequences; leave it out"
-        )
+def recurrent_layers_are_not_compiled(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """torch.compile computes what follows an attention, and recurrent layers have none."""
+    is_piecewise = plan.graphs.piecewise_cuda_graph_compiler == "inductor"
+    if model.num_recurrent_layers and (plan.graphs.enable_torch_compile or is_piecewise):
+        name = "--piecewise-cuda-graph-compiler inductor" if is_piecewise else "--enable-torch-compile"
+        return f"{name} does not compile recurrent layers, which this model has; leave it out"
     return None
 
 
@@ -78,5 +75,5 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     states_have_layers,
     kernels_are_the_devices,
     states_end_pages,
-    states_are_not_captured_with_prompts,
+    recurrent_layers_are_not_compiled,
 )
