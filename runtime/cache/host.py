@@ -181,7 +181,7 @@ class HostTier:
         """The old ranks are certainly gone, and new ones have started."""
         self._touched.clear()
         if self.states is not None:
-            self.states.ranks_replaced()
+            self.states.places.forget_steps()
 
     def reserve(self, count: int) -> list[int]:
         """Up to `count` host pages for a storage tier to write to; no step in flight touches them."""

@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
+from runtime.cache.groups import usable
 from runtime.cache.host import HostTier
 from runtime.cache.host_states import HostStates
 from runtime.cache.kv import KVCache
@@ -55,7 +56,7 @@ class StatePin(Struct, frozen=True):
 
     def release(self) -> None:
         """Unpins the copy."""
-        self.states.unpin(self.host)
+        self.states.places.unpin(self.host)
 
 
 class ReservedState(Struct, frozen=True):
@@ -128,8 +129,8 @@ class StorageConnector:
         if node.depth == 0:
             node = Node(None, sequence.request.namespace.encode(), 0)  # the namespace may have no root yet
         first, digest, keys, passed = node.depth, self.key(node), list[bytes](), list[bytes]()
-        usable = cache.usable(node)
-        while node is not usable and node.parent is not None:
+        end = usable(cache.groups, node)
+        while node is not end and node.parent is not None:
             passed.append(self.key(node))
             node = node.parent
         for start in range(first * width, last * width, width):

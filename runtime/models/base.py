@@ -22,7 +22,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
 
 
-class MixingLayer(Protocol):
+class TokenMixer(Protocol):
     """What mixes the tokens of a sequence, between projections: attention, or a recurrent mixer. Experts that
     are computed one by one are one, too: how, depends on the tokens."""
 
@@ -33,7 +33,7 @@ class MixingLayer(Protocol):
 
 
 class AttentionLayer(Protocol):
-    """The attention block of a decoder layer: projections, and attention between them. A MixingLayer."""
+    """The attention block of a decoder layer: projections, and attention between them. A TokenMixer."""
 
     attention: Attention | MlaAttention
     o_proj: Linear
@@ -52,7 +52,7 @@ class AttentionLayer(Protocol):
 
 # Yields the next layer that mixes tokens and its queries, is sent its output, returns the hidden states [T,
 # hidden].
-Pieces = Generator[tuple[MixingLayer, tuple[Tensor, ...]], Tensor, Tensor]
+Pieces = Generator[tuple[TokenMixer, tuple[Tensor, ...]], Tensor, Tensor]
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
 CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
 

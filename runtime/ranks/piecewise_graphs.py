@@ -28,7 +28,7 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
 from runtime.messages.ranks import Capture, Captured
-from runtime.models.base import CompiledLayer, MixingLayer, Pieces, PiecewiseModel
+from runtime.models.base import CompiledLayer, Pieces, PiecewiseModel, TokenMixer
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
@@ -41,7 +41,7 @@ FEW = 128  # a step of fewer tokens takes the time of one token: it is bound by 
 class Cut:
     """An attention between two graphs."""
 
-    layer: MixingLayer
+    layer: TokenMixer
     queries: tuple[Tensor, ...]  # [size, ...] each, of the shared tensors
     attended: Tensor
 
@@ -81,7 +81,7 @@ class Walk:
         self.size = size
         self.one = one
         self.crossings = crossings
-        self.asked: tuple[MixingLayer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
+        self.asked: tuple[TokenMixer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
         self.found: Tensor | None = None  # by the attention before
         self.hidden: Tensor | None = None  # at the end
 

@@ -254,12 +254,12 @@ def test_places_that_storage_reads_and_writes_stay_its_own() -> None:
     (other,) = {1, 2} - {place}
     assert states.pin_confirmed() == [] and states.reserve() == other and states.reserve() == 0
     states.drop(node)
-    assert states.reserve() == 0 and states.outside == states.busy == {1, 2}
+    assert states.reserve() == 0 and states.places.outside == states.places.busy == {1, 2}
     assert findings(world.scheduler.cache).is_clean
     world.scheduler.cache.quarantine(set(), set())
     after = world.scheduler.cache.host.states
     assert after is not None and after.reserve() == 0, "out of use, as long as they are read and written"
-    states.unpin(place)
+    states.places.unpin(place)
     assert states.reserve() == place
     assert states.adopt(None, place) is False and states.pool.num_free == 1
 

@@ -157,14 +157,8 @@ class OracleRank:
 
     def touched_states(self, last_step: int, *, fetches: bool) -> set[int]:
         """Places of states that steps after `last_step` save to, or fetch from."""
-        flying = [self.unknown_states, *([self.unknown_fetches] if fetches else [])]
-        return {
-            place
-            for by_step in flying
-            for step, places in by_step.items()
-            if step > last_step
-            for place in places
-        }
+        flying = [*self.unknown_states.items(), *(self.unknown_fetches.items() if fetches else ())]
+        return {place for step, places in flying if step > last_step for place in places}
 
     def die(self, last_step: int) -> None:
         """What was to be saved by steps after `last_step` may be there, or half of it."""

@@ -78,7 +78,7 @@ class PlainExperts(Layer):
         self.experts = []
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; `queries` are the tokens alone."""
+        """See TokenMixer; `queries` are the tokens alone."""
         return self.forward(queries[0], batch)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

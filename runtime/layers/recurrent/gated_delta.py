@@ -117,7 +117,7 @@ class GatedDeltaMixer(Layer):
         return torch.cat([part.flatten(1) for part in qkv], dim=1), gate, rate.flatten(1), step.flatten(1)
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; the states of the step's sequences move on."""
+        """See TokenMixer; the states of the step's sequences move on."""
         (mixed, gate, rate, step), config, rows = queries, self.config, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
         if self.kernel is not None:

@@ -68,7 +68,7 @@ class KimiDeltaMixer(Layer):
         return self.in_proj_qkv.forward(x), decay, self.g_b_proj.forward(low_gate.contiguous()), rate
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; the states of the step's sequences move on."""
+        """See TokenMixer; the states of the step's sequences move on."""
         (mixed, decay, gate, rate), rows, dim = queries, state_rows(batch), self.dim
         conv_state, state = rows.tensors[self.place]
         channels = silu(self.conv1d.forward(mixed, conv_state, rows)).float()

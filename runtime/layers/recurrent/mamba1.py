@@ -105,7 +105,7 @@ class Mamba1Mixer(Layer):
         return self.in_proj.split(x)
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; the states of the step's sequences move on."""
+        """See TokenMixer; the states of the step's sequences move on."""
         (inner, gate), rows = queries, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
         inner = silu(self.conv1d.forward(inner, conv_state, rows))

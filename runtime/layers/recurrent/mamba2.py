@@ -189,7 +189,7 @@ class Mamba2Mixer(Layer):
         return projected.split([sizes[0], sum(sizes[1:4]), sizes[4]], dim=1)
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; the states of the step's sequences move on."""
+        """See TokenMixer; the states of the step's sequences move on."""
         (gate, mixed, step), rows = queries, state_rows(batch)
         norm = self.gated_norm
         if self.kernel is not None:

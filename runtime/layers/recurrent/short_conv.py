@@ -119,7 +119,7 @@ class ShortConvMixer(Layer):
         return gate_in * x, gate_out
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
-        """See MixingLayer; the states of the step's sequences move on."""
+        """See TokenMixer; the states of the step's sequences move on."""
         (x, gate), rows = queries, state_rows(batch)
         (state,) = rows.tensors[self.place]
         if self.kernel is not None:
