@@ -69,7 +69,6 @@ def start_rank(
         memory_fraction=plan.memory.mem_fraction_static,
         max_total_tokens=plan.memory.max_total_tokens,
         num_threads=plan.parallel.num_threads,
-        rendezvous="",
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
         environment=plan.ascend.rank_environment,

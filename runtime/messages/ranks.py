@@ -72,7 +72,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     memory_fraction: float  # of the device's free memory, for weights and pages together
     max_total_tokens: int | None  # None: as many as memory_fraction allows
     num_threads: int | None  # CPU threads of a rank; None: the device decides
-    rendezvous: str  # file at which the ranks of one start meet; unused by one rank
+    rendezvous: str = ""  # file at which the ranks of one start meet; unused by one rank
     seed: int
     pp_size: int = 1  # stages of the pipeline, each of tp_size ranks
     steps_in_flight: int = 2  # at most, plans whose results have not come
