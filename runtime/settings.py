@@ -115,7 +115,8 @@ def reading(plan: Plan) -> Reading:
     """How files of weights are read."""
     given = plan.model.model_loader_extra_config
     counts = [count for name in THREAD_SETTINGS if isinstance(count := given.get(name), int)]
-    return Reading(*counts[:1], uses_mmap=not plan.weights.weight_loader_disable_mmap)
+    uses_mmap = not plan.weights.weight_loader_disable_mmap
+    return Reading(counts[0], uses_mmap) if counts else Reading(uses_mmap=uses_mmap)
 
 
 def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
