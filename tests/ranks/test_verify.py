@@ -218,7 +218,8 @@ def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
     row = planner.row(0, PROMPTS[1], sampling())
     planner.prefill(row)
     loaded = planner.executor.runner  # type: ignore[attr-defined]
-    loaded.transfers, loaded.device.graphs.reads_lengths = Late(), False
+    loaded.transfers = loaded.effects.transfers = Late()
+    loaded.device.graphs.reads_lengths = False
     truth = expected[1]
     row.pages += [planner.free.pop() for _ in range(4)]
     plans = [planner.plan([], [], [(row, Draft([truth[1], truth[2], (truth[3] + 1) % VOCAB_SIZE]))])]
