@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.rendezvous import Rendezvous
+from runtime.devices.rendezvous import Rendezvous, open_store
 
 
 class TorchCollectives:
@@ -13,12 +13,12 @@ class TorchCollectives:
     def __init__(
         self, backend: str, rank: int, size: int, rendezvous: str, torch_device: torch.device | None = None
     ) -> None:
-        """`backend` is torch's name of it: gloo, nccl, hccl. The ranks meet at the file `rendezvous`, which
-        no earlier start has used. `torch_device` binds the process group to a device, where the backend
+        """`backend` is torch's name of it: gloo, nccl, hccl. `rendezvous`: where the ranks meet
+        (rendezvous.py). `torch_device` binds the process group to a device, where the backend
         profits from it."""
         self.rank = rank
         self.size = size
-        store = dist.FileStore(rendezvous, size)
+        store = open_store(rendezvous, rank, size)
         self._rendezvous = Rendezvous(store, rank, size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=torch_device)
 

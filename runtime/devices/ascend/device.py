@@ -80,7 +80,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
-    torch_device = set_device(options, rank, start.first_device)
+    torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     ranks: Collectives = (
         SingleRank()
         if start.tp_size == 1
@@ -109,7 +109,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(start.tp_size * start.num_replicas),
+        AscendMemory(start.ranks_on_machine),
         ranks,
         AscendGraphs(ops.triangle),
         start.ep_size,

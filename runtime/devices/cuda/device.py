@@ -46,7 +46,7 @@ def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
-    torch_device = set_device(options, rank, start.first_device)
+    torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.fused import CudaFusedOps
@@ -89,7 +89,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CudaMemory(start.tp_size * start.num_replicas, torch_device),
+        CudaMemory(start.ranks_on_machine, torch_device),
         ranks,
         graphs,
         start.ep_size,
