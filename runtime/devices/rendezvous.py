@@ -7,7 +7,6 @@ be in step with the others, and learn from it whether all of them succeeded.
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -17,20 +16,6 @@ FAILED_TIMEOUT_S = 10.0
 # after this rank has succeeded: another rank may still compile, or has failed and this one is about to be
 # ended
 TIMEOUT_S = 3600.0
-
-
-def open_store(rendezvous: str, rank: int, size: int) -> "Store":
-    """The store at which the ranks of one start meet: a file that no earlier start has used, or, with ranks
-    on several nodes, tcp://HOST:PORT/PREFIX?fd=N. Rank 0 then serves it on the socket that it has inherited
-    as descriptor N, and all keys begin with the prefix, which only these ranks know."""
-    from torch.distributed import FileStore, PrefixStore, TCPStore
-
-    if not rendezvous.startswith("tcp:"):
-        return FileStore(rendezvous, size)
-    url = urlsplit(rendezvous)
-    served = {"is_master": True, "master_listen_fd": int(parse_qs(url.query)["fd"][0])} if rank == 0 else {}
-    store = TCPStore(str(url.hostname), int(url.port or 0), size, wait_for_workers=False, **served)
-    return PrefixStore(url.path.removeprefix("/"), store)
 
 
 class Stranded(RuntimeError):

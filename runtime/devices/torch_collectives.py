@@ -1,10 +1,12 @@
 """Collectives over torch.distributed, which every torch device with several ranks builds on."""
 
+from urllib.parse import parse_qs, urlsplit
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.rendezvous import Rendezvous, open_store
+from runtime.devices.rendezvous import Rendezvous
 
 
 class TorchCollectives:
@@ -14,7 +16,7 @@ class TorchCollectives:
         self, backend: str, rank: int, size: int, rendezvous: str, torch_device: torch.device | None = None
     ) -> None:
         """`backend` is torch's name of it: gloo, nccl, hccl. `rendezvous`: where the ranks meet
-        (rendezvous.py). `torch_device` binds the process group to a device, where the backend
+        (`open_store`). `torch_device` binds the process group to a device, where the backend
         profits from it."""
         self.rank = rank
         self.size = size
@@ -60,3 +62,15 @@ class TorchCollectives:
     def close(self) -> None:
         """Ends the process group."""
         dist.destroy_process_group()
+
+
+def open_store(rendezvous: str, rank: int, size: int) -> dist.Store:
+    """The store at which the ranks of one start meet: a file that no earlier start has used, or, with ranks
+    on several nodes, tcp://HOST:PORT/PREFIX?fd=N. Rank 0 then serves it on the socket that it has inherited
+    as descriptor N, and all keys begin with the prefix, which only these ranks know."""
+    if not rendezvous.startswith("tcp:"):
+        return dist.FileStore(rendezvous, size)
+    url = urlsplit(rendezvous)
+    served = {"is_master": True, "master_listen_fd": int(parse_qs(url.query)["fd"][0])} if rank == 0 else {}
+    store = dist.TCPStore(str(url.hostname), int(url.port or 0), size, wait_for_workers=False, **served)
+    return dist.PrefixStore(url.path.removeprefix("/"), store)

@@ -70,7 +70,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     memory_fraction: float  # of the device's free memory, for weights and pages together
     max_total_tokens: int | None  # None: as many as memory_fraction allows
     num_threads: int | None  # CPU threads of a rank; None: the device decides
-    # where the ranks of one start meet (devices/rendezvous.py); unused if tp_size is 1
+    # where the ranks of one start meet (devices/torch_collectives.py); unused if tp_size is 1
     rendezvous: str
     seed: int
     environment: dict[str, str] = {}  # environment variables of the rank's process

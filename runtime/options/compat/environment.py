@@ -84,8 +84,8 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     EnvironmentSetting(
         name="GLOO_SOCKET_IFNAME",
         kind="read",
-        counterpart="the interface by which --dist-init-addr is reached, unless it is set; the loopback interface "
-        "on one node",
+        counterpart="the interface by which --dist-init-addr is reached, unless it is set; the loopback "
+        "interface on one node",
         about="network interface of gloo",
     ),
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),
