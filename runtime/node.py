@@ -159,7 +159,8 @@ class Node:
         link.send(self._out.encode(Hello(self._number, self._identity)))
 
     def _lose(self, reason: str) -> None:
-        self._lost_reason = reason
+        if not isinstance(self._reply, Refused):  # which says more
+            self._lost_reason = reason
         self._changed.set()
 
     # ── what comes from it ──────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ import anyio
 from msgspec import structs
 
 from runtime.actors.rank_process import RankProcess
-from runtime.actors.rank_processes import RankProcesses
+from runtime.actors.rank_processes import KILL_S, RankProcesses
 from runtime.errors import RingError
 from runtime.messages.codec import Wire
 from runtime.messages.nodes import Exited, FromNode, FromNodeRank
@@ -87,13 +87,19 @@ class NodeRanks:
             self._on_data(rank)
 
     async def stop(self) -> None:
-        """Ends what is left of the ranks; returns when they have ended. May be called more than once."""
-        self._resources.close()
+        """Ends what is left of the ranks; returns when they have ended. May be called more than once. A
+        process that outlives SIGKILL, held by a device driver, is left to the kernel."""
         if self._waiting:
             self._waiting.clear()
             self._link.resume()
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._processes.kill)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_S):
+            for rank in self._processes.ranks:
+                if not rank.exited.is_set():
+                    rank.process.kill()
+            for rank in self._processes.ranks:
+                await rank.exited.wait()
+        self._resources.close()
+        self._processes.close()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], None]) -> None:
         loop.add_reader(fd, callback)
@@ -134,6 +140,7 @@ class NodeRanks:
         except RingError as error:
             self._give_up(rank, error)
         self._send(Exited(self.generation, rank.index, rank.process.wait()))
+        rank.exited.set()
 
     def _give_up(self, rank: RankProcess, error: RingError) -> None:
         rank.give_up(error)

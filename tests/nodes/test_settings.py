@@ -83,12 +83,7 @@ def test_a_secret_file_is_a_regular_one(tmp_path: Path) -> None:
 
 def test_given_options_agree_where_they_must() -> None:
     found = given_options(plan("--page-size 32 --port 1 --num-threads 3 --log-level error --api-key k"))
-    assert found == {
-        "page_size": "32",
-        "tensor_parallel_size": "2",
-        "nnodes": "2",
-        "dist_init_addr": "h:1",
-    }
+    assert found == {"page_size": "32", "tensor_parallel_size": "2", "nnodes": "2", "dist_init_addr": "h:1"}
 
 
 @pytest.mark.parametrize(
