@@ -149,13 +149,14 @@ def report(local: Measured, remote: Measured, node_us: float) -> None:
     ways = [(there - median(local.relay_us)) / 2 for there in remote.relay_us]
     figures = {
         "relay_us": round(median(ways), 1),
+        "relay_p10_us": round(quantiles(ways, n=10)[0], 1),
         "relay_p90_us": round(quantiles(ways, n=10)[8], 1),
         "loop_cpu_us": [round(median(each.cpu_us), 1) for each in (local, remote)],
         "step_wall_us": [round(median(each.wall_us), 1) for each in (local, remote)],
         "node_cpu_us": round(node_us, 1),
     }
     print(f"one way to a rank of node 1, beyond one of node 0: {figures['relay_us']} us, ", end="")
-    print(f"90th percentile {figures['relay_p90_us']} us")
+    print(f"10th and 90th percentile {figures['relay_p10_us']} and {figures['relay_p90_us']} us")
     for i, name in enumerate(("one node", "two nodes")):
         cpu, wall = figures["loop_cpu_us"][i], figures["step_wall_us"][i]
         print(f"{name}: {cpu} us CPU of the event loop for a step of {ROWS} rows, {wall} us wall")

@@ -53,6 +53,7 @@ HURRY_S = 0.5  # for each of them when there is no more time
 DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
 DUMP_SIGNAL = signal.SIGUSR1  # see ranks/worker.py
 PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
+NODE_LOST_S = 0.5  # after a rank failed, for the loss of a node that made it fail to be noticed
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
 
@@ -166,7 +167,7 @@ class Ranks:
                 for rank in self._ranks:
                     while rank.progress:
                         on_progress(rank.progress.pop(0))
-                self._raise_failure()
+                await self._raise_failure()
                 ready = [rank.ready for rank in self._ranks if rank.ready is not None]
                 if len(ready) == len(self._ranks):
                     self._is_ready = True
@@ -310,12 +311,18 @@ class Ranks:
         if not self._processes.has_start:
             self._processes.send(self._setup)
 
-    def _raise_failure(self) -> None:
+    async def _raise_failure(self) -> None:
         for rank in self._ranks:  # the cause first: other ranks may fail because of it
             if rank.failed is not None and rank.failed.is_start_error:
                 raise StartError(rank.failed.message)
         if (died := cause_of_death(self._ranks)) is not None:
-            raise died
+            if self._waits_for_cause(died):
+                await anyio.sleep(NODE_LOST_S)
+            raise cause_of_death(self._ranks) or died
+
+    def _waits_for_cause(self, died: RankDied) -> bool:
+        """Whether a rank may have failed because another node is gone, which is noticed a little later."""
+        return self._nodes is not None and not died.is_kill
 
     # ── on the loop ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,7 +357,15 @@ class Ranks:
         rank.exited.set()
         self._changed.set()
         self._replies.end()
-        if self._is_ready and not self._is_stopping and self.died is None:
+        if self._is_ready:
+            if self._waits_for_cause(rank.death()):
+                later = asyncio.get_running_loop().call_later(NODE_LOST_S, self._note_death, rank)
+                self._resources.callback(later.cancel)
+            else:
+                self._note_death(rank)
+
+    def _note_death(self, rank: Rank) -> None:
+        if not self._is_stopping and self.died is None:
             self.died = cause_of_death(self._ranks) or rank.death()
             if self._wake is not None:
                 self._wake()

@@ -157,7 +157,7 @@ class Supervisor:
             died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
             self.is_recovering = True
-            lost = await actor.lose_ranks()
+            lost = await actor.lose_ranks(points_at_requests=not died.is_with_node)
             self._on_lost()
             self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:

@@ -12,6 +12,7 @@ import pytest
 from runtime import Engine
 from runtime.actors import ranks as ranks_module
 from runtime.errors import NodeGone, StartError, Unavailable
+from runtime.messages.ranks import RankFailed
 from runtime.ranks import ring
 from tests.e2e.node_of import NULL, SECRET, node_of, options_of, run, running, two_nodes, until
 
@@ -88,7 +89,7 @@ async def test_no_stream_breaks_when_a_node_or_a_rank_dies(what: str) -> None:
         async with anyio.create_task_group() as tasks:
             for i in range(8):
                 tasks.start_soon(load.ask, i)
-            for after in (100, 300):
+            for after in (100, 250, 400):
                 await until(lambda after=after: load.num_tokens > after)
                 generation = supervisor.generation
                 if what == "cut":
@@ -219,3 +220,41 @@ async def test_the_end_of_node_0_ends_the_node() -> None:
             pid = node._ranks._processes.ranks[0].process.pid if node._ranks else 0
             assert await tokens(engine, [1, 2], 5, seed=0) == answer([1, 2], 0, 5)
     assert codes == [0] and pid and not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_request_is_no_suspect_for_the_loss_of_nodes() -> None:
+    """One that runs alone while its node is lost again and again; ranks that a request kills are another
+    matter."""
+    async with two_nodes(options_of(**NULL, null_step_s=0.01)) as (engine, node):
+        supervisor = engine._core.replicas[0].supervisor
+        found: list[int] = []
+
+        async def ask() -> None:
+            async for delta in engine.stream([1, 2, 3], seed=0, max_new_tokens=30, ignore_eos=True):
+                found.extend(delta.token_ids)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            for _ in range(3):
+                before = len(found)
+                await until(lambda before=before: len(found) > before)
+                generation = supervisor.generation
+                assert node._link is not None
+                node._link.abort("a test cut it")
+                await until(lambda g=generation: supervisor.generation > g and not supervisor.is_recovering)
+        assert found == answer([1, 2, 3], 0, 30)
+
+
+async def test_a_rank_that_fails_with_its_node_is_no_failure_of_its_own() -> None:
+    """Collectives fail on node 0 before the loss of the node is noticed."""
+    async with two_nodes(options_of(**NULL)) as (engine, node):
+        supervisor = engine._core.replicas[0].supervisor
+        rank = supervisor.ranks._ranks[0]
+        rank.failed = RankFailed(0, "a collective failed", False)
+        os.kill(supervisor.ranks.pids[0], signal.SIGKILL)
+        await rank.exited.wait()
+        assert supervisor.ranks.died is None, "it waits for the cause"
+        assert node._link is not None
+        node._link.abort("a test cut it")
+        await until(lambda: supervisor.generation > 1 and not supervisor.is_recovering)
+        assert supervisor._deaths.num_failures == 0
