@@ -82,14 +82,13 @@ class Core:
         )
         cards = {} if self.adapters is None else self.adapters.cards
         self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
-        self._logs = logs = RequestLogs(plan, metrics)
-        self._nodes = open_nodes(plan)
+        self._logs, self._nodes = logs, nodes = RequestLogs(plan, metrics), open_nodes(plan)
         self.replicas = Replicas(
             plan,
             self.model,
             dispatcher=dispatcher,
             processes=processes,
-            nodes=self._nodes,
+            nodes=nodes,
             outbox=step_tokens,
             metrics=metrics,
             adapters=None if self.adapters is None else self.adapters.setup,

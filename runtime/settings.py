@@ -26,7 +26,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
-from runtime.nodes.addresses import interface_variables, parse_address
+from runtime.nodes.addresses import node_environment
 from runtime.options.facts import device_facts
 from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.groups.precision import requested_quantization
@@ -68,7 +68,7 @@ def start_rank(
         rendezvous="",
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
-        environment=rank_environment(plan),
+        environment=node_environment(plan.parallel) | plan.ascend.rank_environment,
         numa_nodes=plan.parallel.numa_nodes(replica),
         num_nodes=plan.parallel.nnodes,
         num_replicas=plan.parallel.data_parallel_size,
@@ -106,14 +106,6 @@ def start_rank(
         log_format=plan.logs.log_format,
         speculation=plan.speculation.in_force,
     )
-
-
-def rank_environment(plan: Plan) -> dict[str, str]:
-    """Environment variables of the ranks of this node."""
-    variables = plan.ascend.rank_environment
-    if plan.parallel.dist_init_addr is None or plan.parallel.nnodes == 1:
-        return variables
-    return interface_variables(parse_address(plan.parallel.dist_init_addr)) | variables
 
 
 def reading(plan: Plan) -> Reading:

@@ -1,8 +1,8 @@
 """The ranks of a node that is not node 0, for one generation: between their rings and the link to node 0.
 
 What comes through the link is published in the ring that the ranks read, and what they write to their rings
-goes into the link. Where one side has no room, the other one is not read, so nothing is kept here without
-bound, and whoever sends too much waits.
+goes into the link. Where one side has no room, the other one is not read: nothing is kept here without bound,
+and the side that sends too much waits.
 """
 
 import asyncio

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.errors import OptionsError
+from runtime.options.groups.parallel import ParallelPlan
 
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -33,6 +34,14 @@ def parse_address(text: str) -> Address:
             [f"--dist-init-addr {text} is no address; give HOST:PORT of node 0, or [IPV6]:PORT"]
         )
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def node_environment(parallel: ParallelPlan) -> dict[str, str]:
+    """Environment variables that ranks need because there are several nodes; none on one. Raises
+    OptionsError."""
+    if parallel.nnodes == 1 or parallel.dist_init_addr is None:
+        return {}
+    return interface_variables(parse_address(parallel.dist_init_addr))
 
 
 def interface_variables(address: Address) -> dict[str, str]:

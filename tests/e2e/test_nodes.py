@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from runtime import Engine
-from runtime.actors import ranks as ranks_module
+from runtime.actors.rank_processes import RankProcesses
+from runtime.actors.ranks import Ranks
 from runtime.errors import NodeGone, StartError, Unavailable
 from runtime.messages.ranks import RankFailed
-from runtime.ranks import ring
 from tests.e2e.node_of import NULL, SECRET, node_of, options_of, run, running, two_nodes, until
 
 pytestmark = pytest.mark.anyio
@@ -190,8 +190,8 @@ async def test_commands_and_long_plans_reach_all_nodes_through_small_rings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts whose plans are longer than the rings of both nodes."""
-    monkeypatch.setattr(ring, "DEFAULT_BYTES", 1024)
-    monkeypatch.setattr(ranks_module.ring, "DEFAULT_BYTES", 1024)
+    for opened in (Ranks, RankProcesses):
+        monkeypatch.setitem(opened.__init__.__kwdefaults__, "ring_bytes", 1024)
     options = options_of(**NULL, chunked_prefill_size=2048)
     async with two_nodes(options) as (engine, _):
         prompt = [5] * 1800
@@ -204,6 +204,7 @@ async def test_commands_and_long_plans_reach_all_nodes_through_small_rings(
             for _ in range(4):
                 tasks.start_soon(ask)
         assert found == [answer(prompt, 1, 3)] * 4
+        assert engine._core.replicas[0].supervisor.ranks._plans._capacity == 1024
 
 
 async def test_the_end_of_node_0_ends_the_node() -> None:
