@@ -39,12 +39,12 @@ class RankProcesses:
         then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
-        self.replies = replies or Replies(setup.tp_size)
+        self.replies = replies or Replies(setup.num_ranks)
         self.ranks: list[RankProcess] = []
         self.has_start = False  # a StartRank was sent
         self._setup = setup
         self._resources = ExitStack()
-        self._indices = range(setup.tp_size) if indices is None else indices
+        self._indices = range(setup.num_ranks) if indices is None else indices
         self._shared = [*shared]  # descriptors that all ranks inherit
         self._rendezvous = ""  # at which ranks meet, unless their StartRank names another one
         with ExitStack() as failed:

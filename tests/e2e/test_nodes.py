@@ -43,10 +43,13 @@ async def tokens(engine: Engine, prompt: list[int], count: int, **params: Any) -
     return answer.token_ids
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 async def test_tokens_are_those_of_transformers(
-    checkpoint: Callable[[str], Path], reference: Callable[[str, list[int], int], list[int]]
+    checkpoint: Callable[[str], Path], reference: Callable[[str, list[int], int], list[int]], stages: int
 ) -> None:
-    options = options_of(**CPU, model_path=str(checkpoint("llama")), chunked_prefill_size=16)
+    """One stage over two nodes, and a stage on each."""
+    sizes = {"tensor_parallel_size": 2 // stages, "pipeline_parallel_size": stages}
+    options = options_of(**CPU, **sizes, model_path=str(checkpoint("llama")), chunked_prefill_size=16)
     async with two_nodes(options) as (engine, _):
         found: dict[int, list[int]] = {}
 

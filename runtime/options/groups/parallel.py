@@ -43,13 +43,21 @@ class Parallel(Group, frozen=True, kw_only=True):
         planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",)),
     ] = 1
     pipeline_parallel_size: A[
-        Count, planned("Stages of consecutive layers, each on its own ranks.", aliases=("--pp-size", "--pp"))
+        Count,
+        option(
+            "Stages of consecutive layers, each on its own ranks.",
+            note="docs/parallelism.md",
+            aliases=("--pp-size", "--pp"),
+        ),
     ] = 1
     pp_max_micro_batch_size: A[
         Count | None,
-        planned("Most sequences of one micro-batch in the pipeline.", aliases=("--max-micro-batch-size",)),
+        option(
+            "Most sequences of one micro-batch in the pipeline; by default they are shared out evenly.",
+            aliases=("--max-micro-batch-size",),
+        ),
     ] = None
-    pp_async_batch_depth: A[Whole, planned("Micro-batches in flight beyond one for each stage.")] = 0
+    pp_async_batch_depth: A[Whole, option("Micro-batches in flight beyond one for each stage.")] = 0
     data_parallel_size: A[
         Count,
         option(
@@ -171,6 +179,12 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     standby_ranks: int  # sets of standby ranks
 
     @property
+    def micro_batches(self) -> int:
+        """Steps of different sequences that keep all stages busy; 1: there is one stage."""
+        stages = self.pipeline_parallel_size
+        return stages + self.pp_async_batch_depth if stages > 1 else 1
+
+    @property
     def node_timeout_s(self) -> float:
         """Seconds that nodes wait for one another."""
         return float(self.dist_timeout or NODE_TIMEOUT_S)
@@ -197,9 +211,9 @@ def load_balance_method() -> Derived:
     return Derived("prefix_aware", "a prompt whose beginning is cached is computed sooner")
 
 
-def num_ranks(tensor_parallel_size: int) -> Derived:
-    """One process for each tensor-parallel shard."""
-    return Derived(tensor_parallel_size, "one process for each part of the model")
+def num_ranks(tensor_parallel_size: int, pipeline_parallel_size: int) -> Derived:
+    """One process for each tensor-parallel shard of each stage."""
+    return Derived(tensor_parallel_size * pipeline_parallel_size, "one process for each part of the model")
 
 
 def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, data_parallel_size: int) -> Derived:
