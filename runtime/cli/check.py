@@ -110,7 +110,7 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     checked = _check(plan)
     rank, stored = _footprint(plan, checked, machine)
     notice = loading_notice(plan, checked.prepared.model, stored.dtype)
-    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.num_ranks <= machine.memory_bytes
+    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.ranks_on_node <= machine.memory_bytes
     if arguments.json:
         print(
             _json(

@@ -164,7 +164,7 @@ def _of_stage(
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.num_ranks * plan.parallel.data_parallel_size
+    sharing = plan.parallel.ranks_on_node * plan.parallel.data_parallel_size
     budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,

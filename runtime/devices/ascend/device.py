@@ -81,7 +81,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
-    torch_device = set_device(options, rank, start.first_device)
+    torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     ranks: Collectives = SingleRank()
     links = group = None
     if start.num_ranks > 1:
@@ -113,7 +113,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(start.num_ranks * start.num_replicas),
+        AscendMemory(start.ranks_on_machine),
         ranks,
         AscendGraphs(ops.triangle),
         ep_size=start.ep_size,

@@ -55,6 +55,21 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
     ({"nnodes": 2, "tensor_parallel_size": 2}, "--dist-init-addr", {"dist_init_addr": "h:1"}),
+    ({"dist_secret_file": "s"}, "--dist-secret-file is for several nodes", {"dist_secret_file": None}),
+    *(
+        (
+            {"nnodes": 2, "tensor_parallel_size": 2, "dist_init_addr": "h:1", name: value},
+            f"--nnodes above 1 does not go with --{name.replace('_', '-')}",
+            {name: off},
+        )
+        for name, value, off in (
+            ("data_parallel_size", 2, 1),
+            ("enable_hierarchical_cache", True, False),
+            ("standby_ranks", 1, 0),
+            ("enable_torch_symm_mem", True, False),
+            ("enable_profile_cuda_graph", True, False),
+        )
+    ),
     (
         {"enable_dp_attention": True},
         "--data-parallel-size above 1",
