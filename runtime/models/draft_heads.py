@@ -27,11 +27,12 @@ from runtime.layers.norm import NORMS, NoNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
-from runtime.models.base import AttentionLayer
+from runtime.models.base import AttentionLayer, attended
 from runtime.models.config.draft_config import HeadConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import model_class
 from runtime.models.config.renames import Renames
+from runtime.models.hybrid import HybridDecoderLayer
 from runtime.models.llama import Llama, LlamaDecoderLayer
 from runtime.models.loader import is_ignored, target_name
 from runtime.models.self_attention import SelfAttention
@@ -103,7 +104,7 @@ class DraftHead(Layer):
         ]
         if config.algorithm == "EAGLE" and isinstance(self.layers[0], LlamaDecoderLayer):
             self.layers[0].input_layernorm = NoNorm()
-        has_norm = config.algorithm != "EAGLE"
+        has_norm = config.has_norm and config.algorithm != "EAGLE"
         self.norm = NORMS[own.norm](device, dtype, size, eps) if has_norm else NoNorm()
         self.lm_head: Head | None = None
         self.d2t: Weight | None = None  # of each token of the head, the target's number minus its own
@@ -118,14 +119,14 @@ class DraftHead(Layer):
             )
             offsets = torch.zeros(config.head_vocab, dtype=torch.int64, device=device.torch_device)
             self.d2t = Weight(offsets, {"": source}, is_optional=True)
-        self.rotary = Rotary(own.rope, own.head_dim, device.ops, device.torch_device)
+        self.rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
         self.embed, self.target_logits = target.embed, target.head_logits
         self.target_norm = target.hidden_states
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
         """The attentions of its layers, in order."""
-        return [layer.self_attn.attention for layer in self.layers]
+        return [layer.self_attn.attention for layer in self.layers if layer.self_attn is not None]
 
     def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
         """See NamesTensors: what is the target's fills nothing, whatever its name."""
@@ -146,6 +147,9 @@ class DraftHead(Layer):
         tables = self.rotary.tables(batch.positions)
         x, residual = self._begin(self.embed(batch.token_ids), states)
         for layer in self.layers:
+            if isinstance(layer, HybridDecoderLayer):
+                x, residual = attended(layer.piecewise(x, residual, tables, batch), batch)
+                continue
             queries, residual = layer.before_attention(x, residual, *tables, batch)
             x, residual = layer.after_attention(layer.self_attn.attend(queries, batch), residual, batch)
         return x + residual

@@ -12,7 +12,8 @@ from runtime.options.resolve import plan_for
 from runtime.ranks.open_executor import open_executor
 from runtime.settings import start_rank
 from tests.models.make import make_checkpoint
-from tests.models.make_heads import add_next_token_layer, make_eagle, make_eagle3
+from tests.models.make_heads import make_eagle, make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.options.test_footprint import MACHINE, planned
 
 
@@ -34,7 +35,7 @@ def test_weights_and_pages_are_those_that_a_rank_takes(algorithm: str, tmp_path:
     family = "deepseek_v3" if algorithm == "NEXTN" else "llama"
     folder = make_checkpoint(family, tmp_path / "model", num_hidden_layers=4)
     if algorithm == "NEXTN":
-        add_next_token_layer(folder)
+        add_next_token_layers(folder)
     options: dict[str, Any] = {"max_total_tokens": 512, "device": "cpu", "num_threads": 1}
     options |= {"speculative_algorithm": algorithm} | draft_of(algorithm, tmp_path / "draft")
     plan, found = planned(folder, **options)

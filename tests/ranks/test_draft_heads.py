@@ -17,12 +17,15 @@ from runtime.messages.speculation import DraftModel
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, sampling
+from tests.models.layouts import in_mimo_layout
 from tests.models.make import VOCAB_SIZE, make_checkpoint
-from tests.models.make_heads import HeadReference, add_next_token_layer, make_eagle, make_eagle3
+from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
 from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 20
+LFM2_LAYERS = ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]
 LAYERS = 6  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
 
 
@@ -80,26 +83,43 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         family: make_checkpoint(family, folder / family, num_hidden_layers=LAYERS)
         for family in ("llama", "qwen3")
-    }
+    } | {"lfm2": make_checkpoint("lfm2", folder / "lfm2", num_hidden_layers=6, layer_types=LFM2_LAYERS)}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["lfm2", "llama", "qwen3"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_drafts_are_those_of_plain_torch(
     targets: dict[str, Path], family: str, algorithm: str, tmp_path: Path
 ) -> None:
     make = make_eagle if algorithm == "EAGLE" else make_eagle3
     head = make(tmp_path / "head")
-    expected = decoded(targets[family], {})
-    planner = opened(targets[family], speculation=speculation(algorithm, head))
+    expected = decoded(targets[family], {}, num_states=12)
+    planner = opened(targets[family], speculation=speculation(algorithm, head), num_states=12)
     check_drafts(planner, HeadReference(targets[family], head, algorithm), expected)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "deepseek_v3",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "mimo",
+        "nemotron_h",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ],
+)
 def test_next_token_layers(family: str, tmp_path: Path) -> None:
-    folder = add_next_token_layer(make_checkpoint(family, tmp_path / "model"))
-    expected = decoded(folder, {})
-    planner = opened(folder, speculation=speculation("NEXTN", None))
+    folder = make_checkpoint("qwen2" if family == "mimo" else family, tmp_path / "model")
+    if family == "mimo":
+        in_mimo_layout(folder)
+    add_next_token_layers(folder)
+    expected = decoded(folder, {}, num_states=12)
+    planner = opened(folder, speculation=speculation("NEXTN", None), num_states=12)
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
 
 
@@ -108,7 +128,7 @@ def test_a_token_map_leaves_some_tokens(algorithm: str, targets: dict[str, Path]
     if algorithm == "EAGLE":
         target, head = targets["llama"], make_eagle(tmp_path / "head")
     else:
-        target = head = add_next_token_layer(make_checkpoint("glm4_moe", tmp_path / "model"))
+        target = head = add_next_token_layers(make_checkpoint("glm4_moe", tmp_path / "model"))
     known = torch.arange(3, VOCAB_SIZE, 6)
     torch.save(known.flip(0), tmp_path / "map.pt")
     draft_model = DraftModel(

@@ -8,14 +8,13 @@ from msgspec import Struct, structs
 from runtime.errors import ModelError
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.next_token_layers import block_config, block_kinds, names_of, next_token_layout
 from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import LLAMA, MODELS
 from runtime.models.config.renames import Renames
 
 Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
 OPTION = "--speculative-draft-model-path"
-# classes whose next-token layers are blocks of the model's own kind
-NEXTN_CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek")
 
 
 class DraftFiles(Protocol):
@@ -67,6 +66,7 @@ class HeadConfig(Struct, frozen=True, kw_only=True):
         int, ...
     ] = ()  # layers of the target whose inputs it is given; (): the last hidden state
     is_hidden_first: bool = False  # hidden state and embedding in this order
+    has_norm: bool = True  # a norm stands before the target's head
     renames: Renames = ()
     ignored: tuple[str, ...] = ()
 
@@ -189,35 +189,21 @@ def _aux_layers(given: _EagleLayers | None, num_layers: int) -> tuple[int, ...]:
 
 def _next_token_config(speculation: Speculation, path: str | None, target: ModelConfig) -> DraftConfig:
     """The next-token layer of the target's checkpoint, or of an export that has nothing else."""
-    kind = MODELS.get(target.architecture, "")
-    if not (target.draft_layers or path) or kind not in NEXTN_CLASSES or target.recurrent is not None:
+    layout = next_token_layout(target)
+    count = target.draft_layers or (layout is not None and not layout.is_counted) or path is not None
+    if layout is None or not count or not block_kinds(target):
         raise ModelError(
             f"--speculative-algorithm {speculation.algorithm}: the model ({target.architecture}) has no "
             f"next-token layers that are known here; give a draft model ({OPTION}), or another algorithm"
         )
-    index = target.num_layers if path is None else 0
-    here = f"layers.{index}."
-    layer = structs.replace(
-        target,
-        num_layers=1,
-        windows=(0,),
-        layer_ropes=(),
-        position_scales=(),
-        cache_scales=(),
-        draft_layers=0,
-        moe=None if target.moe is None else structs.replace(target.moe, layers=(True,)),
-    )
+    renames, ignored = names_of(layout, target, target.num_layers if path is None else 0, 0)
     head = HeadConfig(
         algorithm="NEXTN",
-        layers=layer,
+        layers=block_config(target, layout, 1),
         target_size=target.hidden_size,
-        renames=(
-            (here + "shared_head.norm.", "norm."),
-            (here + "enorm.", "enorm."),
-            (here + "hnorm.", "hnorm."),
-            (here + "eh_proj.", "fc."),
-            (here, "layers.0."),
-        ),
-        ignored=(rf"^(?!model\.layers\.{index}\.)", r"\.embed_tokens\.", r"\.shared_head\.head\."),
+        is_hidden_first=layout.is_hidden_first,
+        has_norm=bool(layout.norm),
+        renames=renames,
+        ignored=ignored,
     )
-    return DraftConfig(layer, head)
+    return DraftConfig(head.layers, head)

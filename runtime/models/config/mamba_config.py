@@ -243,6 +243,7 @@ class HfNemotronH(Struct, frozen=True, kw_only=True):
 
     layers_block_type: A[list[str], Meta(min_length=1, max_length=4096)] | None = None
     hybrid_override_pattern: A[str, Meta(min_length=1, max_length=4096)] | None = None
+    mtp_hybrid_override_pattern: A[str, Meta(max_length=64)] | None = None
     mamba_num_heads: sizes.Heads = 128
     mamba_head_dim: sizes.Width = 64
     ssm_state_size: sizes.Width = 128
@@ -286,7 +287,12 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
         step_limits=_step_limits(raw.get("time_step_limit")),
     )
     return Hybrid(
-        Recurrent(kinds=kinds, mixer=_checked(mixer), has_feed_forward=False),
+        Recurrent(
+            kinds=kinds,
+            mixer=_checked(mixer),
+            has_feed_forward=False,
+            next_token_kinds=_next_token_kinds(hf.mtp_hybrid_override_pattern or ""),
+        ),
         {
             "num_hidden_layers": len(names),
             "rms_norm_eps": hf.layer_norm_epsilon,
@@ -296,3 +302,9 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
             "tie_word_embeddings": False,  # whatever config.json says
         },
     )
+
+
+def _next_token_kinds(pattern: str) -> tuple[LayerKind, ...]:
+    """Blocks of a next-token layer: attention, and experts; () for other ones."""
+    kinds: dict[str, LayerKind] = {"*": "attention", "E": "none"}
+    return tuple(kinds[letter] for letter in pattern) if set(pattern) <= kinds.keys() else ()

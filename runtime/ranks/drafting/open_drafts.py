@@ -19,10 +19,14 @@ from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import SCHEMES, require_supported
 from runtime.models.draft_heads import DraftHead, read_token_map
+from runtime.models.hybrid import HybridDecoder
 from runtime.models.llama import Llama
 from runtime.ranks.drafting.head_network import HeadNetwork, token_ids
 from runtime.ranks.drafting.network import Network, OwnModel
 from runtime.ranks.weights_loader import WeightsLoader
+
+# of targets whose hidden states are what heads are made for
+KNOWN_FORWARDS = (Llama.piecewise, HybridDecoder.piecewise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class DraftLoader:
             loaded = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes).load(progress)
             network: Network = OwnModel(self.device, generative(loaded.model), model.windows)
             return LoadedDraft(network, loaded.num_bytes)
-        if not isinstance(target, Llama) or type(target).piecewise is not Llama.piecewise:
+        if not isinstance(target, Llama) or type(target).piecewise not in KNOWN_FORWARDS:
             raise ModelError(
                 f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "
                 f"{self.target.architecture}; take STANDALONE or NGRAM"
