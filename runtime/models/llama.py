@@ -222,8 +222,8 @@ class Llama(Layer):
         return self.with_aux(self._of_all_tokens(x + residual, batch), before)
 
     def with_aux(self, x: Tensor, before: dict[int, Tensor]) -> Tensor:
-        """Hidden states `x` [T, hidden], and behind each row those `before` the `aux_layers`, by layer; a layer
-        that is not among these is behind the last one."""
+        """Hidden states `x` [T, hidden], and in each row those of the `aux_layers` behind them. `before`:
+        hidden states before each of these layers, by its number; what is not there is `x`."""
         if not self.aux_layers:
             return x
         return torch.cat((x, *(before.get(index, x) for index in self.aux_layers)), dim=1)

@@ -17,10 +17,10 @@ from runtime.options.quantized_sizes import Ranks, saved_bytes
 
 
 class DraftSizes(Struct, frozen=True):
-    """Of one rank, in bytes."""
+    """What a draft model takes on one rank; nothing where there is none."""
 
     weights_bytes: int = 0
-    token_count: int = 0  # numbers in the keys and values of one token, in all layers
+    token_count: int = 0  # numbers in the keys and values of one token, in all of its layers
 
 
 def draft_sizes(plan: Plan, target: ModelConfig, ranks: Ranks, item: int) -> DraftSizes:
@@ -31,15 +31,14 @@ def draft_sizes(plan: Plan, target: ModelConfig, ranks: Ranks, item: int) -> Dra
         return DraftSizes()
     draft = read_draft_config(speculation, plan.model.model_path, target)
     model = draft.model
-    count = weight_count(model, *ranks) if draft.head is None else _head_count(draft.head, ranks)
+    count = sum(_head_count(head, ranks) for head in draft.heads) or weight_count(model, *ranks)
     num_bytes = count * item + float_bytes(model) - _saved(draft, ranks, item)
-    if draft.head is not None:
-        num_bytes += 8 * draft.head.head_vocab  # numbers of the target's tokens
+    num_bytes += sum(8 * head.head_vocab for head in draft.heads)  # numbers of the target's tokens
     return DraftSizes(num_bytes, attention_layers(model) * cached_count(model, ranks[0]))
 
 
 def _saved(draft: DraftConfig, ranks: Ranks, item: int) -> int:
-    return saved_bytes(draft.model, ranks, item) if draft.head is None else 0
+    return 0 if draft.heads else saved_bytes(draft.model, ranks, item)
 
 
 def _head_count(head: HeadConfig, ranks: Ranks) -> int:
@@ -56,4 +55,4 @@ def _head_count(head: HeadConfig, ranks: Ranks) -> int:
             wide = hidden * heads * model.head_dim
             return count + wide + 2 * hidden + -(-head.head_vocab // ranks[0]) * hidden
         case _:
-            return count + 3 * hidden
+            return count + (2 + head.has_norm) * hidden

@@ -135,6 +135,8 @@ class HeadReference:
         else:
             states = out.last_hidden_state[0]
         following = list(tokens[1:])
+        if self.algorithm == "NEXTN" and len(self.parts) > 1:
+            return self._in_turn(following, states)[:count]
         for _ in range(count):
             embeds = self.target.get_input_embeddings()(torch.tensor(following))
             hidden, logits = getattr(self, f"_{self.algorithm.lower()}")(embeds, states)
@@ -158,14 +160,21 @@ class HeadReference:
         hidden = block(inputs_embeds=x[None]).last_hidden_state[0]
         return hidden, self.target.lm_head(hidden[-1])
 
+    def _in_turn(self, following: list[int], states: Tensor) -> list[int]:
+        """A draft of each next-token layer, which takes the tokens one place further than the one before."""
+        drafts: list[int] = []
+        for block, parts in self.parts:
+            shifted = (following + drafts)[len(drafts) :]
+            embeds = self.target.get_input_embeddings()(torch.tensor(shifted))
+            states = block(inputs_embeds=self._joined(parts, embeds, states)[None]).last_hidden_state[0]
+            drafts.append(int(self.target.lm_head(states[-1]).argmax()))
+        return drafts
+
     def _joined(self, parts: dict[str, Tensor], embeds: Tensor, states: Tensor) -> Tensor:
         config = self.target.config
         eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
         offset = 1.0 if config.model_type.startswith(("qwen3_next", "qwen3_5")) else 0.0
-        both = [
-            _norm(embeds, parts["enorm"] + offset, eps),
-            _norm(states, parts["hnorm"] + offset, eps),
-        ]
+        both = [_norm(embeds, parts["enorm"] + offset, eps), _norm(states, parts["hnorm"] + offset, eps)]
         return linear(torch.cat(both[::-1] if self.is_hidden_first else both, dim=1), parts["fc"])
 
     def _eagle3(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

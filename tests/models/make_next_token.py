@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 from tests.models.make import randomize
 
-# of each architecture's family: where published checkpoints have the tensors of next-token layer {k}, {n} being
-# {k} behind the model's layers
+# names that published checkpoints have for the parts of next-token layer {k}, which is number {n} if the
+# model's layers are counted before it
 DEEPSEEK = {
     "block": "model.layers.{n}.",
     "enorm": "model.layers.{n}.enorm",
@@ -67,7 +67,7 @@ KEYS: dict[str, dict[str, Any]] = {
 BLOCKS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_layer_start_index": 2},
     "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
-    "nemotron_h": {"layers_block_type": ["attention", "moe"]},
+    "nemotron_h": {"layer_types": ["full_attention", "moe"]},
     **dict.fromkeys(
         ("mimo", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), {"layer_types": ["full_attention"]}
     ),
@@ -118,7 +118,11 @@ def _layer(
             found[place + rest] = tensor
         elif name in ("norm.weight", "norm_f.weight") and "norm" in names:
             found[names["norm"].format(n=num_layers + k, k=k) + ".weight"] = tensor
-    embedding = next(tensor for name, tensor in target.items() if name.endswith(("embed_tokens.weight", "embeddings.weight")))
+    embedding = next(
+        tensor
+        for name, tensor in target.items()
+        if name.endswith(("embed_tokens.weight", "embeddings.weight"))
+    )
     hidden = embedding.shape[1]
     extras = {
         "enorm": torch.rand(hidden) + 0.5,
@@ -135,8 +139,10 @@ def _layer(
 
 def _block_model(folder: Path, family: str) -> PreTrainedModel:
     config = deepcopy(target_config(folder))
-    for name, value in ({"num_hidden_layers": 1, "first_k_dense_replace": 0} | BLOCKS.get(family, {})).items():
+    own = BLOCKS.get(family, {})
+    for name, value in (own | {"first_k_dense_replace": 0}).items():
         setattr(config, name, value)
+    config.num_hidden_layers = len(own.get("layer_types", [""]))
     return randomize(AutoModel.from_config(config, dtype=torch.float32).eval())
 
 
@@ -144,5 +150,7 @@ def target_config(folder: Path) -> PretrainedConfig:
     """The configuration of a target by transformers, which knows MiMo as Qwen 2."""
     fields = json.loads((folder / "config.json").read_text())
     if fields["model_type"] == "mimo":
-        return AutoConfig.for_model(**(fields | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+        return AutoConfig.for_model(
+            **(fields | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})
+        )
     return AutoConfig.from_pretrained(folder)

@@ -13,7 +13,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.messages.speculation import DraftModel
+from runtime.messages.speculation import DraftModel, Speculation
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, sampling
@@ -39,13 +39,10 @@ class Recorded:
         runner.chains = self.record
 
     def record(self, rows: OwnRows, slots: np.ndarray, starts: np.ndarray) -> Tensor:
-        tokens = self.chains(rows, slots, starts)
-        ends = rows.counts.cumsum()
-        self.latest = {
-            slot: tokens[end - count : end].tolist()
-            for slot, end, count in zip(slots.tolist(), ends.tolist(), rows.counts.tolist(), strict=True)
-        }
-        return tokens
+        chains = self.chains(rows, slots, starts)
+        found = zip(slots.tolist(), chains.tolist(), rows.counts.tolist(), strict=True)
+        self.latest = {slot: chain[:count] for slot, chain, count in found}
+        return chains
 
 
 def check_drafts(planner: Planner, reference: HeadReference, expected: list[list[int]]) -> None:
@@ -121,6 +118,31 @@ def test_next_token_layers(family: str, tmp_path: Path) -> None:
     expected = decoded(folder, {}, num_states=12)
     planner = opened(folder, speculation=speculation("NEXTN", None), num_states=12)
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo"])
+def test_next_token_layers_in_turn(family: str, tmp_path: Path) -> None:
+    """Each of several next-token layers makes one draft, of the tokens that the one before it took and its
+    draft."""
+    folder = make_checkpoint("qwen2" if family == "mimo" else family, tmp_path / "model")
+    if family == "mimo":
+        in_mimo_layout(folder)
+    add_next_token_layers(folder, 4)
+    expected = decoded(folder, {})
+    planner = opened(folder, speculation=in_turn(4))
+    check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+def test_more_layers_than_there_are(tmp_path: Path) -> None:
+    folder = add_next_token_layers(make_checkpoint("deepseek_v3", tmp_path / "model"), 2)
+    with pytest.raises(ModelError, match="--speculative-num-steps 3 .* the model has 2"):
+        opened(folder, speculation=in_turn(3))
+
+
+def in_turn(num_steps: int) -> Speculation:
+    model = DraftModel(is_multi_layer=True)
+    shape = {"num_steps": num_steps, "num_draft_tokens": num_steps + 1}
+    return structs.replace(speculation("NEXTN", None, **shape), draft_model=model)
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])

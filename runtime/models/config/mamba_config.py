@@ -243,6 +243,7 @@ class HfNemotronH(Struct, frozen=True, kw_only=True):
 
     layers_block_type: A[list[str], Meta(min_length=1, max_length=4096)] | None = None
     hybrid_override_pattern: A[str, Meta(min_length=1, max_length=4096)] | None = None
+    mtp_layers_block_type: A[list[str], Meta(max_length=64)] | None = None  # of a next-token layer
     mtp_hybrid_override_pattern: A[str, Meta(max_length=64)] | None = None
     mamba_num_heads: sizes.Heads = 128
     mamba_head_dim: sizes.Width = 64
@@ -288,10 +289,7 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
     )
     return Hybrid(
         Recurrent(
-            kinds=kinds,
-            mixer=_checked(mixer),
-            has_feed_forward=False,
-            next_token_kinds=_next_token_kinds(hf.mtp_hybrid_override_pattern or ""),
+            kinds=kinds, mixer=_checked(mixer), has_feed_forward=False, next_token_kinds=_next_token_kinds(hf)
         ),
         {
             "num_hidden_layers": len(names),
@@ -304,7 +302,9 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
     )
 
 
-def _next_token_kinds(pattern: str) -> tuple[LayerKind, ...]:
+def _next_token_kinds(hf: HfNemotronH) -> tuple[LayerKind, ...]:
     """Blocks of a next-token layer: attention, and experts; () for other ones."""
-    kinds: dict[str, LayerKind] = {"*": "attention", "E": "none"}
-    return tuple(kinds[letter] for letter in pattern) if set(pattern) <= kinds.keys() else ()
+    pattern = hf.mtp_hybrid_override_pattern or ""
+    names = hf.mtp_layers_block_type or [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    kinds: dict[str, LayerKind] = {"attention": "attention", "full_attention": "attention", "moe": "none"}
+    return tuple(kinds[name] for name in names) if set(names) <= kinds.keys() else ()

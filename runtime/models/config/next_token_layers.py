@@ -1,7 +1,7 @@
 """Next-token layers of checkpoints (multi-token prediction): which families publish them, under which names,
 and how they differ. Torch-free.
 
-A next-token layer is a block of the model's own kind behind two norms and a projection, with a norm behind it:
+A next-token layer is a block of the model's own kind behind two norms and a projection, and before a norm:
 
     x = fc(enorm(embedding of the next token), hnorm(hidden state));  logits = target's head(norm(block(x)))
 """
@@ -33,6 +33,11 @@ class NextTokenLayout(Struct, frozen=True, kw_only=True):
     is_hidden_first: bool = False  # the projection takes hidden state and embedding in this order
     has_experts: bool = True  # where the model has any; False: the block is dense
     is_counted: bool = True  # config.json says how many there are; False: one, if it does not
+
+    @property
+    def is_single(self) -> bool:
+        """Whether names tell no second layer from the first."""
+        return "{" not in self.fc
 
     def renames(self, first: int, number: int, num_blocks: int) -> Renames:
         """Names of the next-token layer whose first block is `first` in {n} and `number` in {k} -> those of
@@ -138,12 +143,26 @@ def block_config(model: ModelConfig, layout: NextTokenLayout, num_layers: int) -
     )
 
 
-def names_of(
-    layout: NextTokenLayout, model: ModelConfig, first: int, number: int
-) -> tuple[Renames, tuple[str, ...]]:
-    """Of one next-token layer, numbered as in NextTokenLayout.renames: its names in checkpoints -> those of a
-    DraftHead, and patterns of the names that are not its own."""
-    own = layout.renames(first, number, len(block_kinds(model)))
-    names = "|".join(re.escape(name) for name, _ in own)
-    ignored = (rf"^(?!(.*\.)?({names}))", r"\.embed_tokens\.", r"\.shared_head\.head\.")
-    return (*own, *decoder_family(model.architecture).renames), ignored
+class LayerNames(Struct, frozen=True):
+    """Names of the tensors of one next-token layer."""
+
+    renames: Renames  # names in checkpoints -> those of a DraftHead
+    owns: str  # pattern of the names in checkpoints that are this layer's
+
+
+def names_of(layout: NextTokenLayout, model: ModelConfig, first: int, count: int) -> list[LayerNames]:
+    """The names of `count` next-token layers, of which `first` is the number {n} of the first block."""
+    size, family = len(block_kinds(model)), decoder_family(model.architecture)
+    found = []
+    for i in range(count):
+        own = layout.renames(first + i * size, i * size, size)
+        owns = rf"(^|\.)({'|'.join(re.escape(name) for name, _ in own)})"
+        found.append(LayerNames((*own, *family.renames), owns))
+    return found
+
+
+def ignored_names(layers: list[LayerNames]) -> tuple[str, ...]:
+    """Patterns of names in checkpoints that are of none of these layers, or of weights that they share with
+    the model."""
+    owns = "|".join(layer.owns for layer in layers)
+    return rf"^(?!.*({owns}))", r"\.embed_tokens\.", r"\.shared_head\.head\."

@@ -6,17 +6,7 @@ from typing import Literal
 from msgspec import Meta
 
 from runtime.messages import speculation as messages
-from runtime.options.declare import (
-    Amount,
-    Auto,
-    Count,
-    Derived,
-    Group,
-    on_device,
-    option,
-    planned,
-    superseded,
-)
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, superseded
 from runtime.options.groups.experts import MoeExchange, MoeRunner
 from runtime.options.groups.model import LoadFormat
 from runtime.options.groups.precision import Quantization
@@ -102,7 +92,13 @@ class Speculation(Group, frozen=True, kw_only=True):
     ] = "BFS"
     speculative_ngram_branch_length: A[Count, option("Longest branch that is remembered.")] = 18
     speculative_ngram_capacity: A[Count, option("Tokens that the n-gram memory holds.")] = 10_000_000
-    enable_multi_layer_eagle: A[bool, planned("Draft with several prediction layers.")] = False
+    enable_multi_layer_eagle: A[
+        bool,
+        option(
+            "Draft with several next-token layers of the model, of which each makes one draft of a chain.",
+            note="of NEXTN; as many as --speculative-num-steps",
+        ),
+    ] = False
 
 
 # why one might want to change the default
