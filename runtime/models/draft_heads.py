@@ -200,8 +200,8 @@ class DraftHead(Layer):
 
 class NextTokenHeads(Layer):
     """Heads in turn behind a target, each of which makes one draft of a chain (DeepSeek-V3, section 2.2).
-    What head k computes at a position is made of the token k + 1 places behind it, and of what head k - 1 gave
-    at the same position."""
+    What head k computes at a position is made of the token k + 1 places behind it, and of what head k - 1
+    gave at the same position."""
 
     def __init__(
         self, device: Device, dtype: torch.dtype, config: tuple[HeadConfig, ...], target: Llama
