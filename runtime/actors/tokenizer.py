@@ -110,7 +110,8 @@ class TokenizerActor:
                 for request in requests:
                     # here, so that seeds follow the order of arrival
                     seed = self._seed() if request.params.seed is None else request.params.seed
-                    if num_chars(request.prompt, INLINE_CHARS) <= INLINE_CHARS:
+                    chars = num_chars(request.prompt, INLINE_CHARS) + len(request.prediction)
+                    if chars <= INLINE_CHARS:
                         self._settle(request, self._try(request, seed))
                         await asyncio.sleep(0)  # many prompts must not hold up the steps
                     else:
@@ -244,6 +245,7 @@ class TokenizerActor:
             embeds=embeds,
             token_bans=token_bans(params, self._vocabulary),
             marks=request.marks,
+            prediction=self._prediction(request.prediction),
             tenant=request.tenant.name,
             routing_key=request.routing_key,
             replica=request.replica,
@@ -261,6 +263,13 @@ class TokenizerActor:
             return tokenized  # a constraint's grammar is checked first
         constraint = GrammarConstraint(None, (), self._stop_ids(params), self._thinking(tokenized))
         return structs.replace(tokenized, grammar_constraint=constraint)
+
+    def _prediction(self, text: str) -> list[int]:
+        """Tokens of a predicted answer, of one too long those that an answer may have."""
+        if not text:
+            return []
+        longest = self._limits.longest
+        return self._vocabulary.encode(text[: HEAD_CHARS * longest], False)[:longest]
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> token ids, and the position where a second text begins"""
