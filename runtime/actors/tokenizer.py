@@ -225,7 +225,7 @@ class TokenizerActor:
                 self._limits,
             )
         check(request.params, prompt_ids, self._limits)
-        params = fit(request.params, len(prompt_ids), self._limits)
+        params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest
         if request.params.stop or request.params.stop_regex:
             self._vocabulary.check_text("stop")
         if request.params.stop_regex:
@@ -245,7 +245,9 @@ class TokenizerActor:
             embeds=embeds,
             token_bans=token_bans(params, self._vocabulary),
             marks=request.marks,
-            prediction=self._prediction(request.prediction),
+            prediction=self._vocabulary.encode(request.prediction[: HEAD_CHARS * longest], False)[:longest]
+            if request.prediction
+            else [],
             tenant=request.tenant.name,
             routing_key=request.routing_key,
             replica=request.replica,
@@ -263,13 +265,6 @@ class TokenizerActor:
             return tokenized  # a constraint's grammar is checked first
         constraint = GrammarConstraint(None, (), self._stop_ids(params), self._thinking(tokenized))
         return structs.replace(tokenized, grammar_constraint=constraint)
-
-    def _prediction(self, text: str) -> list[int]:
-        """Tokens of a predicted answer, of one too long those that an answer may have."""
-        if not text:
-            return []
-        longest = self._limits.longest
-        return self._vocabulary.encode(text[: HEAD_CHARS * longest], False)[:longest]
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> token ids, and the position where a second text begins"""

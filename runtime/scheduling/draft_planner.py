@@ -10,8 +10,8 @@ from runtime.scheduling.step_builder import StepBuilder
 
 
 class DraftPlanner:
-    """Chooses drafts for decoding sequences: what a grammar forces, else what the client predicts, else what the
-    drafter proposes."""
+    """Chooses drafts for decoding sequences: what a grammar forces, else what the client predicts, else what
+    the drafter proposes."""
 
     def __init__(self, roster: Roster, drafter: Drafter | None, max_step_tokens: int) -> None:
         """`drafter`: None where only grammars have drafts."""
@@ -29,7 +29,7 @@ class DraftPlanner:
         return self.drafter is not None or bool(self._drafting) or bool(self.predicted)
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence begins."""
+        """The sequence was added to the scheduler."""
         if sequence.request.prediction:
             self.predicted.add(sequence)
 

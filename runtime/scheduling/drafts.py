@@ -71,8 +71,8 @@ class Drafter(ABC):
         return
 
     def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """A verify row of `sequence` had `num_drafts` drafts that the ranks made (Draft.is_own), and the model
-        accepted the first `num_accepted` of them."""
+        """A verify row of `sequence` had `num_drafts` drafts that the ranks made (Draft.is_own), and
+        `num_accepted` of them were accepted."""
         return
 
     def ended(self, sequence: Sequence) -> None:

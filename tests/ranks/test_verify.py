@@ -250,5 +250,5 @@ def test_thresholds_accept_what_is_not_sampled(temperature: float, is_taken: boo
     assert (row.tokens[count : count + 3] == drafts) is is_taken
     known = planner.row(1, row.tokens, sampling(prompt_logprobs=0))
     planner.prefill(known)
-    told = known.prompt[-1].logprobs[count - len(row.tokens) - 1 : -1]  # of the tokens behind each
-    assert [found[1] for found in row.results[-len(told) :]] == pytest.approx(list(told), abs=1e-4)
+    reported = known.prompt[-1].logprobs[count - len(row.tokens) - 1 : -1]  # of the tokens behind each
+    assert [found[1] for found in row.results[-len(reported) :]] == pytest.approx(list(reported), abs=1e-4)

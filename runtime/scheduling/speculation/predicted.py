@@ -1,5 +1,5 @@
-"""Drafts from an answer that the client predicts (OpenAI's `prediction`): the prediction is followed from token
-to token, and where the answer leaves it, it is taken up again behind the last tokens that both have.
+"""Drafts from an answer that the client predicts (OpenAI's `prediction`): the prediction is followed from
+token to token, and where the answer leaves it, it is taken up again behind the last tokens that both have.
 """
 
 from array import array
