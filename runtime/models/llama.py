@@ -145,7 +145,7 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    # multi-token prediction of Ernie 4.5 and EXAONE MoE, which is not loaded, and masks of old GPT-NeoX
+    # next-token layers, which only draft heads load, and masks of old GPT-NeoX
     ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_", r"\.attention\.(masked_)?bias$")
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer

@@ -83,7 +83,7 @@ class DraftPlanner:
             return None
         most = min(most, len(draft.tokens) if draft.is_sure else MAX_VERIFIED)
         if cache.states is not None and not draft.is_sure:
-            if draft.is_tree or (draft.is_own and self.drafter is not None and self.drafter.branches > 1):
+            if draft.is_tree:
                 return None  # recurrent layers go from one token to the next
             most = min(most, self._nodes - 1)
         wanted = last + 1 + min(most, len(draft.tokens))

@@ -38,9 +38,9 @@ CASES: list[tuple[Rule | None, dict[str, Any]]] = [
 
 
 class KnownAnswer(Drafter):
-    """Proposes the tokens of an answer that was generated before, `answer`. Each is replaced by a random token
-    with probability 0.2. Half of the drafts are trees, with a wrong sibling before each of the first two
-    tokens."""
+    """Proposes the tokens of an answer that was generated before, `answer`. Each is replaced by a random
+    token with probability 0.2. Half of the drafts are trees, with a wrong sibling before each of the first
+    two tokens."""
 
     def __init__(self) -> None:
         self.random = Random(1)

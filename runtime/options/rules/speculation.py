@@ -113,6 +113,17 @@ def drafts_are_of_tokens(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
     return None
 
 
+def trees_need_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Recurrent layers go from one token to the next, so they compute no trees."""
+    branches, algorithm = plan.speculation.speculative_eagle_topk, plan.speculation.speculative_algorithm
+    if algorithm in (None, "NGRAM") or branches == 1 or not model.num_recurrent_layers:
+        return None
+    return (
+        f"--speculative-eagle-topk {branches} asks for trees of drafts, and the recurrent layers of this "
+        "model compute chains only; take 1"
+    )
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
     drafts_are_fully_described,
     drafts_have_a_model,
@@ -122,4 +133,4 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     ngram_bounds_are_in_order,
 )
 
-PLAN_RULES: tuple[PlanRule, ...] = (drafts_are_of_tokens,)
+PLAN_RULES: tuple[PlanRule, ...] = (drafts_are_of_tokens, trees_need_attention)
