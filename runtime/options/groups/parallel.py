@@ -53,7 +53,7 @@ class Parallel(Group, frozen=True, kw_only=True):
     pp_max_micro_batch_size: A[
         Count | None,
         option(
-            "Most sequences of one micro-batch in the pipeline; by default they are shared out evenly.",
+            "Most sequences that decode in one micro-batch; by default they are shared out evenly.",
             aliases=("--max-micro-batch-size",),
         ),
     ] = None

@@ -145,6 +145,31 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "is above --speculative-ngram-max-bfs-breadth 10",
         {"speculative_ngram_min_bfs_breadth": 10},
     ),
+    (
+        {"speculative_algorithm": "NGRAM", "enable_multi_layer_eagle": True},
+        "take --speculative-algorithm NEXTN",
+        {"speculative_algorithm": "NEXTN"},
+    ),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "enable_multi_layer_eagle": True,
+            "speculative_draft_model_path": "x",
+        },
+        "leave --speculative-draft-model-path out",
+        {"speculative_draft_model_path": None},
+    ),
+    (
+        {
+            "speculative_algorithm": "NEXTN",
+            "enable_multi_layer_eagle": True,
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 8,
+        },
+        "makes chains",
+        {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
+    ),
     ({"speculative_algorithm": "EAGLE3"}, "needs a draft model", {"speculative_draft_model_path": "x"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),
     (
