@@ -26,6 +26,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.nodes.addresses import node_environment
 from runtime.options.facts import device_facts
 from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.groups.precision import requested_quantization
@@ -69,17 +70,18 @@ def start_rank(
         memory_fraction=plan.memory.mem_fraction_static,
         max_total_tokens=plan.memory.max_total_tokens,
         num_threads=plan.parallel.num_threads,
-        rendezvous="",
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
-        environment=plan.ascend.rank_environment,
+        environment=node_environment(plan.parallel) | plan.ascend.rank_environment,
         numa_nodes=plan.parallel.numa_nodes(replica),
+        num_nodes=plan.parallel.nnodes,
         num_replicas=plan.parallel.data_parallel_size,
         first_device=replica * plan.parallel.num_ranks,
         window_ratio=plan.memory.window_ratio,
         state_ratio=plan.states.mamba_full_memory_ratio,
         num_states=plan.states.max_mamba_cache_size,
         state_dtype=plan.states.state_dtype,
+        recurrent_backend=plan.states.mamba_backend,
         host_bytes=plan.tiers.hicache_size * 10**9 if plan.tiers.enable_hierarchical_cache else 0,
         host_ratio=plan.tiers.hicache_ratio if plan.tiers.enable_hierarchical_cache else 0.0,
         host_layout=plan.tiers.hicache_mem_layout,

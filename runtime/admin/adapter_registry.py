@@ -26,7 +26,7 @@ from runtime.errors import InvalidRequest, ModelError, OptionsError, RequestErro
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
-from runtime.models.config.lora_targets import lora_modules, lora_renames
+from runtime.models.config.lora_targets import lora_modules, lora_names, lora_renames
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.peft import Adapter, read_adapter, stamp
 from runtime.options.plan import Plan
@@ -111,14 +111,15 @@ class AdapterRegistry:
         ranks = [adapter.rank for _, adapter in adapters.values()]
         self._max_rank = limits.max_rank or max(ranks, default=0)
         known = {module.rpartition(".")[2] for module in self._modules}
-        given = set(limits.targets or ()) - {"all", "all-linear"}
-        if given - known:
+        names = {name: lora_names(name, model) for name in {*(limits.targets or ())} - {"all", "all-linear"}}
+        if unknown := sorted(name for name, modules in names.items() if not modules):
             raise OptionsError(
                 [
-                    f"--lora-target-modules names {', '.join(sorted(given - known))}; "
-                    f"this model has {', '.join(sorted(known))}"
+                    f"--lora-target-modules names {', '.join(unknown)}; this model has "
+                    f"{', '.join(sorted(known))}"
                 ]
             )
+        given = set().union(*names.values())
         used = set().union(*(adapter.targets for _, adapter in adapters.values()))
         self._targets = known if limits.targets and not given else given or used
         for spec, adapter in adapters.values():

@@ -49,6 +49,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
     groups = [(group, Counter(group.pool.free)) for group in tree.groups]
     for group, owners in groups:
         owners.update(entry for sequence in sequences for entry in _own(group, sequence))
+        if group is cache.host.states:
+            owners.update(cache.host.states.places.outside)
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
     while stack:

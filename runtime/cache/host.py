@@ -180,6 +180,8 @@ class HostTier:
     def ranks_replaced(self) -> None:
         """The old ranks are certainly gone, and new ones have started."""
         self._touched.clear()
+        if self.states is not None:
+            self.states.places.forget_steps()
 
     def reserve(self, count: int) -> list[int]:
         """Up to `count` host pages for a storage tier to write to; no step in flight touches them."""

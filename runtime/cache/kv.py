@@ -14,6 +14,8 @@ step n or a later one reads it, and a page that is released now is overwritten b
 describes what follows for copies to host memory.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from runtime.cache.groups import CacheGroup, usable
@@ -54,6 +56,7 @@ class KVCache:
         self.host = HostTier(self.tree, config.host)
         self.window: WindowPool | None = None
         self.states: StatePool | None = None
+        self.groups: tuple[CacheGroup, ...] = ()  # those of the two that there are
         self._open_groups()
 
     @property
@@ -80,7 +83,7 @@ class KVCache:
         sequence.match = self.tree.probe(
             sequence.match, sequence.request.namespace, sequence.tokens, (known - 1) // self.page_size
         )
-        return wanted - usable(self._groups, sequence.match).num_locked
+        return wanted - usable(self.groups, sequence.match).num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` pages are
@@ -95,7 +98,7 @@ class KVCache:
             match = self.tree.match(namespace, sequence.tokens, (known - 1) // self.page_size)
         else:
             match = self.tree.enter(namespace)
-        deepest, match = match, usable(self._groups, match)
+        deepest, match = match, usable(self.groups, match)
         host_only: list[Node] = []  # matching nodes that are in host memory only, deepest first
         node = match
         while node.parent is not None and not node.page:
@@ -114,7 +117,7 @@ class KVCache:
         sequence.pages = node.path() + pages
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
         sequence.loaded_len = len(host_only) * self.page_size
-        for group in self._groups:
+        for group in self.groups:
             group.start(sequence, deepest)
 
     def grow(self, sequence: Sequence) -> bool:
@@ -137,7 +140,7 @@ class KVCache:
             self._publish(sequence, spare)
         assert sequence.node is not None
         self.pool.release(spare + sequence.pages[sequence.node.depth :])
-        for group in self._groups:
+        for group in self.groups:
             group.leave(sequence)
         self.tree.unlock(sequence.node)
         sequence.pages = []
@@ -180,20 +183,24 @@ class KVCache:
         self.pool = PagePool(self.pool.size, self.pool.broken | pages)
         self.tree.is_closed = True
         self.tree = tree
+        old = self.host.states
         self.host = HostTier(tree, self.config.host)
-        self._open_groups()
+        self._open_groups(busy=set() if old is None else old.places.busy)
 
-    def _open_groups(self, hosts: HostStates | None = None) -> None:
+    def _open_groups(self, hosts: HostStates | None = None, busy: Collection[int] = ()) -> None:
         """Opens empty groups, for a tree whose nodes have no entries of them, but for states in host memory
-        (`hosts`; None: of these there are none either)."""
+        (`hosts`; None: of these there are none either, and places of `busy` are out of use)."""
         if hosts is None and self.config.states.num_slots and self.config.host.num_states > 1:
-            hosts = HostStates(self.config.host.num_states, WRITE_POLICIES[self.config.host.write_policy])
+            host = self.config.host
+            hosts = HostStates(
+                host.num_states, WRITE_POLICIES[host.write_policy], has_storage=host.has_storage, broken=busy
+            )
         self.host.states = hosts
         self.window = open_windows(self.config.window, self.page_size)
         self.states = open_states(self.config.states, self.page_size, hosts)
         groups: tuple[CacheGroup | None, ...] = (self.window, self.states)
-        self._groups = tuple(group for group in groups if group is not None)
-        self.tree.groups = self._groups if hosts is None else (*self._groups, hosts)
+        self.groups = tuple(group for group in groups if group is not None)
+        self.tree.groups = self.groups if hosts is None else (*self.groups, hosts)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages of which the tree has another copy are replaced by that copy and appended to

@@ -99,7 +99,7 @@ class StatePool:
     def take(self, owners: list[tuple[int, int]], step: int) -> StateCopies | None:
         """The copies of the plan, which is complete and becomes `step`. `owners`: the slots of sequences on
         the ranks, and their state slots."""
-        hosts = self.hosts.take(step) if self.hosts is not None and self.hosts.has_copies else None
+        hosts = None if self.hosts is None else self.hosts.take(step)
         if not (owners or self._keeps or hosts):  # loads come with owners
             return None
         keeps = [(source, to, at) for to, (source, at) in self._keeps.items()]

@@ -4,6 +4,9 @@
     wanted()     ──► keys of the pages that a prompt still misses
     reserve()    ──► host pages to write them to ──► adopt(), which takes those into the tree that it needs
 
+and for the states of recurrent layers confirmed_states(), reserve_state() and adopt_state(). A state has the
+key of the page that it follows.
+
 All of this runs in the event loop; reading and writing of the pages themselves need not. host.py explains why
 it is safe. Pins and reservations refer to one host memory: after that was replaced (by ranks with another
 number of host pages), returning them has no effect.
@@ -14,7 +17,9 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
+from runtime.cache.groups import usable
 from runtime.cache.host import HostTier
+from runtime.cache.host_states import HostStates
 from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
@@ -42,6 +47,25 @@ class Pin(Struct, frozen=True):
         self.tree.unpin(self.node)
 
 
+class StatePin(Struct, frozen=True):
+    """As Pin, of the copy of a state."""
+
+    key: bytes  # that of the page which the state follows
+    host: int  # its place
+    states: HostStates
+
+    def release(self) -> None:
+        """Unpins the copy."""
+        self.states.places.unpin(self.host)
+
+
+class ReservedState(Struct, frozen=True):
+    """A place for a state that the storage tier owns until `adopt_state`."""
+
+    place: int
+    states: HostStates
+
+
 class Reserved(Struct, frozen=True):
     """Host pages that the storage tier owns until `adopt`."""
 
@@ -51,10 +75,12 @@ class Reserved(Struct, frozen=True):
 
 class Wanted(Struct, frozen=True):
     """The full pages of a prompt that neither device nor host memory has: pages `first`, `first` + 1, ... of
-    the prompt, counted from 0."""
+    the prompt, counted from 0. `passed`: keys of the pages before these behind which the prompt cannot be
+    continued, because a state of recurrent layers is missing there."""
 
     first: int
     keys: list[bytes]
+    passed: list[bytes] = []
 
 
 class StorageConnector:
@@ -102,11 +128,35 @@ class StorageConnector:
         node = sequence.match = cache.tree.probe(sequence.match, sequence.request.namespace, tokens, last)
         if node.depth == 0:
             node = Node(None, sequence.request.namespace.encode(), 0)  # the namespace may have no root yet
-        first, digest, keys = node.depth, self.key(node), []
+        first, digest, keys, passed = node.depth, self.key(node), list[bytes](), list[bytes]()
+        end = usable(cache.groups, node)
+        while node is not end and node.parent is not None:
+            passed.append(self.key(node))
+            node = node.parent
         for start in range(first * width, last * width, width):
             digest = _chain(digest, tokens[start : start + width].tobytes())
             keys.append(digest)
-        return Wanted(first, keys)
+        return Wanted(first, keys, passed[::-1])
+
+    def confirmed_states(self) -> list[StatePin]:
+        """As `confirmed`, for copies of states."""
+        if (states := self.cache.host.states) is None:
+            return []
+        return [StatePin(self.key(node), place, states) for node, place in states.pin_confirmed()]
+
+    def reserve_state(self) -> ReservedState | None:
+        """A place for a state; None: there is none."""
+        states = self.cache.host.states
+        return None if states is None or not (place := states.reserve()) else ReservedState(place, states)
+
+    def adopt_state(self, sequence: Sequence, depth: int, reserved: ReservedState) -> bool:
+        """Gives the state behind the first `depth` pages of the sequence's tokens to the tree; frees its
+        place if the tree lacks these pages or has the state. `depth` 0: there is none. -> whether the tree
+        took it"""
+        if reserved.states is not self.cache.host.states:
+            return False
+        node = self.cache.tree.probe(None, sequence.request.namespace, sequence.tokens, depth)
+        return reserved.states.adopt(node if 0 < depth == node.depth else None, reserved.place)
 
     def reserve(self, count: int) -> Reserved:
         """Up to `count` host pages, for which unused ones are evicted."""

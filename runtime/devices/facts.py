@@ -25,6 +25,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     graph_max_running: int
     # memory of a rank that has imported its libraries and loaded nothing, files that it shares left out
     standby_bytes: int = 0
+    recurrent_backends: tuple[str, ...] = ("torch_native",)  # of recurrent layers, the preferred one first
     other_dtypes: tuple[str, ...] = ()  # dtypes that it computes in and "auto" never chooses
     page_sizes: tuple[int, ...] = ()  # page sizes that its kernels take; (): any
     latent_page_sizes: tuple[int, ...] = ()  # page sizes of its latent attention; (): as page_sizes

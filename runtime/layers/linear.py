@@ -3,7 +3,7 @@ its outputs over the ranks, the row-parallel layer that follows splits its input
 of them costs one collective."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,13 @@ class LinearLora(Protocol):
         """Adds what the adapters of the step's tokens make of the input [T, in] to `out` [T, out], in place,
         and returns it."""
         ...
+
+
+class OutputRows(NamedTuple):
+    """Neighbouring columns of a layer's output, and the rows of a checkpoint tensor that make them."""
+
+    first: int  # column
+    rows: Tensor  # int64 [columns]
 
 
 class Linear(Layer):
@@ -145,6 +152,15 @@ class Linear(Layer):
             if weight is not None:
                 yield from weight.children()
 
+    def output_rows(self, part: str) -> list[OutputRows]:
+        """The columns that a part makes on this rank, in the order that they have when weights are loaded."""
+        first = 0
+        for name, shard in self.outputs.items():
+            if name == part:
+                return [OutputRows(first, torch.arange(shard.start, shard.start + shard.size))]
+            first += shard.size
+        raise KeyError(part)
+
     def row_tensors(self) -> Iterator[Tensor]:
         """All tensors that have a row for each output, so that rows may be put into another order before
         `finish_loading`."""
@@ -220,3 +236,14 @@ class QkvLinear(Linear):
         super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias)
         # the order into which rows of each query and key head are brought when loaded; None: they stay
         self.row_order: list[int] | None = None
+
+    def output_rows(self, part: str) -> list[OutputRows]:
+        """See Linear.output_rows."""
+        ((first, rows),) = super().output_rows(part)
+        return [OutputRows(first, rows if part == "v" else self.ordered(rows))]
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        """Rows of query or key heads, int64 [n], in the order of `row_order`."""
+        if self.row_order is None:
+            return rows
+        return rows.unflatten(0, (-1, len(self.row_order)))[:, self.row_order].flatten()

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from runtime.devices.base import Device
 from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
-from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.linear import Linear
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
@@ -126,24 +126,24 @@ class LoraSlots:
         dtype = layer.dtype
         self.ops = ops
         self.step = step
-        self.parts = parts
-        self.dtype, self.inputs, self.outputs = layer.dtype, layer.inputs, layer.outputs
-        self.row_order = layer.row_order if isinstance(layer, QkvLinear) else None
-        sizes = [layer.outputs[part].size for part in parts]
-        starts = np.cumsum([0, *(shard.size for shard in layer.outputs.values())]).tolist()
-        offsets = dict(zip(layer.outputs, starts, strict=False))
-        self.firsts = np.cumsum([0, *sizes]).tolist()  # columns of B
+        self.dtype, self.inputs = layer.dtype, layer.inputs
+        # a part may be several runs of columns, which have the same A
+        runs = {part: layer.output_rows(part) for part in parts}
+        self.rows = {part: torch.cat([run.rows for run in own]) for part, own in runs.items()}
+        columns = [(part, run.first, len(run.rows)) for part, own in runs.items() for run in own]
+        self.part_of_run = [part for part, _, _ in columns]
+        num_columns = sum(size for _, _, size in columns)
         self.weights = LoraWeights(
             torch.zeros(
                 setup.num_lora_slots,
-                len(parts),
+                len(columns),
                 setup.max_rank,
                 layer.inputs.size,
                 dtype=dtype,
                 device=torch_device,
             ),
-            torch.zeros(setup.num_lora_slots, sum(sizes), setup.max_rank, dtype=dtype, device=torch_device),
-            tuple((offsets[part], size) for part, size in zip(parts, sizes, strict=True)),
+            torch.zeros(setup.num_lora_slots, num_columns, setup.max_rank, dtype=dtype, device=torch_device),
+            tuple((first, size) for _, first, size in columns),
         )
 
     @property
@@ -154,24 +154,20 @@ class LoraSlots:
     def shard(self, part: str, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """This rank's shard of a pair of checkpoint tensors, A [rank, in] and B [out, rank]. B is multiplied
         by the scale."""
-        inputs, outputs = self.inputs, self.outputs[part]
-        own = (
-            a[:, inputs.start : inputs.start + inputs.size],
-            b[outputs.start : outputs.start + outputs.size],
-        )
-        if self.row_order is not None and part in ("q", "k"):
-            heads = own[1].unflatten(0, (-1, len(self.row_order)))
-            own = own[0], heads[:, self.row_order].flatten(0, 1)
-        return own[0].to(self.dtype).contiguous(), (own[1].float() * scale).to(self.dtype)
+        own = a[:, self.inputs.start : self.inputs.start + self.inputs.size]
+        return own.to(self.dtype).contiguous(), (b[self.rows[part]].float() * scale).to(self.dtype)
 
     def load_slot(self, lora_slot: int, path: str, weights_of_adapter: AdapterWeights) -> None:
         """Copies the adapter's weights for the layer `path` to a LoRA slot; zeros where it has none."""
         a, b = self.weights.a[lora_slot].zero_(), self.weights.b[lora_slot].zero_()
-        for index, part in enumerate(self.parts):
+        for index, part in enumerate(self.part_of_run):
             if (pair := weights_of_adapter.get((path, part))) is not None:
-                rank = len(pair[0])
-                a[index, :rank].copy_(pair[0])
-                b[self.firsts[index] : self.firsts[index + 1], :rank].copy_(pair[1])
+                a[index, : len(pair[0])].copy_(pair[0])
+        first = 0
+        for part, rows in self.rows.items():
+            if (pair := weights_of_adapter.get((path, part))) is not None:
+                b[first : first + len(rows), : len(pair[0])].copy_(pair[1])
+            first += len(rows)
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds the low-rank products for the input `x` [T, in] to the layer's output `out` [T, out], in

@@ -191,6 +191,12 @@ class Metrics:
             label="event",
             values=("written", "read", "missed", "corrupt", "dropped", "evicted"),
         )
+        self.storage_states = Labelled(
+            "runtime_storage_states_total",
+            "States of recurrent layers in the storage tier, by what became of them.",
+            label="event",
+            values=("written", "read", "missed", "corrupt", "dropped", "evicted"),
+        )
         self.storage_bytes = Labelled(
             "runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read")
         )
@@ -330,7 +336,7 @@ class Metrics:
 
     def reset_storage(self) -> None:
         """Sets the metrics of the storage tier to zero, so that each storage actor can add its totals."""
-        for labelled in (self.storage_pages, self.storage_bytes, self.storage_s):
+        for labelled in (self.storage_pages, self.storage_states, self.storage_bytes, self.storage_s):
             labelled.values.update(dict.fromkeys(labelled.values, 0.0))
         self.storage_errors.value = self.storage_fetched_tokens.value = 0.0
         self.storage_timeouts.value = self.storage_wait_s.value = self.storage_held_bytes.value = 0.0

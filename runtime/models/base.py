@@ -8,7 +8,7 @@ A model is made from (device, dtype, config), and its weights are loaded by mode
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,21 @@ from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
 
+Result = TypeVar("Result")
+
+
+class TokenMixer(Protocol):
+    """What mixes the tokens of a sequence, between projections: attention, or a recurrent mixer. Experts that
+    are computed one by one are one, too: how, depends on the tokens."""
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """[T, ...] of the step's tokens, what was projected of them, -> [T, ...] before the output
+        projection. It alone depends on rows, lengths and states, and graphs of pieces stop before it."""
+        ...
+
 
 class AttentionLayer(Protocol):
-    """The attention block of a decoder layer: projections, and attention between them."""
+    """The attention block of a decoder layer: projections, and attention between them. A TokenMixer."""
 
     attention: Attention | MlaAttention
     o_proj: Linear
@@ -40,9 +52,25 @@ class AttentionLayer(Protocol):
         ...
 
 
-# Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T,
+# Yields the next layer that mixes tokens and its queries, is sent its output, returns the hidden states [T,
 # hidden].
-Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
+Pieces = Generator[tuple[TokenMixer, tuple[Tensor, ...]], Tensor, Tensor]
+
+
+def attended(
+    pieces: Generator[tuple[TokenMixer, tuple[Tensor, ...]], Tensor, Result], batch: ForwardBatch
+) -> Result:
+    """What `pieces` return, with each mixer of tokens computed where they yield it."""
+    output = None
+    try:
+        while True:
+            mixer, queries = pieces.send(output)  # type: ignore[arg-type]  # the first one is None
+            output = mixer.attend(queries, batch)
+    except StopIteration as end:
+        found: Result = end.value
+        return found
+
+
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
 CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
 

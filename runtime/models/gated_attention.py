@@ -5,7 +5,7 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
-from runtime.layers.linear import QkvLinear
+from runtime.layers.linear import Linear, OutputRows, QkvLinear
 from runtime.layers.weight import scaled_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.self_attention import SelfAttention
@@ -26,6 +26,16 @@ class GatedQkvLinear(QkvLinear):
         self.outputs["q"] = scaled_shard(shard, 2)
         self.size += shard.size
 
+    def output_rows(self, part: str) -> list[OutputRows]:
+        """See Linear.output_rows; those of queries, and those of their gates."""
+        ((first, rows),) = Linear.output_rows(self, part)
+        if part == "v":
+            return [OutputRows(first - self.gate_size, rows)]
+        if part == "k":
+            return [OutputRows(first - self.gate_size, self.ordered(rows))]
+        queries, gates = (half.flatten() for half in rows.unflatten(0, (-1, 2, self.dim)).unbind(1))
+        return [OutputRows(0, self.ordered(queries)), OutputRows(self.size - self.gate_size, gates)]
+
     def order_rows(self) -> None:
         """Brings the rows of the loaded weight into order. Raises ModelError for rows of ggml's types."""
         if self.ggml is not None:
@@ -45,6 +55,7 @@ class GatedSelfAttention(SelfAttention):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         super().__init__(device, dtype, config, index)
         self.qkv_proj: GatedQkvLinear = GatedQkvLinear(device, dtype, config)
+        self.qkv_proj.row_order = self.row_order
 
     def finish_loading(self) -> None:
         """See SelfAttention.finish_loading; gates go behind the values first."""

@@ -26,15 +26,14 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import (
     GatedDelta,
     KimiDelta,
-    LayerKind,
     Mamba1,
     Mamba2,
     Mixer,
     Multipliers,
     Recurrent,
     ShortConv,
+    renames_in,
 )
-from runtime.models.config.renames import Renames
 from runtime.models.gated_attention import GatedSelfAttention
 from runtime.models.llama import FeedForwards, Llama, feed_forward
 from runtime.models.self_attention import reduction_of
@@ -112,12 +111,13 @@ class HybridDecoderLayer(Layer):
         self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch
     ) -> Pieces:
         """From the pair that the previous block returned to that of the next one, as DecoderLayer; yields
-        where the layer attends."""
+        where tokens of a sequence meet."""
         x, residual = self.input_layernorm.add(x, residual)
         factors, mixed = self.multipliers, None
         if self.mixer is not None:
             given = scaled(self.all_tokens(x, batch), factors.mixer_in)
-            mixed = scaled(self.mixer.forward(given, batch), factors.mixer_out)
+            mixed = yield self.mixer, self.mixer.project(given)
+            mixed = scaled(self.mixer.out_proj.forward(mixed), factors.mixer_out)
         if self.self_attn is not None:
             given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
             given = scaled(given, factors.attention_in)
@@ -129,7 +129,10 @@ class HybridDecoderLayer(Layer):
             if self.post_attention_layernorm is None:
                 return mixed, residual
             x, residual = self.post_attention_layernorm.add(mixed, residual)
-        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
+        if isinstance(self.mlp, PlainExperts):
+            out = yield self.mlp, (x,)
+            return scaled(out, self.scale), residual
+        if isinstance(self.mlp, SparseFeedForward):
             return scaled(self.mlp.forward(x, batch), self.scale), residual
         assert self.mlp is not None, "a layer that does nothing"
         return scaled(self.mlp.forward(self.all_tokens(x, batch)), self.scale), residual
@@ -147,12 +150,6 @@ def scaled(x: Tensor, factor: float) -> Tensor:
 def cache_index(recurrent: Recurrent, index: int) -> int:
     """Which cache is that of layer `index`: there are none for layers without attention."""
     return sum(kind in ("attention", "parallel") for kind in recurrent.kinds[:index])
-
-
-def renames_in(config: ModelConfig, kind: LayerKind, old: str, new: str) -> Renames:
-    """Names below layers of one kind that are `old` in checkpoints, and `new` here."""
-    kinds = recurrent_of(config).kinds
-    return tuple((f"layers.{i}.{old}.", f"layers.{i}.{new}.") for i, one in enumerate(kinds) if one == kind)
 
 
 def recurrent_of(config: ModelConfig) -> Recurrent:
@@ -183,9 +180,12 @@ class HybridDecoder(Llama):
         tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
-        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
+        before: dict[int, Tensor] = {}
+        for index, (layer, kind) in enumerate(zip(self.layers, self.rotary_of_layer, strict=True)):
+            if index in self.aux_layers:
+                before[index] = self._of_all_tokens(x + residual, batch)
             x, residual = yield from layer.piecewise(x, residual, tables[kind], batch)
-        return all_tokens(self.sequence_parallel, x + residual, len(batch.positions))
+        return self.with_aux(self._of_all_tokens(x + residual, batch), before)
 
 
 class GraniteHybrid(HybridDecoder):
@@ -237,5 +237,7 @@ class OlmoHybrid(HybridDecoder):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         super().__init__(device, dtype, config)
         # transformers reads this name, and writes the other
-        written = renames_in(config, "attention", "feedforward_layer_norm", "post_attention_layernorm")
+        written = renames_in(
+            recurrent_of(config), "attention", "feedforward_layer_norm", "post_attention_layernorm"
+        )
         self.renames = (*written, *self.renames)

@@ -6,9 +6,10 @@ import torch
 from runtime.devices.base import Device
 from runtime.layers.weight import PackedModules
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.recurrent_config import mixer_renames
 from runtime.models.deepseek import DeepSeek, MlaSelfAttention
 from runtime.models.fused_tensors import equal_parts
-from runtime.models.hybrid import HybridDecoder, renames_in
+from runtime.models.hybrid import HybridDecoder, recurrent_of
 
 
 class KimiLinear(HybridDecoder):
@@ -25,4 +26,4 @@ class KimiLinear(HybridDecoder):
         super().__init__(device, dtype, config)
         # as transformers writes it; published checkpoints have the three apart
         self.fused_modules = {"conv1d": equal_parts("q_conv1d", "k_conv1d", "v_conv1d")}
-        self.renames = (*renames_in(config, "recurrent", "self_attn", "mixer"), *self.renames)
+        self.renames = (*mixer_renames(recurrent_of(config)), *self.renames)

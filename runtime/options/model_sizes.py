@@ -76,14 +76,11 @@ def weight_count(
 
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
     """Numbers in the LoRA slots of one rank, each as large as the largest adapter."""
-    count, keys = 0, kv_heads(model, ranks) * model.head_dim
-    for name, (ins, outs) in lora_modules(model).items():
-        module = name.rpartition(".")[2]
-        if module in setup.targets:
-            is_row = module in ("o_proj", "down_proj")
-            count += (ins // ranks if is_row else ins) + (
-                outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks
-            )
+    modules = lora_modules(model, ranks).items()
+    count = sum(sum(sizes) for name, sizes in modules if name.rpartition(".")[2] in setup.targets)
+    if model.recurrent is not None and model.recurrent.gates_attention and "q_proj" in setup.targets:
+        # A of queries stands there a second time, for their gates
+        count += model.recurrent.num_attention_layers * model.hidden_size
     return count * setup.max_rank * setup.num_lora_slots
 
 

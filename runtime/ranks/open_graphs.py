@@ -36,7 +36,7 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
             compiled_rows=setup.compiled_rows,
             states=runner.states,
         )
-    if setup.piecewise_sizes and is_piecewise(runner.model) and runner.states is None:
+    if setup.piecewise_sizes and is_piecewise(runner.model):
         piecewise_graphs = PiecewiseGraphs(
             device,
             device.graphs,
@@ -48,5 +48,6 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
             setup.piecewise_sizes,
             masks=runner.load is not None,
             compiled=runner.compiled if setup.compiles_piecewise else None,
+            states=runner.states,
         )
     return decode_graphs, piecewise_graphs

@@ -6,10 +6,11 @@ tokens.
                keys and values stored    the next projections, stored    feed-forward
 
 Attention is launched between the graphs with the plan of the step at hand, over its tokens alone, so graphs
-depend on neither rows nor lengths. What crosses from a graph to attention, or back, is copied to tensors that
-all layers and sizes share: one more copy on each side, less than a hundredth of a layer's time, and no tensor
-of a graph is read from outside. Tokens up to the size are padding: they are stored to the padding page, and
-their results are dropped.
+depend on neither rows nor lengths. Recurrent layers are launched there as well, from convolution to norm:
+they go on from the states of the step's sequences. What crosses from a graph to attention, or back, is copied
+to tensors that all layers and sizes share: one more copy on each side, less than a hundredth of a layer's
+time, and no tensor of a graph is read from outside. Tokens up to the size are padding: they are stored to the
+padding page, and their results are dropped.
 
 All ranks of a model take the same way for the same plan, as in decode_graphs.py.
 """
@@ -27,8 +28,9 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
 from runtime.messages.ranks import Capture, Captured
-from runtime.models.base import AttentionLayer, CompiledLayer, Pieces, PiecewiseModel
+from runtime.models.base import CompiledLayer, Pieces, PiecewiseModel, TokenMixer
 from runtime.ranks.decode_graphs import attempt
+from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ FEW = 128  # a step of fewer tokens takes the time of one token: it is bound by 
 class Cut:
     """An attention between two graphs."""
 
-    layer: AttentionLayer
+    layer: TokenMixer
     queries: tuple[Tensor, ...]  # [size, ...] each, of the shared tensors
     attended: Tensor
 
@@ -79,7 +81,7 @@ class Walk:
         self.size = size
         self.one = one
         self.crossings = crossings
-        self.asked: tuple[AttentionLayer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
+        self.asked: tuple[TokenMixer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
         self.found: Tensor | None = None  # by the attention before
         self.hidden: Tensor | None = None  # at the end
 
@@ -127,9 +129,11 @@ class PiecewiseGraphs:
         *,
         masks: bool,
         compiled: CompiledLayer | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are
-        padding; `compiled`: computes what follows each attention, None: the layers do."""
+        padding; `compiled`: computes what follows each attention, None: the layers do;
+        `states`: of recurrent layers."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -137,13 +141,15 @@ class PiecewiseGraphs:
         self.kv = kv
         self.page_size = page_size
         self.windows = windows
+        self.padding_slot = torch.tensor([slots.padding], device=device.torch_device)
         self.recorded: dict[int, Pass[Graph]] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
-        self.inputs = torch.zeros(
-            2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.torch_device
-        )
+        # tokens, positions, and where keys and values go in each pool of pages
+        num_inputs = 2 + (len(slots.page_tables) if kv else 0)
+        self.inputs = torch.zeros(num_inputs, max(sizes), dtype=torch.int64, device=device.torch_device)
         self.compiled = compiled
+        self.states = states
         self.is_real = (
             torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
         )
@@ -207,6 +213,7 @@ class PiecewiseGraphs:
             tuple(rows[2:, :1].unbind()),
             self.kv,
             self.device.ops.plan_attention(padding, self.slots.page_tables, self.page_size, self.windows),
+            states=None if self.states is None else self.states.captured_rows(self.padding_slot),
         )
         is_real = None if self.is_real is None else self.is_real[:size]
         batch = ForwardBatch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real)

@@ -8,6 +8,9 @@ imports `mypackage.pages` and calls `Bucket(config)` with a BackendConfig, whose
 fields of the JSON ({"url": "..."}). The result has the methods of Backend. They are called in worker threads,
 several at a time, and may block; an error is logged once, counted, and makes a miss.
 
+For a model with recurrent layers it is called twice: for pages, and for the states behind them, which have
+another size and another identity.
+
 A key is a digest of the model, its version and all tokens up to the page's end, so a record never changes and
 may be shared by any number of servers. Records carry a checksum that every reader verifies: a backend may
 lose or damage records, and tokens stay right.

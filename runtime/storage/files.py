@@ -50,7 +50,7 @@ class FileBackend:
         self.record_bytes = config.record_bytes
         if self.record_bytes > self.max_bytes:
             raise StartError(
-                f'a page takes {self.record_bytes} bytes in storage, but "max_bytes" of '
+                f'a page or state takes {self.record_bytes} bytes in storage, but "max_bytes" of '
                 f"--hicache-storage-backend-extra-config is {self.max_bytes}; raise it"
             )
         self._identity = config.identity.hex()

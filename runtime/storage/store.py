@@ -119,7 +119,7 @@ class Store:
             self._log_error("close", error)
 
     def _remove(self, key: bytes) -> None:
-        self._log.warning("a page in storage was damaged and is removed", key=key.hex())
+        self._log.warning("a record in storage was damaged and is removed", key=key.hex())
         try:
             self._backend.remove(key)
         except Exception as error:
@@ -135,7 +135,7 @@ class Store:
                 self._logged_s[kind] = now
         if is_new:
             self._log.error(
-                f"storage cannot {verb} pages; it counts as a miss, and this is not logged again for a while",
+                f"storage cannot {verb} records; that is a miss, and this is not logged again for a while",
                 error=f"{type(error).__name__}: {error}",
             )
 

@@ -324,15 +324,21 @@ async def test_the_death_of_ranks_disturbs_nothing(slow: Slow, tmp_path: Path) -
 
 
 def test_the_identity_is_of_all_that_decides_keys_and_values() -> None:
-    def of(parts: tuple[int, ...] = (64, 64), name: str | None = None, **options: Any) -> bytes:
+    def of(
+        parts: tuple[int, ...] = (64, 64),
+        name: str | None = None,
+        states: list[int] | None = None,
+        **options: Any,
+    ) -> bytes:
         plan = plan_for(from_values({"device": "cpu", "num_threads": 1, **options}))
-        return cache_identity(plan, read_config(plan.model.model_path), name, [parts])
+        return cache_identity(plan, read_config(plan.model.model_path), name, [parts], states or [])
 
     plain = of()
     assert of(port=1, max_running_requests=3, random_seed=5) == plain, "what has nothing to do with it"
     others = [
         of((32, 32)),
         of(name="mine"),
+        of(states=[64]),
         of(dtype="float32"),
         of(page_size=32),
         of(device="null"),

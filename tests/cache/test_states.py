@@ -225,6 +225,45 @@ def nodes_of(world: World) -> list[Node]:
     return [node for node in nodes if node.parent is not None]
 
 
+@pytest.mark.parametrize("has_state", [True, False])
+def test_states_come_back_from_storage(has_state: bool) -> None:
+    """Of a prompt that no nearer tier has, as long as storage has its pages and a state."""
+    options = {"num_pages": 40, "num_host_pages": 40, "num_states": 4, "num_host_states": 4}
+    first, second = World(**options), World(**options)
+    ask(first, *DOCUMENT, 1)
+    first.shelf.finish(first.rank)
+    second.shelf.pages = first.shelf.pages
+    second.shelf.states = first.shelf.states if has_state else {}
+    (i,) = second.add([*DOCUMENT, 1], max_new_tokens=3, ignore_eos=True)
+    second.shelf.fetch(second.scheduler.roster.live[i], second.rank)
+    second.shelf.arrive(second.rank)
+    second.run()
+    assert second.seen[i] == second.expected(i)
+    assert (second.scheduler.totals.cached_tokens, second.shelf.num_adopted_states) == (
+        (40, 1) if has_state else (0, 0)
+    )
+    assert findings(second.scheduler.cache).is_clean
+
+
+def test_places_that_storage_reads_and_writes_stay_its_own() -> None:
+    world = World(num_pages=40, num_host_pages=40, num_states=4, num_host_states=3)
+    ask(world, *DOCUMENT, 1)
+    states = world.scheduler.cache.host.states
+    assert states is not None
+    ((node, place),) = states.pin_confirmed()
+    (other,) = {1, 2} - {place}
+    assert states.pin_confirmed() == [] and states.reserve() == other and states.reserve() == 0
+    states.drop(node)
+    assert states.reserve() == 0 and states.places.outside == states.places.busy == {1, 2}
+    assert findings(world.scheduler.cache).is_clean
+    world.scheduler.cache.quarantine(set(), set())
+    after = world.scheduler.cache.host.states
+    assert after is not None and after.reserve() == 0, "out of use, as long as they are read and written"
+    states.places.unpin(place)
+    assert states.reserve() == place
+    assert states.adopt(None, place) is False and states.pool.num_free == 1
+
+
 @pytest.mark.parametrize("num_host_states", [0, 4])
 def test_copies_of_states_outlive_the_ranks(num_host_states: int) -> None:
     """What host memory has of a prompt is of no use without its state; what was being copied is lost."""

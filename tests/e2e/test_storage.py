@@ -74,6 +74,75 @@ async def test_a_prefix_outlives_the_server(
         assert await second._core.control.clear_storage() == 6 and not list(tmp_path.rglob("*.page"))
 
 
+def states_in(folder: Path) -> list[Path]:
+    """Files of states, which are of another size than those of pages."""
+    found = sorted(folder.rglob("*.page"), key=lambda path: path.stat().st_mtime_ns)
+    folders = {path.parents[1]: len({*path.parents[1].rglob("*.page")}) for path in found}
+    fewest = min(folders, key=lambda one: folders[one])
+    return [path for path in found if len(folders) == 2 and path.parents[1] == fewest]
+
+
+HYBRID = {"max_mamba_cache_size": 4, "mamba_track_interval": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("bamba", {}),
+        ("qwen3_next", {"hicache_mem_layout": "layer_first", "tensor_parallel_size": 2}),
+        ("lfm2", {"hicache_storage_prefetch_policy": "timeout"}),
+    ],
+)
+async def test_states_outlive_the_server(
+    family: str, more: dict[str, Any], checkpoint: Checkpoint, reference: Generate, tmp_path: Path
+) -> None:
+    """Recurrent layers go on from the state that was stored with the pages."""
+    expected, longer = reference(family, PROMPT, 6), [*PROMPT[:FULL], *range(40)]
+    given = options(tmp_path, checkpoint(family), **HYBRID, **more)
+    async with runtime.Engine(**given) as first:
+        assert await ask(first) == (expected, 0)
+        await files(tmp_path, 7)
+    async with runtime.Engine(**given) as second:
+        assert await ask(second) == (expected, FULL)
+        assert await ask(second, longer) == (reference(family, longer, 6), FULL)
+        assert metric(second, 'runtime_storage_pages_total{event="read"}') == 6
+        assert metric(second, 'runtime_storage_states_total{event="read"}') == 1
+    async with runtime.Engine(**given, mamba_ssm_dtype="bfloat16") as other:
+        assert (await ask(other))[1] == 0, "pages and states of another dtype"
+
+
+async def test_what_has_no_state_is_a_miss_up_to_the_last_one(
+    checkpoint: Checkpoint, reference: Generate, tmp_path: Path
+) -> None:
+    begin, family = PROMPT[:40], "bamba"
+    expected = reference(family, PROMPT, 6)
+    given = options(tmp_path, checkpoint(family), **HYBRID)
+    async with runtime.Engine(**given) as first:
+        await ask(first, begin)  # a state behind 32 tokens
+        await files(tmp_path, 3)
+        assert await ask(first) == (expected, 32)
+        await files(tmp_path, 8)
+    shallow, deep = states_in(tmp_path)
+    record = bytearray(deep.read_bytes())
+    record[-1] ^= 1
+    deep.write_bytes(record)
+    async with runtime.Engine(**given) as damaged:
+        assert await ask(damaged) == (expected, 32)
+        assert metric(damaged, 'runtime_storage_states_total{event="corrupt"}') == 1
+        await files(tmp_path, 8)  # written again
+    for path in states_in(tmp_path):
+        path.unlink()
+    async with runtime.Engine(**given) as without_states:
+        assert await ask(without_states) == (expected, 0)
+        assert metric(without_states, 'runtime_storage_pages_total{event="read"}') == 0
+        await files(tmp_path, 7)
+    (kept,) = states_in(tmp_path)
+    for path in set(tmp_path.rglob("*.page")) - {kept}:
+        path.unlink()
+    async with runtime.Engine(**given) as without_pages:
+        assert await ask(without_pages) == (expected, 0)
+
+
 async def test_damaged_files_are_misses(checkpoint: Checkpoint, reference: Generate, tmp_path: Path) -> None:
     expected = reference("llama", PROMPT, 6)
     given = options(tmp_path, checkpoint("llama"))

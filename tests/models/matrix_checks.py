@@ -63,6 +63,11 @@ class Made(NamedTuple):
         made = cls(family, plain, plain, expected_of(plain, PROMPTS, NUM_TOKENS), work)
         return made._replace(folder=made.in_layout(plain, "model"))
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it has recurrent layers."""
+        return read_config(self.folder).recurrent is not None
+
     def in_layout(self, plain: Path, name: str) -> Path:
         """The family's own layout of a checkpoint that transformers reads."""
         if self.family not in LAYOUTS:
@@ -177,6 +182,8 @@ def two_ranks(made: Made) -> bool:
 def host_tier(made: Made) -> bool:
     """Pages of a prefix go to host memory, and come back as other pages of another sequence."""
     made.check(enable_hierarchical_cache=True, disable_hybrid_swa_memory=True)
+    if made.is_hybrid:
+        made.check(enable_hierarchical_cache=True, hicache_storage_backend="file")
     fds = [os.memfd_create(name) for name in ("host pages", "host states")]
     try:
         options = {"host_ratio": 1.0, "state_ratio": 0.5, "max_total_tokens": 256}
@@ -227,11 +234,12 @@ def quantized(made: Made) -> bool:
 
 
 def graphs(made: Made) -> bool:
-    """Decode steps through captured graphs, on the double."""
-    made.check(device="cuda")
+    """Decode steps through captured graphs, on the double; of hybrids also steps with prompts, in pieces."""
+    made.check(device="cuda", enable_piecewise_cuda_graph=made.is_hybrid)
+    sizes = [16, 64] if made.is_hybrid else []
     DEVICES["taped"] = taped.__name__
     try:
-        planner = made.open(device="taped", graph_sizes=[2, 4], max_len=128)
+        planner = made.open(device="taped", graph_sizes=[2, 4], piecewise_sizes=sizes, max_len=128)
     finally:
         del DEVICES["taped"]
     found = in_company(planner, PROMPTS, NUM_TOKENS, chunk=1000, pause=2)

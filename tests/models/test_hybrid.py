@@ -77,6 +77,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return open_checkpoints(tmp_path_factory, maker(CASES), prompts(), NUM_TOKENS)
 
 
+def test_torch_in_place_of_kernels(checkpoints: Checkpoints) -> None:
+    """--mamba-backend torch_native: layers open no kernel, and tokens are the same."""
+    folder, _, expected = checkpoints("bamba")
+    executor, ready = start(folder, num_states=12, recurrent_backend="torch_native")
+    layers: Any = executor.runner.model.layers  # type: ignore[attr-defined]
+    mixers = [layer.mixer for layer in layers if layer.mixer is not None]
+    assert mixers and all(mixer.kernel is None for mixer in mixers)
+    assert in_company(Planner(executor, ready, 4), prompts(), NUM_TOKENS, chunk=1000) == expected
+
+
 @pytest.mark.parametrize("level", ["", "none"], ids=["kernels", "torch"])
 @pytest.mark.parametrize("case", [often(case, case in (*HYBRIDS, *VARIANTS)) for case in CASES])
 def test_greedy_equals_transformers_in_company(

@@ -212,15 +212,25 @@ def test_weights_quantised_while_loading_are_those_of_a_rank(quantization: str, 
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
-def test_lora_slots(family: str, tmp_path: Path) -> None:
+DENSE_TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("llama", DENSE_TARGETS),
+        ("qwen2_moe", DENSE_TARGETS),
+        *((family, ("all",)) for family in ("jamba", "kimi_linear", "mamba2", "qwen3_5", "lfm2")),
+    ],
+)
+def test_lora_slots(family: str, targets: tuple[str, ...], tmp_path: Path) -> None:
     """As many bytes as a rank takes for them."""
     from runtime.admin.adapter_registry import open_adapters
     from runtime.ranks.open_executor import open_executor
     from runtime.settings import start_rank
 
-    targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    folder = make_checkpoint(family, tmp_path, shared_expert_intermediate_size=64)
+    own = {"shared_expert_intermediate_size": 64} if family == "qwen2_moe" else {}
+    folder = make_checkpoint(family, tmp_path, **own)
     plan, plain = planned(
         folder, max_total_tokens=1024, enable_lora=True, max_lora_rank=8, lora_target_modules=targets
     )

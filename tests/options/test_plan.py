@@ -204,6 +204,15 @@ class Recurrent(Model):
     num_recurrent_layers = 3
 
 
+def test_recurrent_layers_compute_no_trees() -> None:
+    words = "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-num-draft-tokens"
+    trees, chains = f"{words} 8 --speculative-eagle-topk 2", f"{words} 4 --speculative-eagle-topk 1"
+    with pytest.raises(OptionsError, match="--speculative-eagle-topk 2 asks for trees"):
+        resolve(from_argv(trees.split()), Recurrent, device_facts("auto"), MACHINE)
+    assert resolve(from_argv(trees.split()), Model, device_facts("auto"), MACHINE)
+    assert resolve(from_argv(chains.split()), Recurrent, device_facts("auto"), MACHINE)
+
+
 def test_states_need_recurrent_layers() -> None:
     words = ["--max-mamba-cache-size", "8", "--mamba-scheduler-strategy", "extra_buffer"]
     with pytest.raises(
@@ -223,10 +232,35 @@ def test_states_need_recurrent_layers() -> None:
             ["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"],
             "is no multiple of --page-size 16",
         ),
-        (["--enable-hierarchical-cache", "--hicache-storage-backend", "file"], "cannot keep the states"),
     ):
         with pytest.raises(OptionsError, match=sentence):
             resolve(from_argv(wrong), Recurrent, facts, MACHINE)
+
+
+def test_pieces_of_recurrent_models_are_captured_and_not_compiled() -> None:
+    words = ["--device", "cuda", "--enable-piecewise-cuda-graph"]
+    assert resolve(from_argv(words), Recurrent, DEVICES["cuda"], MACHINE).graphs.piecewise_cuda_graph_tokens
+    with pytest.raises(OptionsError, match="inductor does not compile recurrent layers"):
+        compiled = [*words, "--piecewise-cuda-graph-compiler", "inductor"]
+        resolve(from_argv(compiled), Recurrent, DEVICES["cuda"], MACHINE)
+
+
+def test_kernels_of_recurrent_layers_are_the_devices() -> None:
+    def backend(device: str, *words: str) -> tuple[str, str]:
+        why = resolve(from_argv([*words]), Recurrent, DEVICES[device], MACHINE).why["mamba_backend"]
+        return str(why.value), why.reason
+
+    assert backend("cpu") == ("cpu", "they are the kernels of cpu")
+    assert backend("cuda", "--device", "cuda")[0] == "torch_native"
+    assert backend("cpu", "--mamba-backend", "torch_native")[0] == "torch_native"
+    with pytest.raises(
+        OptionsError, match="--mamba-backend cpu is not possible on cuda, which has torch_nat"
+    ):
+        backend("cuda", "--device", "cuda", "--mamba-backend", "cpu")
+    with pytest.raises(OptionsError, match="--mamba-backend triton .*choose one of auto, cpu, torch_native"):
+        from_argv(["--mamba-backend", "triton"])
+    with pytest.raises(OptionsError, match="--mamba-backend does nothing with this model"):
+        plan("--mamba-backend torch_native")
 
 
 def test_what_the_device_lacks_is_refused() -> None:

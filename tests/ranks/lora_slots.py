@@ -8,6 +8,8 @@ import numpy as np
 
 from runtime.devices.executor import Executor
 from runtime.messages.lora import AdapterSetup, LoadAdapter, LoraAssignment
+from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.model_config import read_config
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make_adapter import ALL, make_adapter, merge
 from tests.models.reference import Reference
@@ -22,6 +24,11 @@ def assigned(**adapters: int) -> LoraAssignment:
         for column in ([int(slot[1:]) for slot in adapters], list(adapters.values()))
     ]
     return LoraAssignment(*pairs, np.empty(0, np.int32))
+
+
+def leaves(folder: Path) -> tuple[str, ...]:
+    """Last names of all modules that adapters of a checkpoint may change."""
+    return tuple({name.rpartition(".")[2] for name in lora_modules(read_config(folder))})
 
 
 def decode_with_adapters(
@@ -39,9 +46,15 @@ def decode_with_adapters(
         adapter = make_adapter(folder, index / f"{id}", seed=id, targets=targets[::id])
         references.append(Reference(merge(folder, adapter, index / f"{id}-merged", {"": 2.0})))
         loads.append(LoadAdapter(id, str(adapter)))
-    setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=ALL, loaded=loads)
+    setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=leaves(folder), loaded=loads)
     executor, ready = start(
-        folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **options
+        folder,
+        page_size=page_size,
+        max_len=64,
+        max_total_tokens=64 * page_size,
+        adapters=setup,
+        num_states=12,
+        **options,
     )
     for size in options.get("graph_sizes", []):
         assert executor.capture(size).error == ""

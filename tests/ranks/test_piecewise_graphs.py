@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from runtime.devices.base import ForwardBatch
+from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.messages.ranks import Captured, Profile, RankReady
 from runtime.ranks import open_executor
 from runtime.ranks.piecewise_graphs import Crossings, Walk
@@ -22,7 +23,13 @@ from tests.ranks.lora_slots import decode_with_adapters
 from tests.ranks.test_windows import MODELS, WINDOW
 
 PROMPTS = [[5, 9, 100, 7, 3], list(range(20)), list(range(3, 40)), [250, 1]]
-SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piecewise_sizes": [8, 16]}
+SMALL: dict[str, Any] = {
+    "device": "taped",
+    "max_len": 128,
+    "graph_sizes": [2],
+    "piecewise_sizes": [8, 16],
+    "num_states": 12,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
@@ -30,6 +37,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "latent": ("deepseek_v3", {}),
     "gemma": ("gemma2", {}),
     "window": ("mistral", {"sliding_window": 7}),
+    "convolutions": ("lfm2", {}),
+    "scan alone": ("mamba2", {}),
+    "scan by channels": ("jamba", {}),
+    "scan beside attention": ("falcon_h1", {}),
+    "delta rule": ("qwen3_5", {}),
+    "delta rule of Kimi": ("kimi_linear", {}),
+    "layers of one kind each": ("nemotron_h", {}),
+    "norms behind": ("olmo_hybrid", {}),
 }
 
 
@@ -51,7 +66,9 @@ def opened(folder: Path, **options: Any) -> tuple[Planner, Any]:
 
 def pieces_of(executor: Any) -> int:
     """Replays of a step in pieces, of which each is counted."""
-    return len(executor.runner.model.attentions) + 1
+    states, model = executor.runner.states, executor.runner.model
+    experts = sum(isinstance(layer.mlp, PlainExperts) for layer in model.layers)
+    return len(model.attentions) + (0 if states is None else len(states.tensors)) + experts + 1
 
 
 def is_exact(row: Row, reference: Reference) -> bool:

@@ -79,6 +79,7 @@ class OracleRank:
         self.states: list[bytes | None] = [None] * num_state_slots
         self.host_states: list[bytes | None] = [None] * num_host_states
         self.unknown_states: dict[int, list[int]] = {}  # by step: places that it saves to
+        self.unknown_fetches: dict[int, list[int]] = {}  # and places that it fetches from
         self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
@@ -154,6 +155,11 @@ class OracleRank:
             )
         }
 
+    def touched_states(self, last_step: int, *, fetches: bool) -> set[int]:
+        """Places of states that steps after `last_step` save to, or fetch from."""
+        flying = [*self.unknown_states.items(), *(self.unknown_fetches.items() if fetches else ())]
+        return {place for step, places in flying if step > last_step for place in places}
+
     def die(self, last_step: int) -> None:
         """What was to be saved by steps after `last_step` may be there, or half of it."""
         for step, page_copies in self.unknown.items():
@@ -165,6 +171,7 @@ class OracleRank:
                     self.host_states[place] = None
         self.unknown.clear()
         self.unknown_states.clear()
+        self.unknown_fetches.clear()
 
     def _move(self, page_copies: PageCopies) -> None:
         for pages in (page_copies.save_hosts, page_copies.save_pages, page_copies.load_pages):
@@ -303,6 +310,7 @@ class OracleRank:
             assert self.states[state] is not None, "a state is saved that no one made"
             self.host_states[place] = self.states[state]
         self.unknown_states[step] = places
+        self.unknown_fetches[step] = copies.fetch_from.tolist()
         fetched = copies.fetch_to.tolist()
         assert set(fetched) <= set(copies.owned.tolist()) and not set(fetched) & set(copies.load_to.tolist())
         self._copy_states([self.host_states[place] for place in copies.fetch_from], copies.fetch_to)

@@ -14,6 +14,7 @@ FACTS = DeviceFacts(
     dtypes=("float32", "bfloat16", "float16"),
     attention_backend="torch_native",
     sampling_backends=("pytorch",),
+    recurrent_backends=("cpu", "torch_native"),
     graph_max_running=0,
     standby_bytes=200 << 20,
     schemes=SCHEMES,

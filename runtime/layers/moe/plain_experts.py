@@ -77,6 +77,10 @@ class PlainExperts(Layer):
         """Drops the views."""
         self.experts = []
 
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See TokenMixer; `queries` are the tokens alone."""
+        return self.forward(queries[0], batch)
+
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         ids, weights = self.gate.forward(x)

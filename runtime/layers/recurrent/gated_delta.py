@@ -1,101 +1,20 @@
-"""The gated delta rule (Yang et al., "Gated Delta Networks", 2024) behind a causal convolution.
-
-Each head has a state [K, V], a map from keys to values. A token with key k, value v, query q, decay exp(g)
-and rate b replaces a part of what the state has for k, and reads it:
-
-    state = exp(g) * state,    state = state + k (b * (v - stateᵀ k))ᵀ,    out = stateᵀ q
-
-A chunk of tokens is computed by the WY form of the paper: what the tokens of a chunk write is the solution of
-a triangular system, in which they see one another's keys; across chunks the state carries on.
-"""
-
-from itertools import pairwise
+"""Gated delta nets (Yang et al., "Gated Delta Networks", 2024): a delta rule with one decay for each head
+(delta_rule.py) behind a causal convolution."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.recurrent import RecurrentKernel, RecurrentSpec
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.parallel.replicated import replicated_weight
+from runtime.layers.recurrent.delta_rule import DELTA_RULE, unit
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
-from runtime.layers.recurrent.recurrence import Recurrence, state_rows
+from runtime.layers.recurrent.recurrence import state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
 from runtime.layers.weight import Layer, Shard, even_shard, scaled_shard
 from runtime.models.config.recurrent_config import GatedDelta
-
-CHUNK = 64  # tokens of one triangular system
-SEGMENT = 1024  # tokens whose systems are in memory at a time
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors of length 1, [..., K]."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
-
-
-def delta_step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token of each of R sequences: q and k [R, H, K], v [R, H, V], g and rate [R, H], state
-    [R, H, K, V] -> out [R, H, V] and the new state. All float32."""
-    state = state * g.exp()[:, :, None, None]
-    written = (v - (k.unsqueeze(2) @ state).squeeze(2)) * rate.unsqueeze(2)
-    state = state + k.unsqueeze(3) * written.unsqueeze(2)
-    return (q.unsqueeze(2) @ state).squeeze(2), state
-
-
-def delta_chunks(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence: q and k [T, H, K], v [T, H, V], g and rate [T, H], state [H, K, V] ->
-    out [T, H, V] and the new state. All float32."""
-    outs = []
-    for begin, end in pairwise([*range(0, len(q), SEGMENT), len(q)]):
-        parts = (part[begin:end] for part in (q, k, v, g, rate))
-        out, state = _delta_segment(*parts, state)
-        outs.append(out)
-    return torch.cat(outs), state
-
-
-def _delta_segment(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    length = len(q)
-    size = min(CHUNK, length)
-    missing = -length % size
-    # padding has rate 0 and decay 1: it leaves the state as it is; [H, n, Q, ...] from here on
-    q, k, v = (
-        pad(part, (0, 0, 0, 0, 0, missing)).transpose(0, 1).unflatten(1, (-1, size)) for part in (q, k, v)
-    )
-    g, rate = (pad(part, (0, 0, 0, missing)).T.unflatten(1, (-1, size)) for part in (g, rate))
-    decay = g.cumsum(2)  # log of the decay since the chunk's begin
-    future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    within = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(future, -torch.inf).exp()
-    decayed = decay.exp().unsqueeze(3)
-    rated = k * rate.unsqueeze(3)
-    system = (rated @ k.transpose(2, 3)) * within
-    sides = torch.cat((v * rate.unsqueeze(3), rated * decayed), dim=3)
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    values, keys = solved.split([v.shape[3], k.shape[3]], dim=3)
-    scores = (q @ k.transpose(2, 3)) * within
-    queries = q * decayed
-    ends = decay[:, :, -1:]
-    writers = (k * (ends - decay).exp().unsqueeze(3)).transpose(2, 3)
-    outs = []
-    for i in range(q.shape[1]):
-        written = values[:, i] - keys[:, i] @ state
-        outs.append(queries[:, i] @ state + scores[:, i] @ written)
-        state = state * ends[:, i].exp().unsqueeze(2) + writers[:, i] @ written
-    return torch.cat(outs, dim=1).transpose(0, 1)[:length], state
-
-
-# without decay and rate a token leaves a state as it is
-DELTA_RULE = Recurrence(
-    lambda inputs, state: delta_step(*inputs, state),
-    lambda inputs, state: delta_chunks(*inputs, state),
-    rates=(3, 4),
-)
 
 
 class GatedHeadNorm(Layer):
@@ -184,7 +103,7 @@ class GatedDeltaMixer(Layer):
         self.in_proj_z = column({"": parts[2]})
         self.in_proj_ba = column({"b": values, "a": values})
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [T, hidden] -> queries, keys and values of all heads [T, ...], gates [T, ...], and before their
         functions rates and time steps [T, H]."""
         config = self.config
@@ -197,25 +116,22 @@ class GatedDeltaMixer(Layer):
         rate, step = self.in_proj_ba.forward(x).unflatten(1, (-1, 2, self.shared)).unbind(2)
         return torch.cat([part.flatten(1) for part in qkv], dim=1), gate, rate.flatten(1), step.flatten(1)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        config, rows = self.config, state_rows(batch)
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See TokenMixer; the states of the step's sequences move on."""
+        (mixed, gate, rate, step), config, rows = queries, self.config, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
-        mixed, gate, rate, step = self._project(x)
         if self.kernel is not None:
-            states = conv_state, state
-            return self.out_proj.forward(
-                self.kernel.forward(mixed, gate.reshape(len(x), -1), rate, step, states, rows)
-            )
+            gates = gate.reshape(len(mixed), -1)
+            return self.kernel.forward(mixed, gates, rate, step, (conv_state, state), rows)
         q, k, v = silu(self.conv1d.forward(mixed, conv_state, rows)).float().split(self.sizes, dim=1)
         q, k = (self._spread(unit(part.unflatten(1, (-1, config.key_dim)))) for part in (q, k))
         q = q * config.key_dim**-0.5
         v = v.unflatten(1, (-1, config.value_dim))
         rate = rate.float().sigmoid() * config.max_rate
         g = -self.A_log.tensor.exp() * softplus(step.float() + self.dt_bias.tensor)
-        out = DELTA_RULE.run((q, k, v, g, rate), state, rows)
-        gate = gate.reshape(len(x), -1, config.value_dim)
-        return self.out_proj.forward(self.gated_norm.forward(out, gate).flatten(1))
+        out = DELTA_RULE.run((q, k, v, g.unsqueeze(2), rate), state, rows)
+        gate = gate.reshape(len(mixed), -1, config.value_dim)
+        return self.gated_norm.forward(out, gate).flatten(1)
 
     def _spread(self, x: Tensor) -> Tensor:
         """[T, key heads, K] -> [T, value heads, K]."""

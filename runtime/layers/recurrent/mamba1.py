@@ -9,7 +9,6 @@ Decays differ from channel to channel and from place to place in the state. So a
 as masked products, and is computed token by token.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.parallel.replicated import replicated_weight
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
-from runtime.layers.recurrent.recurrence import Recurrence, state_rows
+from runtime.layers.recurrent.recurrence import Recurrence, in_segments, state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
 from runtime.layers.weight import Layer, even_shard
 from runtime.models.config.recurrent_config import Mamba1
@@ -28,37 +27,27 @@ from runtime.models.config.recurrent_config import Mamba1
 SEGMENT = 64  # tokens whose decays are in memory at a time
 
 
-def scan_step(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token of each of R sequences: x and step [R, C], a [C, N], b and c [R, N], state [R, C, N] -> y
+def scan_step(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each of R sequences: a [C, N], x and step [R, C], b and c [R, N], state [R, C, N] -> y
     [R, C] and the new state. All float32."""
+    x, step, b, c = inputs
     state = state * (step.unsqueeze(2) * a).exp() + (x * step).unsqueeze(2) * b.unsqueeze(1)
     return (state @ c.unsqueeze(2)).squeeze(2), state
 
 
-def scan_tokens(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence: x and step [T, C], a [C, N], b and c [T, N], state [C, N] -> y [T, C] and the
+def scan_tokens(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of one sequence: a [C, N], x and step [T, C], b and c [T, N], state [C, N] -> y [T, C] and the
     new state. All float32."""
-    outs = []
-    for part in range(0, len(x), SEGMENT):
-        own = slice(part, part + SEGMENT)
-        decays = (step[own].unsqueeze(2) * a).exp()
-        states = (x[own] * step[own]).unsqueeze(2) * b[own].unsqueeze(1)  # what each token adds, at first
-        for decay, added in zip(decays, states, strict=True):
-            state = added.addcmul_(decay, state)
-        outs.append((states @ c[own].unsqueeze(2)).squeeze(2))
-    return torch.cat(outs), state
+    return in_segments(partial(_scan_segment, a), inputs, state, SEGMENT)
 
 
-def _scan(
-    form: Callable[..., tuple[Tensor, Tensor]], a: Tensor, inputs: tuple[Tensor, ...], state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`scan_step` or `scan_tokens` of the inputs x, step, b and c."""
+def _scan_segment(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     x, step, b, c = inputs
-    return form(x, step, a, b, c, state)
+    decays = (step.unsqueeze(2) * a).exp()
+    states = (x * step).unsqueeze(2) * b.unsqueeze(1)  # what each token adds, at first
+    for decay, added in zip(decays, states, strict=True):
+        state = added.addcmul_(decay, state)
+    return (states @ c.unsqueeze(2)).squeeze(2), state
 
 
 class StateNorm(Layer):
@@ -111,17 +100,20 @@ class Mamba1Mixer(Layer):
             device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows = state_rows(batch)
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> channels before the convolution and gates, [T, C] each."""
+        return self.in_proj.split(x)
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See TokenMixer; the states of the step's sequences move on."""
+        (inner, gate), rows = queries, state_rows(batch)
         conv_state, state = rows.tensors[self.place]
-        inner, gate = self.in_proj.split(x)
         inner = silu(self.conv1d.forward(inner, conv_state, rows))
         step, b, c = self._steps(inner)
         a, wide = -self.A_log.tensor.exp(), inner.float()
-        recurrence = Recurrence(partial(_scan, scan_step, a), partial(_scan, scan_tokens, a), rates=(1,))
+        recurrence = Recurrence(partial(scan_step, a), partial(scan_tokens, a), rates=(1,))
         out = recurrence.run((wide, step, b, c), state, rows) + wide * self.D.tensor
-        return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
+        return (out * silu(gate.float())).to(inner.dtype)
 
     def _steps(self, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Channels [T, C] -> time steps [T, C], B and C [T, N], all float32."""

@@ -9,9 +9,7 @@ A chunk of tokens is computed as the paper's section 6 does: within the chunk as
 is, and across chunks by their states.
 """
 
-from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from runtime.devices.recurrent import RecurrentKernel, RecurrentSpec
 from runtime.devices.state_rows import StateRows
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
-from runtime.layers.recurrent.recurrence import Recurrence, state_rows
+from runtime.layers.recurrent.recurrence import Recurrence, in_segments, state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
 from runtime.layers.weight import Layer, Shard, even_shard, kv_head_shard, scaled_shard
 from runtime.models.config.recurrent_config import Mamba2
@@ -37,32 +35,24 @@ def expand_groups(x: Tensor, heads: int) -> Tensor:
     return x.unsqueeze(-2).expand(*x.shape[:-1], heads // groups, x.shape[-1]).flatten(-3, -2)
 
 
-def scan_step(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token of each of R sequences: x [R, H, P], step [R, H], a [H], b and c [R, G, N], state
+def scan_step(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each of R sequences: a [H], x [R, H, P], step [R, H], b and c [R, G, N], state
     [R, H, P, N] -> y [R, H, P] and the new state. All float32."""
+    x, step, b, c = inputs
     b, c = (expand_groups(vectors, x.shape[1]) for vectors in (b, c))
     decay = (step * a).exp()[:, :, None, None]
     state = state * decay + (x * step.unsqueeze(2)).unsqueeze(3) * b.unsqueeze(2)
     return (state @ c.unsqueeze(3)).squeeze(3), state
 
 
-def scan_chunks(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence: x [T, H, P], step [T, H], a [H], b and c [T, G, N], state [H, P, N] ->
+def scan_chunks(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of one sequence: a [H], x [T, H, P], step [T, H], b and c [T, G, N], state [H, P, N] ->
     y [T, H, P] and the new state. All float32."""
-    outs = []
-    for begin, end in pairwise([*range(0, len(x), SEGMENT), len(x)]):
-        out, state = _scan_segment(x[begin:end], step[begin:end], a, b[begin:end], c[begin:end], state)
-        outs.append(out)
-    return torch.cat(outs), state
+    return in_segments(partial(_scan_segment, a), inputs, state, SEGMENT)
 
 
-def _scan_segment(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _scan_segment(a: Tensor, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    x, step, b, c = inputs
     length, heads, _ = x.shape
     size = min(CHUNK, length)
     missing = -length % size
@@ -86,14 +76,6 @@ def _scan_segment(
         state = state * kept.unsqueeze(2) + chunk
     out += (c * decay.exp().unsqueeze(3)) @ torch.stack(before).transpose(2, 3)
     return out.transpose(1, 2).flatten(0, 1)[:length], state
-
-
-def _scan(
-    form: Callable[..., tuple[Tensor, Tensor]], a: Tensor, inputs: tuple[Tensor, ...], state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`scan_step` or `scan_chunks` of the inputs x, step, b and c."""
-    x, step, b, c = inputs
-    return form(x, step, a, b, c, state)
 
 
 class GatedGroupNorm(Layer):
@@ -198,47 +180,33 @@ class Mamba2Mixer(Layer):
             )
         )
 
-    def _fused(self, kernel: RecurrentKernel, x: Tensor, rows: StateRows) -> Tensor:
-        """`forward` by the device's kernel."""
-        projected = self.in_proj.forward(x)
-        if self.config.multipliers:
-            projected = torch.cat(
-                [
-                    part * factor
-                    for part, factor in zip(
-                        projected.split(self.in_proj.sizes, dim=1), self.config.multipliers, strict=True
-                    )
-                ],
-                dim=1,
-            )
-        inner, *shared, heads = self.in_proj.sizes[1:]
-        gate, mixed, step = projected.split([inner, inner + sum(shared), heads], dim=1)
-        out = kernel.forward(mixed, gate, None, step, rows.tensors[self.place], rows)
-        if self.gated_norm is not None and self.gated_norm.is_spread:
-            out = self.gated_norm.forward(out.float(), gate)
-        return self.out_proj.forward(out)
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> gates [T, inner], channels before the convolution, and time steps [T, H]."""
+        projected, sizes = self.in_proj.forward(x), self.in_proj.sizes
+        if factors := self.config.multipliers:
+            parts = zip(projected.split(sizes, dim=1), factors, strict=True)
+            projected = torch.cat([part * factor for part, factor in parts], dim=1)
+        return projected.split([sizes[0], sum(sizes[1:4]), sizes[4]], dim=1)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows = state_rows(batch)
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See TokenMixer; the states of the step's sequences move on."""
+        (gate, mixed, step), rows = queries, state_rows(batch)
+        norm = self.gated_norm
         if self.kernel is not None:
-            return self._fused(self.kernel, x, rows)
+            out = self.kernel.forward(mixed, gate, None, step, rows.tensors[self.place], rows)
+            return norm.forward(out.float(), gate) if norm is not None and norm.is_spread else out
+        out = self._scanned(mixed, step, rows)
+        return (out * silu(gate.float())).to(gate.dtype) if norm is None else norm.forward(out, gate)
+
+    def _scanned(self, mixed: Tensor, step: Tensor, rows: StateRows) -> Tensor:
+        """Convolution and scan: float32 [T, inner]."""
         conv_state, state = rows.tensors[self.place]
-        gate, inner, b, c, step = self.in_proj.split(x)
-        if self.config.multipliers:
-            gate, inner, b, c, step = (
-                part * factor
-                for part, factor in zip((gate, inner, b, c, step), self.config.multipliers, strict=True)
-            )
-        mixed = silu(self.conv1d.forward(torch.cat((inner, b, c), dim=1), conv_state, rows)).float()
-        inner, b, c = mixed.split([inner.shape[1], b.shape[1], c.shape[1]], dim=1)
+        channels = silu(self.conv1d.forward(mixed, conv_state, rows)).float()
+        inner, b, c = channels.split(self.in_proj.sizes[1:4], dim=1)
         inner = inner.unflatten(1, (-1, self.config.head_dim))
         b, c = (vectors.unflatten(1, (self.num_groups, -1)) for vectors in (b, c))
         step = softplus(step.float() + self.dt_bias.tensor).clamp(*self.config.step_limits)
         a = -self.A_log.tensor.exp()
-        recurrence = Recurrence(partial(_scan, scan_step, a), partial(_scan, scan_chunks, a), rates=(1,))
+        recurrence = Recurrence(partial(scan_step, a), partial(scan_chunks, a), rates=(1,))
         out = recurrence.run((inner, step, b, c), state, rows)
-        out = (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)
-        if self.gated_norm is None:
-            return self.out_proj.forward((out * silu(gate.float())).to(x.dtype))
-        return self.out_proj.forward(self.gated_norm.forward(out, gate))
+        return (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)

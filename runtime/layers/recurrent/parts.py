@@ -2,13 +2,14 @@
 makes gate, input and time steps of a mixer, and the channels of its convolution."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
 from runtime.errors import ModelError
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, OutputRows
 from runtime.layers.weight import FormatLookup, Shard, SourceTensor, TensorReader, Weight, replicated_shard
 
 
@@ -66,6 +67,15 @@ class PartsLinear(Linear):
             if weight is not None:
                 shape = (sum(part.full for part in self.parts), *rest)
                 weight.sources[""] = parts_source(shape, self.parts, weight.tensor)
+
+    def output_rows(self, part: str) -> list[OutputRows]:
+        """See Linear.output_rows."""
+        starts = accumulate((one.full for one in self.parts), initial=0)
+        rows = [
+            torch.arange(start + one.start, start + one.start + one.size)
+            for one, start in zip(self.parts, starts, strict=False)
+        ]
+        return [OutputRows(0, torch.cat(rows))]
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [T, in] -> the parts, [T, size] each."""

@@ -8,6 +8,7 @@ is accepted is computed again from the state of the row's beginning.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -69,6 +70,18 @@ class Recurrence:
 
         rows.advances.append(advance)
         return torch.stack(outs, dim=1).flatten(0, 1)[rows.nodes]
+
+
+def in_segments(
+    compute: Computes, inputs: tuple[Tensor, ...], state: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens of one sequence, `size` of them at a time: what `compute` makes of more would take too much
+    memory."""
+    outs = []
+    for begin, end in pairwise([*range(0, len(inputs[0]), size), len(inputs[0])]):
+        out, state = compute(tuple(x[begin:end] for x in inputs), state)
+        outs.append(out)
+    return torch.cat(outs), state
 
 
 def in_order(outs: list[Tensor], rows: StateRows) -> Tensor:

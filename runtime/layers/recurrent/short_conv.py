@@ -113,12 +113,15 @@ class ShortConvMixer(Layer):
                 RecurrentSpec("conv", 1, 1, 1, 1, self.conv.weight.tensor, bias)
             )
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the step's sequences move on."""
-        rows = state_rows(batch)
-        (state,) = rows.tensors[self.place]
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> inputs of the convolution and gates behind it, [T, channels] each."""
         gate_in, gate_out, x = self.in_proj.split(x)
+        return gate_in * x, gate_out
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """See TokenMixer; the states of the step's sequences move on."""
+        (x, gate), rows = queries, state_rows(batch)
+        (state,) = rows.tensors[self.place]
         if self.kernel is not None:
-            mixed = self.kernel.forward(gate_in * x, None, None, None, (state,), rows)
-            return self.out_proj.forward(gate_out * mixed)
-        return self.out_proj.forward(gate_out * self.conv.forward(gate_in * x, state, rows))
+            return gate * self.kernel.forward(x, None, None, None, (state,), rows)
+        return gate * self.conv.forward(x, state, rows)

@@ -2,11 +2,28 @@
 
 from runtime.models.config.family import LLAMA
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.recurrent_config import (
+    GatedDelta,
+    KimiDelta,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    ShortConv,
+    mixer_renames,
+)
 from runtime.models.config.registry import MODELS, decoder_family
 from runtime.models.config.renames import Renames
 
+Modules = dict[str, tuple[int, int]]  # name -> inputs and outputs
 # classes of models whose linear layers take adapters
-CLASSES = (LLAMA, "runtime.models.gpt_oss:GptOss")
+CLASSES = (
+    LLAMA,
+    "runtime.models.gpt_oss:GptOss",
+    "runtime.models.hybrid:HybridDecoder",
+    "runtime.models.hybrid:GraniteHybrid",
+    "runtime.models.hybrid:OlmoHybrid",
+    "runtime.models.kimi_linear:KimiLinear",
+)
 # names of feed-forwards without a gate
 PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj."))
 
@@ -14,37 +31,113 @@ PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj.
 def lora_renames(config: ModelConfig) -> Renames:
     """Parts of modules' names in adapters of the model's family -> those that lora_modules has."""
     takes_adapters = MODELS.get(config.architecture) in CLASSES
-    return (*decoder_family(config.architecture).renames, *PLAIN) if takes_adapters else ()
+    own = mixer_renames(config.recurrent) if config.mla is not None and config.recurrent is not None else ()
+    return (*own, *decoder_family(config.architecture).renames, *PLAIN) if takes_adapters else ()
 
 
-def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters:
-    those with attention of another kind. Experts take none."""
+def lora_names(given: str, config: ModelConfig) -> set[str]:
+    """The last names of modules of lora_modules that an adapter of the family may call `given`."""
+    names = {given}
+    for theirs, ours in lora_renames(config):
+        old, new = (part.strip(".").rpartition(".")[2] for part in (theirs, ours))
+        if old in names:
+            names.add(new)
+    return names & {name.rpartition(".")[2] for name in lora_modules(config)}
+
+
+def lora_modules(config: ModelConfig, ranks: int = 1) -> Modules:
+    """(inputs, outputs) on one of `ranks` ranks by name, as `layers.0.self_attn.q_proj`. Empty for families
+    that take no adapters: those with attention of another kind. Experts take none, nor does latent
+    attention."""
     if MODELS.get(config.architecture) not in CLASSES:
         return {}
-    hidden, queries, keys = (
-        config.hidden_size,
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    )
-    attention = {
-        "q_proj": (hidden, queries),
+    found: Modules = {}
+    for index in range(config.num_layers):
+        for block, modules in _layer(config, index, ranks).items():
+            found |= {f"layers.{index}.{block}.{name}": sizes for name, sizes in modules.items()}
+    return found
+
+
+def _layer(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
+    """Modules of a layer by its block."""
+    if (recurrent := config.recurrent) is None:
+        return {"self_attn": _attention(config, ranks), **_feed_forward(config, index, ranks)}
+    kind, blocks = recurrent.kinds[index], {}
+    if kind in ("recurrent", "parallel"):
+        blocks["mixer"] = mixer_modules(recurrent.mixer, config.hidden_size, ranks)
+    if kind in ("attention", "parallel") and config.mla is None:
+        blocks["self_attn"] = _attention(config, ranks, 2 if recurrent.gates_attention else 1)
+    if kind == "none" or recurrent.has_feed_forward:
+        blocks |= _feed_forward(config, index, ranks)
+    return blocks
+
+
+def _attention(config: ModelConfig, ranks: int, width: int = 1) -> Modules:
+    """`width`: outputs of the query projection for each number of a query: 2 with a gate."""
+    hidden, queries = config.hidden_size, config.num_heads // ranks * config.head_dim
+    keys = max(1, config.num_kv_heads // ranks) * config.head_dim
+    return {
+        "q_proj": (hidden, width * queries),
         "k_proj": (hidden, keys),
         "v_proj": (hidden, keys),
         "o_proj": (queries, hidden),
     }
-    found: dict[str, tuple[int, int]] = {}
-    for index in range(config.num_layers):
-        found |= {f"layers.{index}.self_attn.{name}": sizes for name, sizes in attention.items()}
-        block, inner = f"layers.{index}.mlp", config.intermediate_size
-        if (moe := config.moe) is not None and moe.layers[index]:
-            if not moe.shared_size:
-                continue
-            block, inner = (
-                f"{block}.{'shared_expert' if moe.has_shared_gate else 'shared_experts'}",
-                moe.shared_size,
-            )
-        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
-        found |= {f"{block}.{name}": (hidden, inner) for name in names}
-        found[f"{block}.down_proj"] = inner, hidden
-    return found
+
+
+def _feed_forward(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
+    block, inner = "mlp", config.intermediate_size
+    if (moe := config.moe) is not None and moe.layers[index]:
+        if not moe.shared_size:
+            return {}
+        block = "mlp.shared_expert" if moe.has_shared_gate else "mlp.shared_experts"
+        inner = moe.shared_size
+    hidden, inner = config.hidden_size, inner // ranks
+    names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
+    return {block: dict.fromkeys(names, (hidden, inner)) | {"down_proj": (inner, hidden)}}
+
+
+def mixer_modules(mixer: Mixer, hidden: int, ranks: int) -> Modules:
+    """Projections of a recurrent mixer. Convolutions, decays and the scan's own numbers are none."""
+    match mixer:
+        case ShortConv():
+            width = mixer.width // ranks
+            return {"in_proj": (hidden, 3 * width), "out_proj": (width, hidden)}
+        case Mamba1():
+            inner = mixer.inner // ranks
+            return {
+                "in_proj": (hidden, 2 * inner),
+                "x_proj": (inner, mixer.projected),
+                "dt_proj": (mixer.step_rank, inner),
+                "out_proj": (inner, hidden),
+            }
+        case Mamba2():
+            inner, heads = mixer.inner // ranks, mixer.num_heads // ranks
+            outs = 2 * inner + 2 * mixer.groups(ranks) * mixer.state_dim + heads
+            return {"in_proj": (hidden, outs), "out_proj": (inner, hidden)}
+        case GatedDelta():
+            return _gated_delta(mixer, hidden, ranks)
+        case KimiDelta():
+            inner, low = mixer.num_heads // ranks * mixer.head_dim, mixer.head_dim
+            return {
+                **{f"in_{part}": (hidden, inner) for part in ("q", "k", "v")},
+                **{f"low_{part}": (hidden, low) for part in ("f", "g")},
+                "low_b": (hidden, mixer.num_heads // ranks),
+                **{f"{part}_b_proj": (low, inner) for part in ("f", "g")},
+                "out_proj": (inner, hidden),
+            }
+
+
+def _gated_delta(mixer: GatedDelta, hidden: int, ranks: int) -> Modules:
+    heads = mixer.value_heads // ranks
+    keys, values = mixer.key_heads // ranks * mixer.key_dim, heads * mixer.value_dim
+    out: Modules = {"out_proj": (values, hidden)}
+    if mixer.layout == "by_head":
+        sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
+    else:
+        sizes = {"in_proj_z": values, "in_proj_a": heads, "in_proj_b": heads}
+        sizes |= (
+            {"in_proj_qkv": 2 * keys + values}
+            if mixer.layout == "qkv"
+            else {"in_q": keys, "in_k": keys, "in_v": values}
+        )
+    return {name: (hidden, size) for name, size in sizes.items()} | out

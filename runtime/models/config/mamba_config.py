@@ -38,7 +38,34 @@ def _checked(mixer: Mamba2) -> Mamba2:
     return mixer
 
 
-class HfMamba2(Struct, frozen=True, kw_only=True):
+class HfMixer(Struct, frozen=True, kw_only=True):
+    """Keys of a mixer that Mamba 2 and Nemotron-H have in common."""
+
+    n_groups: sizes.Heads = 8
+    conv_kernel: Kernel = 4
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    layer_norm_epsilon: Eps = 1e-5
+    time_step_limit: JsonValue = None
+
+    def mixer(self, num_heads: int, head_dim: int, state_dim: int) -> Mamba2:
+        """The mixer. Raises ModelError."""
+        return _checked(
+            Mamba2(
+                num_heads=num_heads,
+                head_dim=head_dim,
+                state_dim=state_dim,
+                num_groups=self.n_groups,
+                kernel=self.conv_kernel,
+                has_conv_bias=self.use_conv_bias,
+                has_bias=self.use_bias,
+                eps=self.layer_norm_epsilon,
+                step_limits=_step_limits(self.time_step_limit),
+            )
+        )
+
+
+class HfMamba2(HfMixer, frozen=True, kw_only=True):
     """Keys of Mamba 2."""
 
     hidden_size: sizes.Width
@@ -46,28 +73,13 @@ class HfMamba2(Struct, frozen=True, kw_only=True):
     num_heads: sizes.Heads
     head_dim: sizes.Width
     state_size: sizes.Width
-    n_groups: sizes.Heads = 8
-    conv_kernel: Kernel = 4
-    use_bias: bool = False
-    use_conv_bias: bool = True
-    layer_norm_epsilon: Eps = 1e-5
 
 
 def mamba2(raw: JsonDict) -> Hybrid:
     """Mamba 2: recurrent layers alone, without feed-forwards and without limits of the context."""
     hf = decoded(raw, HfMamba2)
-    mixer = Mamba2(
-        num_heads=hf.num_heads,
-        head_dim=hf.head_dim,
-        state_dim=hf.state_size,
-        num_groups=hf.n_groups,
-        kernel=hf.conv_kernel,
-        has_conv_bias=hf.use_conv_bias,
-        has_bias=hf.use_bias,
-        eps=hf.layer_norm_epsilon,
-        step_limits=_step_limits(raw.get("time_step_limit")),
-    )
-    return without_attention(_checked(mixer), hf.num_hidden_layers, hf.num_heads, hf.layer_norm_epsilon)
+    mixer = hf.mixer(hf.num_heads, hf.head_dim, hf.state_size)
+    return without_attention(mixer, hf.num_hidden_layers, hf.num_heads, hf.layer_norm_epsilon)
 
 
 class HfMambaLayers(Struct, frozen=True, kw_only=True):
@@ -238,19 +250,16 @@ class HfGraniteLayers(Struct, frozen=True, kw_only=True):
     position_embedding_type: str | None = None
 
 
-class HfNemotronH(Struct, frozen=True, kw_only=True):
+class HfNemotronH(HfMixer, frozen=True, kw_only=True):
     """Keys of Nemotron-H. Layers are named one by one, or by a letter each."""
 
     layers_block_type: A[list[str], Meta(min_length=1, max_length=4096)] | None = None
     hybrid_override_pattern: A[str, Meta(min_length=1, max_length=4096)] | None = None
+    mtp_layers_block_type: A[list[str], Meta(max_length=64)] | None = None  # of a next-token layer
+    mtp_hybrid_override_pattern: A[str, Meta(max_length=64)] | None = None
     mamba_num_heads: sizes.Heads = 128
     mamba_head_dim: sizes.Width = 64
     ssm_state_size: sizes.Width = 128
-    n_groups: sizes.Heads = 8
-    conv_kernel: Kernel = 4
-    use_conv_bias: bool = True
-    use_bias: bool = False
-    layer_norm_epsilon: Eps = 1e-5
     attention_head_dim: sizes.Width | None = None  # older name of head_dim
     head_dim: sizes.Width | None = None
     mlp_bias: bool = False
@@ -274,19 +283,9 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
     kinds = kinds_of(names, LAYER_NAMES | {"mlp": "none", "moe": "none"}, field, len(names))
     if hf.mlp_bias and "moe" in names:
         raise ModelError("config.json: mlp_bias with experts is not supported")
-    mixer = Mamba2(
-        num_heads=hf.mamba_num_heads,
-        head_dim=hf.mamba_head_dim,
-        state_dim=hf.ssm_state_size,
-        num_groups=hf.n_groups,
-        kernel=hf.conv_kernel,
-        has_conv_bias=hf.use_conv_bias,
-        has_bias=hf.use_bias,
-        eps=hf.layer_norm_epsilon,
-        step_limits=_step_limits(raw.get("time_step_limit")),
-    )
+    mixer = hf.mixer(hf.mamba_num_heads, hf.mamba_head_dim, hf.ssm_state_size)
     return Hybrid(
-        Recurrent(kinds=kinds, mixer=_checked(mixer), has_feed_forward=False),
+        Recurrent(kinds=kinds, mixer=mixer, has_feed_forward=False, next_token_kinds=_next_token_kinds(hf)),
         {
             "num_hidden_layers": len(names),
             "rms_norm_eps": hf.layer_norm_epsilon,
@@ -296,3 +295,11 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
             "tie_word_embeddings": False,  # whatever config.json says
         },
     )
+
+
+def _next_token_kinds(hf: HfNemotronH) -> tuple[LayerKind, ...]:
+    """Blocks of a next-token layer: attention, and experts; () for other ones."""
+    pattern = hf.mtp_hybrid_override_pattern or ""
+    names = hf.mtp_layers_block_type or [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    kinds: dict[str, LayerKind] = {"attention": "attention", "full_attention": "attention", "moe": "none"}
+    return tuple(kinds[name] for name in names) if set(names) <= kinds.keys() else ()

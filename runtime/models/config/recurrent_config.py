@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.config.renames import Renames
 
 # What mixes the tokens of a layer:
 #   attention  attention over pages
@@ -265,6 +266,8 @@ class Recurrent(Struct, frozen=True, kw_only=True):
     has_feed_forward: bool = True  # mixers are followed by a feed-forward in the same layer
     gates_attention: bool = False  # the query projection makes a gate on the attention output as well
     multipliers: Multipliers | None = None  # None: all are 1
+    # blocks of a next-token layer (next_token_layers.py); (): the checkpoint has none that are known
+    next_token_kinds: tuple[LayerKind, ...] = ("attention",)
 
     @property
     def num_recurrent_layers(self) -> int:
@@ -297,6 +300,18 @@ def draft_nodes(max_slots: int) -> int:
     """Tokens that a step may have in rows of drafts that may be refused, where a model has recurrent layers:
     eight for each sequence, and no more than 1024."""
     return min(8 * max_slots, 1024)
+
+
+def renames_in(recurrent: Recurrent, kind: LayerKind, old: str, new: str) -> Renames:
+    """Names below layers of one kind that are `old` in checkpoints, and `new` here."""
+    return tuple(
+        (f"layers.{i}.{old}.", f"layers.{i}.{new}.") for i, one in enumerate(recurrent.kinds) if one == kind
+    )
+
+
+def mixer_renames(recurrent: Recurrent) -> Renames:
+    """Names of mixers in checkpoints of Kimi Linear, which have attention and mixers under one name."""
+    return renames_in(recurrent, "recurrent", "self_attn", "mixer")
 
 
 def kinds_of(

@@ -3,7 +3,8 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Derived, Group, option, planned, superseded
+from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, option, planned
 
 
 class States(Group, frozen=True, kw_only=True):
@@ -36,12 +37,14 @@ class States(Group, frozen=True, kw_only=True):
     ] = "auto"
     mamba_track_interval: A[Count, option("Tokens between two kept states while a sequence decodes.")] = 256
     mamba_backend: A[
-        Literal["triton", "flashinfer"],
-        superseded(
-            "Kernels of state-space layers.",
-            "The device chooses: kernels of its own on the cpu, torch's operators on the others.",
+        Literal["triton", "flashinfer", "cpu", "torch_native"] | Auto,
+        option(
+            "Kernels of recurrent layers: cpu, our own, on the CPU; torch_native, torch's operators, "
+            "anywhere.",
+            later=("triton", "flashinfer"),
+            note="Mamba 1 and Kimi's delta rule are torch's in any case; SGLang's default is triton",
         ),
-    ] = "triton"
+    ] = "auto"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None
     dllm_algorithm_config: A[str | None, planned("YAML file with its settings.")] = None
 
@@ -50,6 +53,7 @@ class StatesPlan(States, frozen=True, kw_only=True):
     """Sequence states in force."""
 
     mamba_scheduler_strategy: Literal["no_buffer", "extra_buffer"]
+    mamba_backend: str
 
     @property
     def state_dtype(self) -> str:
@@ -60,6 +64,17 @@ class StatesPlan(States, frozen=True, kw_only=True):
     def state_interval(self) -> int:
         """Tokens between two kept states while a sequence decodes; 0: decoding keeps none."""
         return self.mamba_track_interval if self.mamba_scheduler_strategy == "extra_buffer" else 0
+
+
+def mamba_backend(device: DeviceFacts) -> Derived:
+    """The device's own kernels, where it has some."""
+    own = device.recurrent_backends[0]
+    return Derived(
+        own,
+        f"{device.name} has no kernels for recurrent layers"
+        if own == "torch_native"
+        else f"they are the kernels of {device.name}",
+    )
 
 
 def mamba_scheduler_strategy(mamba_track_interval: int, page_size: int) -> Derived:

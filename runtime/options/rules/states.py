@@ -11,6 +11,7 @@ STATE_OPTIONS = (
     "mamba_full_memory_ratio",
     "mamba_scheduler_strategy",
     "mamba_track_interval",
+    "mamba_backend",
 )
 
 
@@ -38,6 +39,16 @@ def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     return None
 
 
+def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--mamba-backend names kernels that the device has."""
+    if plan.states.mamba_backend not in device.recurrent_backends:
+        return (
+            f"--mamba-backend {plan.states.mamba_backend} is not possible on {device.name}, which has "
+            f"{' and '.join(device.recurrent_backends)}; leave it out"
+        )
+    return None
+
+
 def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """States are kept at the ends of pages of the prefix tree."""
     if model.num_recurrent_layers and plan.states.state_interval % plan.memory.page_size:
@@ -49,24 +60,12 @@ def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
     return None
 
 
-def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Sequence states are not stored, so a prefix from storage has no state to continue from."""
-    if model.num_recurrent_layers and plan.tiers.hicache_storage_backend is not None:
-        return (
-            "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
-        )
-    return None
-
-
-def states_are_not_captured_with_prompts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Recurrent layers compute each prompt for itself, which a graph of a number of tokens cannot."""
-    compiles = plan.graphs.enable_torch_compile
-    if model.num_recurrent_layers and (plan.graphs.enable_piecewise_cuda_graph or compiles):
-        name = "--enable-torch-compile" if compiles else "--enable-piecewise-cuda-graph"
-        return (
-            f"{name} is not possible with this model, whose recurrent layers go on from the states of its "
-            "sequences; leave it out"
-        )
+def recurrent_layers_are_not_compiled(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """torch.compile computes what follows an attention, and recurrent layers have none."""
+    is_piecewise = plan.graphs.piecewise_cuda_graph_compiler == "inductor"
+    if model.num_recurrent_layers and (plan.graphs.enable_torch_compile or is_piecewise):
+        name = "--piecewise-cuda-graph-compiler inductor" if is_piecewise else "--enable-torch-compile"
+        return f"{name} does not compile recurrent layers, which this model has; leave it out"
     return None
 
 
@@ -74,7 +73,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (states_align_with_pages,)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     states_have_layers,
+    kernels_are_the_devices,
     states_end_pages,
-    states_stay_on_the_device,
-    states_are_not_captured_with_prompts,
+    recurrent_layers_are_not_compiled,
 )

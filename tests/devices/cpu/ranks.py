@@ -27,9 +27,11 @@ class RankProcesses:
         ep_size: int = 1,
         device: str = "cpu",
         mode: str = "none",
+        adapters: list[Path] | None = None,
     ) -> list[list[dict[str, Any]]]:
         """What each rank says, one entry per model. `rendezvous`: a folder for files at which they meet. Two
-        ranks without models try each method of collectives."""
+        ranks without models try each method of collectives. `adapters`: of each model, one that its second
+        prompt has."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         while len(self.processes) < size:
             self.processes.append(
@@ -43,9 +45,10 @@ class RankProcesses:
                 )
             )
         ranks = self.processes[:size]
+        names = [""] * len(folders) if adapters is None else [str(adapter) for adapter in adapters]
         models = [
-            (str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}"))
-            for i, folder in enumerate(folders)
+            (str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}"), adapter)
+            for i, (folder, adapter) in enumerate(zip(folders, names, strict=True))
         ]
         for rank, process in enumerate(ranks):
             assert process.stdin is not None

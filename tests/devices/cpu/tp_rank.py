@@ -7,14 +7,17 @@ probabilities.
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime.devices.cpu.collectives import GlooCollectives
+from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.ranks import CountExperts
 from runtime.ranks import open_executor
 from tests.devices.drive import Planner, sampling, start
+from tests.ranks.lora_slots import assigned, leaves
 
 PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]
 
@@ -38,9 +41,16 @@ def exchange(rank: int, rendezvous: str) -> None:
     ranks.close()
 
 
+def setup_of(folder: str, adapter: str) -> AdapterSetup:
+    """A LoRA slot with room for this adapter in all modules that can be changed."""
+    loaded = [LoadAdapter(1, adapter)]
+    return AdapterSetup(num_lora_slots=1, max_rank=6, targets=leaves(Path(folder)), loaded=loaded)
+
+
 def answer(
-    folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str
+    folder: str, rendezvous: str, adapter: str, rank: int, size: int, ep_size: int, device: str, mode: str
 ) -> dict[str, Any]:
+    """`adapter`: the folder of one that the second prompt has; "": none has one."""
     way = {} if mode == "none" else {"moe_a2a_backend": "deepep", "deepep_mode": mode}
     executor, ready = start(
         folder,
@@ -50,6 +60,7 @@ def answer(
         rendezvous=rendezvous,
         device=device,
         **way,
+        adapters=setup_of(folder, adapter) if adapter else None,
         expert_steps=4,
         num_states=12,
         graph_sizes=[] if device == "cpu" else [2, 4],
@@ -62,6 +73,8 @@ def answer(
         planner.row(slot, prompt, params)
         for slot, (prompt, params) in enumerate(zip(PROMPTS, all_params, strict=True))
     ]
+    if adapter:
+        planner.lora_assignment, rows[1].lora_slot = assigned(s0=1), 0
     for i, row in enumerate(rows):
         planner.run(rows[:i], [(row, row.prompt_len)])
     for batch in (rows, rows[:1]):
@@ -73,7 +86,8 @@ def answer(
             0 if loaded.piecewise is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
         )
         assert in_pieces > 0 or mode != "none"
-        pieces = in_pieces * (len(loaded.model.attentions) + 1)
+        passes = [] if loaded.piecewise is None else loaded.piecewise.recorded.values()
+        pieces = in_pieces * max((len(one.pieces) for one in passes), default=0)
         replays: int = executor.tapes.replays  # type: ignore[attr-defined]
         assert replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"
     last = executor.runner.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
@@ -100,7 +114,7 @@ def main() -> None:
         models, methods = job.pop("models"), job.pop("methods")
         if not models:
             exchange(job["rank"], methods)
-        print(json.dumps([answer(folder, rendezvous, **job) for folder, rendezvous in models]), flush=True)
+        print(json.dumps([answer(*model, **job) for model in models]), flush=True)
 
 
 if __name__ == "__main__":
