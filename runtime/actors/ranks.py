@@ -21,6 +21,7 @@ from math import inf
 
 import anyio
 
+from runtime.actors.fork_server import ForkServer
 from runtime.actors.rank_process import RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
 from runtime.errors import RankDied, RingError, StartError
@@ -61,11 +62,12 @@ class Ranks:
         generation: int = 1,
         ring_bytes: int = ring.DEFAULT_BYTES,
         processes: RankProcesses | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
         ring, a multiple of 32; longer messages travel in parts. `processes`: those of this generation that
-        have been started; None: they are started here.
+        have been started; None: they are started here, with the fork server `forks`, if there is one.
         """
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
@@ -81,6 +83,7 @@ class Ranks:
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
         self._processes = processes
+        self._forks = forks
         self._ranks: list[RankProcess] = [] if processes is None else processes.ranks
         self._resources = ExitStack()
         self._is_open = False  # the loop watches the processes
@@ -255,6 +258,7 @@ class Ranks:
                 self._replies,
                 ring_bytes=self._ring_bytes,
                 is_standby=self._is_standby,
+                forks=self._forks,
             )
         self._is_open = True
         self._ranks, self._plans = processes.ranks, processes.plans

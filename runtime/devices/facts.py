@@ -25,6 +25,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     graph_max_running: int
     # memory of a rank that has imported its libraries and loaded nothing, files that it shares left out
     standby_bytes: int = 0
+    # importing its libraries starts no thread and touches no device, so ranks can be forked afterwards
+    forks_ranks: bool = False
     other_dtypes: tuple[str, ...] = ()  # dtypes that it computes in and "auto" never chooses
     page_sizes: tuple[int, ...] = ()  # page sizes that its kernels take; (): any
     latent_page_sizes: tuple[int, ...] = ()  # page sizes of its latent attention; (): as page_sizes

@@ -16,6 +16,7 @@ FACTS = DeviceFacts(
     sampling_backends=("pytorch",),
     graph_max_running=0,
     standby_bytes=200 << 20,
+    forks_ranks=True,
     schemes=SCHEMES,
     gathers_rows=True,
     has_tree_attention=True,
