@@ -27,6 +27,7 @@ from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
+from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
@@ -84,6 +85,8 @@ class ModelRunner:
         self.logits_ops = logits_ops_of(device)
         self.states = states
         self.drafts = drafts
+        if computes_on_host(device):
+            slots.open_host()
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graph_setup = graph_setup
@@ -197,7 +200,10 @@ class ModelRunner:
             return self.accept(plan, starts, Sampled(tokens, found, rows), rows, rows.drafts)
         if self.device.collectives.rank == 0:
             self.slots.penalties.add(rows.slots.tolist(), tokens)
-        self.slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
+        if self.slots.host is None:
+            self.slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
+        else:
+            self.slots.host.set_last_tokens(rows.slots, tokens)
         lengths.advance(plan.slots, starts, plan.counts)
         self.sampled_step = plan.step
         return Sampled(tokens, found, rows)
