@@ -37,7 +37,7 @@ class RankProcesses:
         Raises SpawnError; nothing is left of processes and descriptors then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
-        self.replies = replies or Replies(setup.tp_size)
+        self.replies = replies or Replies(setup.num_ranks)
         self.ranks: list[RankProcess] = []
         self.has_start = False  # a StartRank was sent
         self.forks = forks
@@ -79,7 +79,7 @@ class RankProcesses:
         self._resources.close()
 
     def _start(self, is_standby: bool, imports: bool) -> None:
-        size = self._setup.tp_size
+        size = self._setup.num_ranks
         fds = self._open_ring(size)
         if size > 1:
             self._shared.append(os.memfd_create("rendezvous"))
