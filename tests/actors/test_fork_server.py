@@ -28,7 +28,7 @@ from tests.devices.plans import decodes, start_null
 
 pytestmark = pytest.mark.anyio
 __all__ = ["nothing_left"]
-SETUP = ProcessSetup(device="null", tp_size=1, num_threads=None)
+SETUP = ProcessSetup(device="null", num_ranks=1, num_threads=None)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
