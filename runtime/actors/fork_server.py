@@ -40,10 +40,10 @@ class ForkedProcess:
             time.sleep(POLL_S)
         return code
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, sig: int) -> None:
         """Sends a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            os.kill(self.pid, sig)
 
     def kill(self) -> None:
         """Sends SIGKILL, unless the process has ended."""

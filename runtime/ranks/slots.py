@@ -16,6 +16,7 @@ from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
+from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.host_slots import HostSlots
@@ -36,7 +37,10 @@ class Slots:
         grammar_masks: GrammarMasks | None = None,
         processors: Processors | None = None,
         penalises: Penalises = penalise,
+        thresholds: Thresholds = EXACT,
     ) -> None:
+        """`thresholds`: of drafts that rows verify."""
+        self.thresholds = thresholds
         self.torch_device = torch_device
         self.vocab_size = vocab_size
         self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
@@ -181,6 +185,10 @@ class Slots:
                 filters = self.filters(slots)
                 inputs = SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
             tokens = logits_ops.choose(changed, inputs)
+            if rows.drafts is not None and not self.thresholds.is_exact:
+                tokens = self.thresholds.accept(
+                    clean(changed), inputs, tokens, rows.drafts, self.seeds[slots], rows.lengths
+                )
         else:
             tokens = logits_ops.choose(changed, None)
         if width < 0:
