@@ -41,12 +41,12 @@ def usage(pid: int, at_s: float) -> Usage:
 
 
 def role(pid: int) -> str:
-    """What a process of the server is: server, rank, grammars, or other."""
+    """What a process of the server is: server, rank, forks (of ranks), grammars, or other."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     if "serve" in words:
         return "server"
-    if "runtime.ranks.worker" in words:
-        return "rank"
+    if "runtime.ranks.worker" in words:  # also in forks of a rank: only their names differ
+        return "forks" if Path(f"/proc/{pid}/comm").read_text().strip() == "fork-server" else "rank"
     return "grammars" if "runtime.grammar.compile_process" in words else "other"
 
 

@@ -6,15 +6,11 @@ the socket. The fork has the caller as its parent, as a process that the caller 
 exit codes and the death of the parent are the same. A launcher has one environment for its life.
 """
 
-import ctypes
-import fcntl
 import gc
 import importlib
 import json
 import os
-import platform
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -24,45 +20,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from runtime.actors import child_environment
+from runtime.actors.fork_server import ForkedProcess
+from runtime.ranks.forks import fork_as_sibling, give_numbers
 
-CLONE_PARENT = 0x8000
-SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 MAX_REQUEST_BYTES = 1 << 17
 MAX_ENVIRONMENTS = 8
-
-
-class ForkedProcess:
-    """A process that a launcher forked for this one, with what users of subprocess.Popen need of it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        assert timeout is None
-        code = self._wait(0)
-        assert code is not None
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
 
 
 class Launcher:
@@ -127,18 +89,6 @@ class Launchers:
                 launcher.close()
 
 
-def fork_as_sibling() -> int:
-    """fork(), but the child's parent is that of this process. Only for a process of one thread."""
-    python, libc = ctypes.pythonapi, ctypes.PyDLL(None)
-    python.PyOS_BeforeFork()
-    pid = libc.syscall(SYS_CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
-        python.PyOS_AfterFork_Child()
-    else:
-        python.PyOS_AfterFork_Parent()
-    return pid
-
-
 def run(request: dict, received: Sequence[int]) -> NoReturn:
     """Becomes what was asked for, in a fork."""
     code = 1
@@ -146,13 +96,7 @@ def run(request: dict, received: Sequence[int]) -> NoReturn:
         os.setpgid(0, 0)
         os.chdir(request["folder"])
         targets = [2, *request["fds"]]
-        above = max(*targets, *received) + 1
-        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
-        for fd in received:
-            os.close(fd)
-        for copy, target in zip(copies, targets, strict=True):
-            os.dup2(copy, target)
-            os.close(copy)
+        give_numbers(received, targets)
         os.dup2(2, 1)
         sys.argv = [request["module"], *request["arguments"]]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)

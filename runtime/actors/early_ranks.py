@@ -9,6 +9,7 @@ process where these are refused.
 """
 
 from runtime.actors.child_environment import raise_open_files
+from runtime.actors.fork_server import open_fork_server
 from runtime.actors.rank_processes import RankProcesses
 from runtime.messages.ranks import ProcessSetup
 from runtime.models.config.model_config import ModelConfig
@@ -28,7 +29,8 @@ def open_early(plan: Plan) -> RankProcesses | None:
         num_threads=parallel.num_threads,
         environment=plan.ascend.rank_environment,
     )
-    return RankProcesses(setup, 1, imports=True)
+    forks = open_fork_server(parallel.device, parallel.standby_ranks)
+    return RankProcesses(setup, 1, imports=True, forks=forks)
 
 
 def begin_loading(processes: RankProcesses | None, plan: Plan, model: ModelConfig) -> None:

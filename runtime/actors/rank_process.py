@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from runtime.actors import child_environment
+from runtime.actors.fork_server import ForkServer
 from runtime.actors.rank_replies import RankReplies
 from runtime.errors import RankDied, RingError, RuntimeFault
 from runtime.messages.codec import Bytes, Wire
@@ -174,9 +175,11 @@ def spawn(
     shared: Sequence[int],
     reader: ring.Reader,
     replies: Replies,
+    forks: ForkServer | None,
 ) -> RankProcess:
     """Starts the process of a rank, which inherits its ends of the rings, `shared` descriptors and its own of
-    `setup.host_fds` and `setup.state_fds`. `reader` reads `results`. Raises OSError."""
+    `setup.host_fds` and `setup.state_fds`. `reader` reads `results`. `forks`: the fork server that it is
+    forked by, or makes; None: neither. Raises OSError."""
     index = launch.rank
     own_fds = [fd for fds in (setup.host_fds, setup.state_fds) for fd in fds[index : index + 1]]
     arguments = [
@@ -190,13 +193,36 @@ def spawn(
         str(plans),
         "--results",
         str(results),
-        *(("--import", setup.device) if launch.is_standby or launch.imports else ()),
         *(("--standby",) if launch.is_standby else ()),
     ]
-    process = child_environment.start_module(
-        "runtime.ranks.worker",
-        arguments,
-        child_environment.environment(setup.num_threads) | setup.environment,
-        [*plans.flat(), *results.flat(), *shared, *own_fds],
-    )
+    environment = child_environment.environment(setup.num_threads) | setup.environment
+    fds = [*plans.flat(), *results.flat(), *shared, *own_fds]
+    process = _start(launch, setup.device, arguments, environment, fds, forks)
     return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)
+
+
+def _start(
+    launch: Launch,
+    device: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    fds: list[int],
+    forks: ForkServer | None,
+) -> Process:
+    """Forks a rank, or starts it by exec; then the first one of a generation makes the fork server, if there
+    is to be one. Raises OSError."""
+    module, imports = "runtime.ranks.worker", ["--import", device]
+    if launch.is_standby or launch.imports:
+        arguments = arguments + imports
+    if forks is None:
+        return child_environment.start_module(module, arguments, environment, fds)
+    if (forked := forks.fork(arguments, environment, fds)) is not None:
+        return forked
+    makes_it = launch.rank == 0 and not launch.is_standby
+    theirs = forks.offer(environment) if makes_it else None
+    if theirs is None:
+        return child_environment.start_module(module, arguments, environment, fds)
+    with theirs:
+        end = theirs.fileno()
+        arguments = [*arguments, *(() if launch.imports else imports), "--fork-server", str(end)]
+        return child_environment.start_module(module, arguments, environment, [*fds, end])

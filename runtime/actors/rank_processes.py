@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
+from runtime.actors.fork_server import ForkServer
 from runtime.actors.rank_process import Launch, RankProcess, Replies, spawn
 from runtime.errors import SpawnError
 from runtime.messages.codec import Wire
@@ -32,16 +33,18 @@ class RankProcesses:
         imports: bool = False,
         indices: range | None = None,
         shared: Sequence[int] = (),
+        forks: ForkServer | None = None,
     ) -> None:
         """`indices`: the ranks of this node; None: all. They inherit the descriptors `shared`, which stay the
         caller's. `imports`: ranks import the libraries of their device before they read a StartRank; standby
-        ranks do so too, at low priority. Raises SpawnError; nothing is left of processes and descriptors
-        then."""
+        ranks do so too, at low priority. `forks`: the fork server that they are forked by, or make; None:
+        neither. Raises SpawnError; nothing is left of processes and descriptors then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
         self.replies = replies or Replies(setup.num_ranks)
         self.ranks: list[RankProcess] = []
         self.has_start = False  # a StartRank was sent
+        self.forks = forks
         self._setup = setup
         self._resources = ExitStack()
         self._indices = range(setup.num_ranks) if indices is None else indices
@@ -66,14 +69,16 @@ class RankProcesses:
         self.has_start = True
 
     def kill(self) -> None:
-        """Ends the processes at once, and closes everything. A process that outlives SIGKILL, held by a
-        device driver, is left to the kernel."""
+        """Ends the processes at once, with their fork server, and closes everything. A process that outlives
+        SIGKILL, held by a device driver, is left to the kernel."""
         for rank in self.ranks:
             rank.process.kill()
         for rank in self.ranks:
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired, TimeoutError):
                 rank.process.wait(KILL_S)
         self.close()
+        if self.forks is not None:
+            self.forks.close()
 
     def close(self) -> None:
         """Closes every descriptor. For processes that have ended."""
@@ -96,7 +101,7 @@ class RankProcesses:
         results = self._open_ring(1)
         reader = ring.Reader(results, self.generation)
         self._resources.callback(reader.close)
-        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self.replies)
+        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self.replies, self.forks)
         self._resources.callback(os.close, rank.pidfd)
         self.ranks.append(rank)
 

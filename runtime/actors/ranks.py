@@ -25,6 +25,7 @@ from math import inf
 import anyio
 from msgspec import structs
 
+from runtime.actors.fork_server import ForkServer
 from runtime.actors.nodes import Nodes
 from runtime.actors.rank_process import Rank, RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
@@ -63,12 +64,14 @@ class Ranks:
         generation: int = 1,
         ring_bytes: int = ring.DEFAULT_BYTES,
         processes: RankProcesses | None = None,
+        forks: ForkServer | None = None,
         nodes: Nodes | None = None,
     ) -> None:
         """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
         ring, a multiple of 32; longer messages travel in parts. `processes`: those of this generation that
-        have been started; None: they are started here. `nodes`: the other nodes, if there are any.
+        have been started; None: they are started here, with the fork server `forks`, if there is one.
+        `nodes`: the other nodes, if there are any.
         """
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
@@ -85,6 +88,7 @@ class Ranks:
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
         self._processes = processes
+        self._forks = forks
         self._nodes = nodes
         self._ranks: list[Rank] = [] if processes is None else [*processes.ranks]
         self._resources = ExitStack()
@@ -252,6 +256,7 @@ class Ranks:
                 self._replies,
                 ring_bytes=self._ring_bytes,
                 is_standby=self._is_standby,
+                forks=self._forks,
                 indices=range(self._setup.ranks_on_node),
                 shared=shared,
             )

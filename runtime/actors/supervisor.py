@@ -27,6 +27,7 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
+from runtime.actors.fork_server import open_fork_server
 from runtime.actors.nodes import Nodes
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
@@ -93,7 +94,8 @@ class Supervisor:
         nodes, if there are any; `adapters` gives the adapters that new ranks must load; `on_death` is called
         for each death, before the other ranks are stopped; `on_progress` as ranks start, until each is ready;
         `on_lost` when, after a death, all requests of the scheduler wait for new ranks."""
-        self.ranks = Ranks(start, processes=processes, nodes=nodes)
+        self.forks = open_fork_server(start.device, num_standby) if processes is None else processes.forks
+        self.ranks = Ranks(start, processes=processes, forks=self.forks, nodes=nodes)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
         self.is_recovering = False
@@ -148,7 +150,7 @@ class Supervisor:
                 for what in ("host", "states")
             )
             self.setup = structs.replace(self.setup, host_fds=host_fds, state_fds=state_fds)
-            self.ranks = Ranks(self.setup)
+            self.ranks = Ranks(self.setup, forks=self.forks)
         await self._start_ranks()
 
     async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
@@ -227,6 +229,8 @@ class Supervisor:
         self.sleep_state.end()
         await self.standby.stop(within_s)
         await self.ranks.stop(within_s)
+        if self.forks is not None:
+            self.forks.close()
         for fd in (*self.setup.host_fds, *self.setup.state_fds):
             os.close(fd)
         self.setup = structs.replace(self.setup, host_fds=[], state_fds=[])
@@ -245,7 +249,8 @@ class Supervisor:
 
     def _make_ranks(self) -> Ranks:
         """Ranks of the next generation."""
-        return Ranks(self.setup, generation=next(self._generations), nodes=self._nodes)
+        generation = next(self._generations)
+        return Ranks(self.setup, generation=generation, forks=self.forks, nodes=self._nodes)
 
     async def _start_ranks(self) -> None:
         """Starts ranks, generation after generation, until some are ready. Raises RankDied when they failed

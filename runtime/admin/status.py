@@ -94,6 +94,7 @@ class Status:
         pids = chain(
             _named("rank", [pid for supervisor in supervisors for pid in supervisor.ranks.pids]),
             _named("standby", [pid for supervisor in supervisors for pid in supervisor.standby.pids]),
+            _named("forks", [pid for one in supervisors if one.forks is not None for pid in one.forks.pids]),
         )
         labels = {name: str(value) for name, value in (self._plan.observe.extra_metric_labels or {}).items()}
         return metrics.render(dict(pids), labels)

@@ -23,9 +23,12 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     sampling_backends: tuple[str, ...]  # the preferred one first
     # sequences of the largest decode step worth capturing; 0: the device has no graphs
     graph_max_running: int
-    # memory of a rank that has imported its libraries and loaded nothing, files that it shares left out
+    # memory of a rank that has imported its libraries and loaded nothing; files are left out, and what it
+    # shares with a fork server
     standby_bytes: int = 0
     recurrent_backends: tuple[str, ...] = ("torch_native",)  # of recurrent layers, the preferred one first
+    # importing its libraries starts no thread and touches no device, so ranks can be forked afterwards
+    forks_ranks: bool = False
     other_dtypes: tuple[str, ...] = ()  # dtypes that it computes in and "auto" never chooses
     page_sizes: tuple[int, ...] = ()  # page sizes that its kernels take; (): any
     latent_page_sizes: tuple[int, ...] = ()  # page sizes of its latent attention; (): as page_sizes

@@ -26,6 +26,7 @@ from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
+from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.pipeline import PipelineStage
@@ -88,6 +89,8 @@ class ModelRunner:
         self.drafts = drafts
         self.pipeline = pipeline
         self.samples = device.collectives.rank == 0 and device.stage.is_last  # and reports
+        if computes_on_host(device):
+            slots.open_host()
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         pools = [layer.pool for layer in model.attentions]

@@ -19,6 +19,7 @@ from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, unifo
 from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.sample_rows import SampleRows
 from runtime.ranks.slot_lengths import SlotLengths
 
@@ -51,6 +52,7 @@ class Slots:
         self.floats = torch.ones(3, max_slots + 1, device=torch_device)  # temperature, top_p, min_p
         # seed, top_k
         self.ints = torch.zeros(2, max_slots + 1, dtype=torch.int64, device=torch_device).unbind()
+        self.host: HostSlots | None = None  # views of these tensors, after `open_host`
         self.penalties = LogitsPenalties(vocab_size, torch_device, penalises)
         self.grammar_masks = grammar_masks or GrammarMasks(None, vocab_size)
         self.processors = processors or Processors([])
@@ -62,6 +64,7 @@ class Slots:
         self.is_plain = np.ones(max_slots, dtype=bool)
         self.is_read = np.zeros(max_slots, dtype=bool)  # is_read of each slot
         self.is_penalised = np.zeros(max_slots, dtype=bool)
+        self.has_readers = False  # some slot is read or penalised, of those that were ever admitted to
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
@@ -69,6 +72,10 @@ class Slots:
         self.forced: dict[int, list[int]] = {}
         # tokens whose log probabilities a slot asks for: the last columns of its width
         self.logprob_ids: dict[int, Tensor] = {}
+
+    def open_host(self) -> None:
+        """From now on the host reads and writes the tensors itself: their device computes nothing later."""
+        self.host = HostSlots(self.page_tables, self.last_token, self.floats, self.ints[1])
 
     def update(self, plan: StepPlan) -> None:
         """Applies a plan's admits, then its page updates."""
@@ -103,6 +110,7 @@ class Slots:
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:
                 self._admit_logprob_ids(admit.slot, sampling)
+        self.has_readers = bool(self.is_read.any() or self.is_penalised.any())
         slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
         self.lengths.admit(slots, [admit.length for admit in admits])
         index = int64_tensor(slots, self.torch_device)
@@ -150,7 +158,9 @@ class Slots:
         them.
         """
         slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
-        if logits_ops.needs_finite or self.is_penalised[slots].any() or self.is_read[slots].any():
+        if logits_ops.needs_finite or (
+            self.has_readers and (self.is_penalised[slots].any() or self.is_read[slots].any())
+        ):
             clean(logits)
         contexts = (
             {}
@@ -162,15 +172,18 @@ class Slots:
         changed = self.penalties.apply(logits, slot_list, lengths, contexts)
         if self.processors.slots:
             changed = self.processors.apply(changed, slot_list, contexts, is_own=changed is not logits)
-        width = int(self.top_logprobs[slots].max())
+        width = int(self.top_logprobs[slots].max()) if self.has_readers else -1
         if self.grammar_masks.slots:
             changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
         if self.is_random[slots].any():
-            inputs = self.sampling_inputs(
-                upload_int64(slots, self.torch_device),
-                upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device),
-                *self.filters(slots),
-            )
+            numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
+            if self.host is None:
+                slots_there = upload_int64(slots, self.torch_device)
+                inputs = self.sampling_inputs(slots_there, numbers, *self.filters(slots))
+            else:
+                temperature, top_p, min_p, top_k = self.host.sampling(slots)
+                filters = self.filters(slots)
+                inputs = SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
             tokens = logits_ops.choose(changed, inputs)
             if rows.drafts is not None and not self.thresholds.is_exact:
                 tokens = self.thresholds.accept(

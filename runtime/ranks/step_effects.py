@@ -51,7 +51,10 @@ class StepEffects:
         what is accepted of verify rows; None: there are none"""
         slots, torch_device = self.slots, self.slots.torch_device
         if rows.drafts is None:
-            slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
+            if slots.host is None:
+                slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
+            else:
+                slots.host.set_last_tokens(rows.slots, tokens)
             return None
         accepted = accept(tokens, rows.drafts, torch_device)
         last = tokens[upload_int64(rows.first_rows(), torch_device)]

@@ -12,6 +12,7 @@ from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
+from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
@@ -45,6 +46,9 @@ class StepInputs:
         those that the plan leaves to the ranks."""
         torch_device = self.device.torch_device
         is_decode = plan.num_decodes == len(plan.slots)
+        host = self.slots.host
+        if is_decode and host is not None and self.kv:
+            return self._decode_batch(plan, starts, page_loads, host)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
@@ -92,6 +96,24 @@ class StepInputs:
             states=None if self.states is None else self.states.rows(plan),
         )
 
+    def _decode_batch(
+        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots
+    ) -> ForwardBatch:
+        """`batch` of rows that all decode, where the host computes."""
+        tables, size = self.slots.page_tables, self.page_size
+        rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts)
+        return ForwardBatch(
+            host.last_tokens(plan.slots),
+            torch.from_numpy(starts),
+            host.locations(plan.slots, starts, size),
+            self.kv,
+            self.device.ops.plan_attention(rows, tables, size, self.windows),
+            page_loads=page_loads,
+            embeds=self.embeds(plan),
+            is_decode=True,
+            states=None if self.states is None else self.states.rows(plan),
+        )
+
     def token_ids(self, plan: StepPlan, begins: np.ndarray, drafted: Drafted | None = None) -> Tensor:
         """int64 [T]: last tokens of slots, drafts and tokens of the plan; a row's first stands at
         `begins`."""
@@ -118,10 +140,8 @@ class StepInputs:
         """Where the step's tokens are in the cache, int64 [T] for each pool; `positions` are those of the
         host."""
         tables, size = self.slots.page_tables, self.page_size
-        # the host's own kernels compute: numpy takes a fifth of the time for a few numbers
-        if self.device.programs is not None and tables.device.type == "cpu":
-            pages = tables.numpy()[:, token_slots, host_positions // size]
-            return torch.from_numpy(pages * np.int64(size) + host_positions % size).unbind()
+        if self.slots.host is not None:
+            return self.slots.host.locations(token_slots, host_positions, size)
         slots = upload_int64(token_slots, tables.device)
         return (tables[:, slots, positions // size].long() * size + positions % size).unbind()
 

@@ -4,7 +4,8 @@
     results  writes   LoadProgress ..., RankReady, then answers to commands; RankFailed before an end in error
 
 With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
-(`--standby`) does so at low priority, and writes StandingBy when it has done so.
+(`--standby`) does so at low priority, and writes StandingBy when it has done so. With `--fork-server FD` it
+makes the fork server of its generation and later ones (ranks/forks.py) when it has imported them.
 
 One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously
 has several steps in flight: the main thread launches them, and another thread waits for results. Between
@@ -55,6 +56,7 @@ from runtime.messages.ranks import (
     ToRank,
 )
 from runtime.messages.steps import StepPlan
+from runtime.ranks.forks import fork_as_sibling, may_fork, serve_forks, take_descriptors
 from runtime.ranks.open_executor import import_device, open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
 
@@ -307,6 +309,23 @@ def set_process_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def make_fork_server(device: str, channel: int, parent_pid: int) -> list[str] | None:
+    """Imports what the device needs, and forks the fork server, which answers on the socket `channel`.
+    -> in each of its forks, the arguments of `main`; None in this process, also if none could be made"""
+    try:
+        import_device(device)
+        is_parent = not may_fork() or fork_as_sibling() > 0
+    except (StartError, ImportError, OSError):
+        is_parent = True  # what is missing is reported when the rank starts
+    if is_parent:
+        os.close(channel)
+        return None
+    os.setpgid(0, 0)
+    end = take_descriptors(channel)
+    arguments = serve_forks(end) if bind_to_parent(parent_pid, "fork-server") else None
+    return exit_now(0) if arguments is None else arguments
+
+
 def exit_now(code: int) -> NoReturn:
     """Ends the process without unloading libraries, which may take long, or hang after a failure."""
     sys.stdout.flush()
@@ -330,6 +349,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--import", default="", dest="imports", metavar="DEVICE", help="device to import")
     parser.add_argument("--standby", action="store_true", help="import it at low priority")
+    parser.add_argument("--fork-server", type=int, metavar="FD", help="socket of a fork server to be made")
     args = parser.parse_args(arguments)
     faulthandler.enable()
     # chain: afterwards the signal ends the process, as it does by default
@@ -338,6 +358,10 @@ def main(arguments: list[str] | None = None) -> int:
     name = f"standby-{args.rank}" if args.standby else f"rank-{args.rank}"
     if not bind_to_parent(args.parent, name):
         return 1
+    if args.fork_server is not None:
+        forked = make_fork_server(args.imports, args.fork_server, args.parent)
+        if forked is not None:
+            return main(forked)
     worker = RankWorker(
         args.rank, args.generation, args.plans, args.results, imports=args.imports, is_standby=args.standby
     )
