@@ -4,6 +4,7 @@ from typing import Annotated as A
 from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
+from runtime.json_value import Fields
 from runtime.messages.balance import BalanceMethod
 from runtime.options.declare import (
     Auto,
@@ -193,6 +194,19 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     def ranks_on_node(self) -> int:
         """Ranks of one replica on each node."""
         return self.num_ranks // self.nnodes
+
+    def of_ranks(self, replica: int) -> Fields:
+        """Fields of StartRank that say how the model is divided, and what a rank of a replica has of its
+        machine."""
+        return {
+            "tp_size": self.tensor_parallel_size,
+            "pp_size": self.pipeline_parallel_size,
+            "num_nodes": self.nnodes,
+            "num_replicas": self.data_parallel_size,
+            "num_threads": self.num_threads,
+            "numa_nodes": self.numa_nodes(replica),
+            "first_device": replica * self.num_ranks,
+        }
 
     def numa_nodes(self, replica: int) -> tuple[int, ...]:
         """The nodes of a replica's ranks, or one for all; empty: any."""
