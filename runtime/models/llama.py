@@ -33,15 +33,21 @@ FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
 def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForwards:
     """The feed-forward of a layer, with experts or without."""
+    limit = config.limit_of(index)
     if config.moe is not None and config.moe.layers[index]:
-        kind = SparseFeedForward if config.moe.is_gated else PlainExperts
-        return kind(device, dtype, config.hidden_size, config.moe)
+        if config.moe.is_gated and not config.moe.limit_of(index):
+            return SparseFeedForward(device, dtype, config.hidden_size, config.moe, shared_limit=limit)
+        return PlainExperts(
+            device, dtype, config.hidden_size, config.moe, config.moe.limit_of(index), shared_limit=limit
+        )
     sizes = config.hidden_size, config.intermediate_size
     bias, reduction = config.mlp_bias, reduction_of(device)
     if not config.is_gated:
         return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
     assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
-    return FeedForward(device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation)
+    return FeedForward(
+        device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation, limit=limit
+    )
 
 
 def fused_modules(config: ModelConfig) -> dict[str, Fused]:

@@ -50,6 +50,7 @@ class Weight:
 
 def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     """The weights of a layer that may be quantized."""
+    model = model.of_layer(layer)
     yield from _attention(model, f"layers.{layer}.self_attn.", ranks.dense)
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
     if moe is None or not moe.layers[layer]:

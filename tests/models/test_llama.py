@@ -227,6 +227,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "smollm3",
             "solar_open",
             "starcoder2",
+            "step3",
         )
     },
     **DENSE_CASES,
@@ -259,6 +260,7 @@ BY_LAYERS = {
     "phimoe",
     "smollm3",
     "starcoder2",
+    "step3",
 }
 NUM_TOKENS = 24
 
