@@ -21,8 +21,8 @@ SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quanti
 # weights of other parts, by the names that wrappers have for them
 OTHER_WEIGHTS = (
     r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|embed_vision|embed_audio"
-    r"|vit_large_projector|multi_modal_projector|mm_projector|vision_projection|patch_merger|image_newline"
-    r"|connector)(\.|$)",
+    r"|vit_large_projector|vision_language_adapter|pre_mm_projector_norm|multi_modal_projector|mm_projector"
+    r"|vision_projection|patch_merger|image_newline|connector)(\.|$)",
 )
 # what published files leave out of text_config, because it is the default of transformers
 LLAMA: Fields = {
