@@ -90,6 +90,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu": relu,
     "relu2": _relu2,
 }
 

@@ -71,6 +71,8 @@ def weight_count(
         layers += model.altup.model_count(hidden)
     if model.layer_embeddings is not None:
         layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
+    if model.positions is not None:
+        layers += model.positions.count * hidden
     return layers + norm_size(model) + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
 
 

@@ -63,6 +63,7 @@ from transformers import (
 )
 
 from tests.models.dense import DENSE
+from tests.models.gpts import GPTS
 from tests.models.hybrids import HYBRIDS
 from tests.models.step3 import SIZES as STEP3
 
@@ -331,6 +332,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, {"sliding_window": 7}),
     "step3": (Step3p7TextConfig, STEP3),
     **DENSE,
+    **GPTS,
     **HYBRIDS,
 }
 

@@ -6,7 +6,7 @@ from runtime.models.config.registry import MODELS, decoder_family
 from runtime.models.config.renames import Renames
 
 # classes of models whose linear layers take adapters
-CLASSES = (LLAMA, "runtime.models.gpt_oss:GptOss")
+CLASSES = (LLAMA, "runtime.models.gpt_oss:GptOss", "runtime.models.learned_positions:PositionedDecoder")
 # names of feed-forwards without a gate
 PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj."))
 
@@ -19,8 +19,9 @@ def lora_renames(config: ModelConfig) -> Renames:
 
 def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) by name, as `layers.0.self_attn.q_proj`. Empty for families that take no adapters:
-    those with attention of another kind. Experts take none."""
-    if MODELS.get(config.architecture) not in CLASSES:
+    those with attention of another kind, or with weights stored as [inputs, outputs]. Experts take none."""
+    is_known = MODELS.get(config.architecture) in CLASSES
+    if not is_known or decoder_family(config.architecture).transposed:
         return {}
     hidden, queries, keys = (
         config.hidden_size,

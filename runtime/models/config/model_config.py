@@ -13,7 +13,15 @@ from msgspec import Struct, structs
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddings
-from runtime.models.config.block import ACTIVATIONS, Activation, NormKind, Placement, PositionScale, QkNorm
+from runtime.models.config.block import (
+    ACTIVATIONS,
+    Activation,
+    LearnedPositions,
+    NormKind,
+    Placement,
+    PositionScale,
+    QkNorm,
+)
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
 from runtime.models.config.family import Family
@@ -109,6 +117,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
+    positions: LearnedPositions | None = None  # None: tokens have no embeddings of their positions
     is_rope_interleaved: bool = False  # dimensions 2i and 2i + 1 of a head rotate together
     # of each layer; empty: no layer scales its queries
     position_scales: tuple[PositionScale | None, ...] = ()
@@ -149,15 +158,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def score_scale(self) -> float:
         """The factor on attention scores."""
         return self.score_factor or self.head_dim**-0.5
-
-    @property
-    def most_heads(self) -> int:
-        """Query heads of a layer, of the one with most where layers differ."""
-        return max(self.num_heads, self.window_heads)
-
-    def limit_of(self, index: int) -> float:
-        """Clamp of the activation of a layer's feed-forward or shared expert; 0: none."""
-        return self.limits[index] if self.limits else 0.0
 
     @property
     def longest_head(self) -> int:

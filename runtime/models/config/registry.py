@@ -15,6 +15,7 @@ from runtime.models.config.dense_families import DENSE
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gemma_families import GEMMA
+from runtime.models.config.gpt_families import GPT
 from runtime.models.config.hybrid_families import HYBRIDS
 from runtime.models.config.renames import (
     GLM4_NAMES,
@@ -273,14 +274,17 @@ FAMILIES = {
     ),
     **DENSE,
     **GEMMA,
+    **GPT,
     **HYBRIDS,
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
 
+# architectures that generate and have another name than family + ForCausalLM
+GENERATING = {"GPT2": "GPT2LMHeadModel"}
 # architecture -> module:class
 MODELS = {
-    **{name + GENERATES: family.model_class for name, family in FAMILIES.items()},
+    **{GENERATING.get(name, name + GENERATES): family.model_class for name, family in FAMILIES.items()},
     **{
         name + end: family.model_class
         for name, family in FAMILIES.items()
