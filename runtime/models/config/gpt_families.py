@@ -202,8 +202,29 @@ LEARNED = Family(
     read=gpt2,
     renames=GPT2_NAMES,
 )
-
+EXAONE_NAMES: Renames = (
+    ("transformer.h.", "layers."),
+    ("transformer.wte.", "embed_tokens."),
+    ("transformer.ln_f.", "norm."),
+    (".attn.attention.out_proj.", ".self_attn.o_proj."),
+    (".attn.attention.", ".self_attn."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".mlp.c_fc_0.", ".mlp.gate_proj."),
+    (".mlp.c_fc_1.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+)
 GPT = {
+    "Exaone": Family(  # Llama's layers under GPT-2's names
+        keys=(
+            ("num_layers", "num_hidden_layers"),
+            ("layer_norm_epsilon", "rms_norm_eps"),
+            ("activation_function", "hidden_act"),
+        ),
+        qkv_bias=False,
+        o_bias=False,
+        renames=EXAONE_NAMES,
+    ),
     "CodeGen": structs.replace(ROTATED, fused={"qkv_proj": "quarters"}),
     "GPT2": structs.replace(LEARNED, transposed=("c_attn", "c_proj", "c_fc")),
     "GPTBigCode": structs.replace(LEARNED, prepare=big_code_keys),
