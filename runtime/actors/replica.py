@@ -43,8 +43,6 @@ from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
 from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank
 
-DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
-
 
 class Replica:
     """A scheduler with its ranks, storage tier, cache events and graph captures. `scheduler` is None until
@@ -122,7 +120,7 @@ class Replica:
                 self._outbox,
                 meter=self.meter,
                 limits=limits(plan, self._model, scheduler.config.pool_tokens),
-                depth=1 if plan.schedule.disable_overlap_schedule else DEPTH,
+                depth=plan.steps_in_flight,
                 signal=signal,
                 storage=self.storage,
                 publish=None if self.events is None else self.events.offer,

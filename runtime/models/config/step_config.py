@@ -5,6 +5,7 @@ Lists have a number for each layer, and more for the layers that predict further
 loaded.
 """
 
+from collections.abc import Sequence
 from typing import Annotated as A
 from typing import Literal, TypeVar
 
@@ -108,12 +109,11 @@ def step(raw: Fields) -> Fields:
             f"config.json: zero_centered {hf.zero_centered} with moe_router_activation "
             f"{hf.moe_router_activation} is not supported; supported is true with sigmoid"
         )
-    kinds = _of_layers(hf.layer_types, ["full_attention"] * count, count, "layer_types")
-    limits = tuple(
-        limit or 0.0
-        for limit in _of_layers(hf.swiglu_limits_shared, [0.0] * count, count, "swiglu_limits_shared")
-    )
-    ropes = _ropes(raw, kinds, _of_layers(hf.use_rope_layers, [True] * count, count, "use_rope_layers"))
+    kinds: list[Kind] = _of_layers(hf.layer_types, "full_attention", count, "layer_types")
+    given: list[float | None] = _of_layers(hf.swiglu_limits_shared, 0.0, count, "swiglu_limits_shared")
+    limits = tuple(limit or 0.0 for limit in given)
+    rotates = _of_layers(hf.use_rope_layers, True, count, "use_rope_layers")
+    ropes = _ropes(raw, kinds, rotates)
     full = next((one for one, kind in zip(ropes, kinds, strict=True) if kind == "full_attention"), ropes[0])
     return {
         "windows": tuple((hf.sliding_window or 0) * (kind == "sliding_attention") for kind in kinds),
@@ -154,8 +154,9 @@ def _ropes(raw: Fields, kinds: list[Kind], rotates: list[bool]) -> list[Rope]:
     given = {name: raw[name] for name in names if name in raw}
     hf = decoded(given | raw["step_ropes"], HfStepRopes)
     theta = hf.rope_theta
-    thetas = _of_layers(theta if isinstance(theta, list) else None, [theta] * count, count, "rope_theta")
-    shares = _of_layers(hf.partial_rotary_factors, [1.0] * count, count, "partial_rotary_factors")
+    thetas: list[float] = theta[:] if isinstance(theta, list) else [theta] * count
+    thetas = _of_layers(thetas, 1.0, count, "rope_theta")
+    shares = _of_layers(hf.partial_rotary_factors, 1.0, count, "partial_rotary_factors")
     found = []
     for i, kind in enumerate(kinds):
         is_scaled = hf.yarn_only_types is None or kind in hf.yarn_only_types
@@ -167,10 +168,11 @@ def _ropes(raw: Fields, kinds: list[Kind], rotates: list[bool]) -> list[Rope]:
     return found
 
 
-def _of_layers(given: list[T] | None, otherwise: list[T], count: int, name: str) -> list[T]:
-    """A list's numbers of the layers that are computed. Raises ModelError where there are fewer."""
+def _of_layers(given: Sequence[T] | None, otherwise: T, count: int, name: str) -> list[T]:
+    """A list's entries of the layers that are computed; `otherwise` for each where there is no list. Raises
+    ModelError where there are fewer."""
     if not given:
-        return otherwise
+        return [otherwise] * count
     if len(given) < count:
         raise ModelError(f"config.json: {name} has {len(given)} entries for {count} layers")
-    return given[:count]
+    return list(given[:count])
