@@ -305,6 +305,7 @@ async def check_model(plan: Plan, progress: StartProgress) -> None:
             plan.model.hub_model,
             lambda report: progress.update("download", report.done, report.total),
             checks=plan.model.model_checksum == "",
+            key=plan.api.admin_api_key,
         )
         progress.end()
     if plan.model.model_checksum:

@@ -76,6 +76,8 @@ ADMIN = frozenset(
         "/start_expert_distribution_record",
         "/stop_expert_distribution_record",
         "/dump_expert_distribution_record",
+        "/model_files",
+        "/model_files/{name:path}",
     }
 )
 TENANT = "runtime.tenant"  # key of the ASGI scope: the Tenant of a request whose key was checked

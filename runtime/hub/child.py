@@ -8,6 +8,7 @@ next start goes on behind it.
 """
 
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -237,7 +238,7 @@ class Source(Protocol):
 def download(source: Source, part: Part, *, checks: bool = False) -> Path:
     """Downloads a part with reports on the way, checks it, and returns the folder. `checks`: see Job. Raises
     ModelError."""
-    if checks and source.model.hub == "url":
+    if checks and source.model.hub in ("url", "seed"):
         raise ModelError(
             f"{source.model.repo} has no checksums of a hub; give --model-checksum a file, or leave it out"
         )
@@ -318,6 +319,10 @@ def _source(model: HubModel) -> Source:
         from runtime.hub.remote import RemoteFolder
 
         return RemoteFolder(model)
+    if model.hub == "seed":
+        from runtime.hub.seed import KEY_VARIABLE, SeedServer
+
+        return SeedServer(model, os.environ.get(KEY_VARIABLE))
     return HuggingFace(model)
 
 

@@ -15,15 +15,16 @@ from anyio.streams.text import TextReceiveStream
 
 from runtime.errors import ModelError
 from runtime.hub.child import Job, Part, Report
+from runtime.hub.seed import KEY_VARIABLE
 from runtime.hub.source import HubModel
 
 
-def fetch_config(model: HubModel) -> Path:
+def fetch_config(model: HubModel, key: str | None = None) -> Path:
     """Downloads the small files of a model and returns its folder, to which the weights come later. Blocks.
-    Raises ModelError."""
+    `key`: for a server that the files come from. Raises ModelError."""
     done = subprocess.run(
         _command(model, "config"),
-        env=environment_of_child(),
+        env=environment_of_child(key),
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         check=False,
@@ -32,12 +33,12 @@ def fetch_config(model: HubModel) -> Path:
 
 
 async def fetch_weights(
-    model: HubModel, on_progress: Callable[[Report], None], *, checks: bool = False
+    model: HubModel, on_progress: Callable[[Report], None], *, checks: bool = False, key: str | None = None
 ) -> Path:
     """Downloads the weights of a model and returns its folder; cancelling it ends the download, whose bytes
-    stay. `checks`: see Job. Raises ModelError."""
+    stay. `checks`: see Job; `key`: see fetch_config. Raises ModelError."""
     last = ""
-    async with _child(_command(model, "weights", checks=checks)) as lines:
+    async with _child(_command(model, "weights", checks=checks), key) as lines:
         async for line in lines:
             last = line
             report = _report(line)
@@ -51,19 +52,20 @@ def _command(model: HubModel, part: Part, *, checks: bool = False) -> list[str]:
     return [sys.executable, "-P", "-m", "runtime.hub.child", job]
 
 
-def environment_of_child() -> dict[str, str]:
+def environment_of_child(key: str | None = None) -> dict[str, str]:
     """The child's environment: this package is found where it is here, and nothing in the working folder is
-    imported (-P)."""
+    imported (-P). `key`: see fetch_config."""
     root = str(Path(__file__).resolve().parents[2])
     known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{known}{os.pathsep}{root}" if known else root}
+    paths = {"PYTHONPATH": f"{known}{os.pathsep}{root}" if known else root}
+    return {**os.environ, **paths, **({} if key is None else {KEY_VARIABLE: key})}
 
 
 @asynccontextmanager
-async def _child(command: list[str]) -> AsyncIterator[AsyncIterator[str]]:
+async def _child(command: list[str], key: str | None) -> AsyncIterator[AsyncIterator[str]]:
     """The lines of a child's output; the child is killed when the block is left before its end."""
     process: Process = await anyio.open_process(
-        command, env=environment_of_child(), stdin=subprocess.DEVNULL, stderr=None
+        command, env=environment_of_child(key), stdin=subprocess.DEVNULL, stderr=None
     )
     try:
         assert process.stdout is not None

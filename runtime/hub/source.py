@@ -19,11 +19,12 @@ _TRUE = ("1", "true", "yes", "on")
 # the reference's variable, and vLLM's
 MODELSCOPE_VARIABLES = ("SGLANG_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
 
-Hub = Literal["huggingface", "modelscope", "url"]
+# "seed": a server that serves the model (seed.py)
+Hub = Literal["huggingface", "modelscope", "url", "seed"]
 
 
 class RemoteFile(Struct, frozen=True):
-    """A file of a model on a hub or at a URL."""
+    """A file of a model on a hub, at a URL or of another server."""
 
     name: str
     size: int  # bytes
@@ -33,8 +34,8 @@ class RemoteFile(Struct, frozen=True):
 class HubModel(Struct, frozen=True, kw_only=True):
     """A model of a hub, at a revision."""
 
-    repo: str  # org/name, or the URL of a folder
-    revision: str | None = None  # branch, tag or commit; None: the hub's default
+    repo: str  # org/name, or the URL of a folder or of a server
+    revision: str | None = None  # branch, tag, commit, or version of a server's files; None: what is there
     cache_dir: str | None = None  # where it is stored; None: the hub library's own folder
     hub: Hub = "huggingface"
     load_format: str = "auto"  # which of the weights' forms is wanted

@@ -16,7 +16,7 @@ class FeedForward(Layer):
     """SwiGLU: down(silu(gate(x)) * up(x)), or with another activation in place of silu (Shazeer, 2020).
 
     `reduction`: see Linear; with "none" each rank returns its partial sum. With `replicated` each rank has
-    all of the weights, and only its own tokens pass it.
+    all of the weights, and only its own tokens pass it. `limit`: see clamped_silu_and_mul; 0: no clamp.
     """
 
     def __init__(
@@ -30,8 +30,9 @@ class FeedForward(Layer):
         reduction: Reduction = "all_reduce",
         replicated: bool = False,
         activation: Gate = "silu",
+        limit: float = 0.0,
     ) -> None:
-        self.ops = device.ops
+        self.ops, self.limit = device.ops, limit
         self.activation: Gate = activation
         self.gate_up_proj = Linear(
             device,
@@ -53,7 +54,16 @@ class FeedForward(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down_proj.forward(self.ops.act_and_mul(self.gate_up_proj.forward(x), self.activation))
+        gate_up = self.gate_up_proj.forward(x)
+        if self.limit:
+            return self.down_proj.forward(clamped_silu_and_mul(gate_up, self.limit))
+        return self.down_proj.forward(self.ops.act_and_mul(gate_up, self.activation))
+
+
+def clamped_silu_and_mul(gate_up: Tensor, limit: float) -> Tensor:
+    """min(silu(gate), limit) * clamp(up, -limit, limit): [..., 2 * inner] -> [..., inner] (Step 3.5)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
 
 class ScaledFeedForward(FeedForward):
@@ -80,6 +90,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu": relu,
     "relu2": _relu2,
 }
 

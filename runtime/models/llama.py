@@ -33,15 +33,21 @@ FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
 def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForwards:
     """The feed-forward of a layer, with experts or without."""
+    limit = config.limits[index] if config.limits else 0.0
     if config.moe is not None and config.moe.layers[index]:
-        kind = SparseFeedForward if config.moe.is_gated else PlainExperts
-        return kind(device, dtype, config.hidden_size, config.moe)
+        if config.moe.is_gated and not config.moe.limit_of(index):
+            return SparseFeedForward(device, dtype, config.hidden_size, config.moe, shared_limit=limit)
+        return PlainExperts(
+            device, dtype, config.hidden_size, config.moe, config.moe.limit_of(index), shared_limit=limit
+        )
     sizes = config.hidden_size, config.intermediate_size
     bias, reduction = config.mlp_bias, reduction_of(device)
     if not config.is_gated:
         return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
     assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
-    return FeedForward(device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation)
+    return FeedForward(
+        device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation, limit=limit
+    )
 
 
 def fused_modules(config: ModelConfig) -> dict[str, Fused]:
@@ -51,6 +57,7 @@ def fused_modules(config: ModelConfig) -> dict[str, Fused]:
         "halves": equal_parts("gate_proj", "up_proj"),
         "qkv": Fused((("q_proj", q), ("k_proj", kv), ("v_proj", kv))),
         "groups": Fused((("q_proj", q // kv), ("k_proj", 1), ("v_proj", 1)), kv),
+        "quarters": Fused((("q_proj", 1), ("v_proj", 1), ("k_proj", 1)), 4),
     }
     return {name: layouts[layout] for name, layout in decoder_family(config.architecture).fused.items()}
 
@@ -145,13 +152,18 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    # next-token layers, which only draft heads load, and masks of old GPT-NeoX
-    ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_", r"\.attention\.(masked_)?bias$")
+    # next-token layers, which only draft heads load, and masks of old GPT-2 and GPT-NeoX
+    ignored_weights: tuple[str, ...] = (
+        *(r"^mtp\.", r"^model\.mtp_"),
+        r"\.(attention|attn|attn\.attention)\.(masked_)?bias$",
+        r"\.attn\.causal_mask$",
+    )
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
-        self.renames = decoder_family(config.architecture).renames
+        family = decoder_family(config.architecture)
+        self.renames, self.transposed_modules = family.renames, family.transposed
         self.fused_modules = fused_modules(config)
         if not config.is_gated:
             self.packed_modules = self.packed_modules | PLAIN_MODULES

@@ -40,6 +40,7 @@ from runtime.models.dummy_weights import fill_with_random
 from runtime.models.fused_tensors import FusedModules, split
 from runtime.models.kept_weights import leave_empty, quantized_weights
 from runtime.models.stacked_experts import unstacked
+from runtime.models.transposed_tensors import untransposed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # in front of the names of a model's layers; removed in this order
@@ -286,7 +287,7 @@ def fill_from_files(
     if is_split and config.transformers_json is None:
         is_transposed = config.moe is not None and config.moe.is_transposed
         files = unstacked(files, config.hidden_size, is_transposed=is_transposed)
-    files = split(files, fused_modules(model))
+    files = split(untransposed(files, getattr(model, "transposed_modules", ())), fused_modules(model))
     for tensor in files:
         key = key_of(tensor.name)
         if key in missing:

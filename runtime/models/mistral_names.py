@@ -22,11 +22,26 @@ LAYER = {
     "attention.wk": "self_attn.k_proj",
     "attention.wv": "self_attn.v_proj",
     "attention.wo": "self_attn.o_proj",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
     "feed_forward.w1": "mlp.gate_proj",
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
+    "gate": "mlp.gate",
+    "feed_forward.gate": "mlp.gate",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj",
+    "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "shared_experts.w3": "mlp.shared_experts.up_proj",
 }
-NAME = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.weight")
+EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
+EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+LEAVES = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
+ROW_LEAVES = ("weight", "weight_packed", "weight_scale")  # tensors that may have a row for each output
+NAME = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.([a-z_]+)")
 
 
 class PairedRows:
@@ -58,7 +73,8 @@ class PairedRows:
         begin = first // self._size * self._size
         end = -(-last // self._size) * self._size
         heads = self._reader[(slice(begin, end), *rest)]
-        return heads.index_select(0, self._places[first:last] - begin)
+        octets = heads.view(torch.uint8) if heads.dtype.itemsize == 1 else heads  # float8 has few operators
+        return octets.index_select(0, self._places[first:last] - begin).view(heads.dtype)
 
 
 def mistral_tensor(
@@ -69,12 +85,20 @@ def mistral_tensor(
     found = NAME.fullmatch(name)
     if found is None:
         return name, file, reader
-    layer, module = found[1], found[2]
-    known = OUTER.get(module) if layer is None else LAYER.get(module)
+    layer, module, leaf = found[1], found[2], found[3]
+    known = OUTER.get(module) if layer is None else _in_layer(module)
     if known is None:
         return name, file, reader
     heads = {"attention.wq": config.num_heads, "attention.wk": config.num_kv_heads}.get(module)
-    if heads is not None:
+    has_rows = leaf in ROW_LEAVES and any(size > 1 for size in reader.get_shape()[:1])
+    if heads is not None and config.mla is None and has_rows:
         reader = PairedRows(reader, heads, name)
     prefix = "" if layer is None else f"model.layers.{layer}."
-    return f"{prefix}{known}.weight", file, reader
+    return f"{prefix}{known}.{LEAVES.get(leaf, leaf)}", file, reader
+
+
+def _in_layer(module: str) -> str | None:
+    """The name of a layer's module in the Hugging Face layout; None: it is not known."""
+    if expert := EXPERT.fullmatch(module):
+        return f"mlp.experts.{expert[1]}.{EXPERT_PARTS[expert[2]]}"
+    return LAYER.get(module)

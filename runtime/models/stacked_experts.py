@@ -4,8 +4,8 @@ module.
   experts.gate_up_proj  [experts, 2 * inner, hidden] experts.N.gate_proj.weight above experts.N.up_proj.weight
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
 
-transformers 5 may write any model so; Granite MoE has other names for the two, and Llama 4 has inputs before
-outputs. The shared expert of Granite is a matrix of two modules.
+transformers 5 may write any model so; Granite MoE has other names for the two, Step 3.5 has gates and ups
+apart, and Llama 4 has inputs before outputs. The shared expert of Granite is a matrix of two modules.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,9 @@ STACKS = {
     "experts.gate_up_proj": Stack("experts", ("gate_proj", "up_proj")),
     "experts.up_proj": Stack("experts", ("up_proj",)),  # of experts without gates
     "experts.down_proj": Stack("experts", ("down_proj",)),
+    "moe.gate_proj.weight": Stack("moe.experts", ("gate_proj",)),
+    "moe.up_proj.weight": Stack("moe.experts", ("up_proj",)),
+    "moe.down_proj.weight": Stack("moe.experts", ("down_proj",)),
     "block_sparse_moe.input_linear.weight": Stack("block_sparse_moe.experts", ("gate_proj", "up_proj")),
     "block_sparse_moe.output_linear.weight": Stack("block_sparse_moe.experts", ("down_proj",)),
 }

@@ -295,7 +295,7 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     ranks = plan.parallel.tensor_parallel_size
     # as if all tokens were in one expert
     inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
-    heads, latent = model.num_heads // ranks, model.mla
+    heads, latent = max(model.num_heads, model.window_heads) // ranks, model.mla
     if latent is None:
         attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim
     else:  # queries, absorbed queries, and attention output

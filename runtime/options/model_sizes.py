@@ -71,7 +71,9 @@ def weight_count(
         layers += model.altup.model_count(hidden)
     if model.layer_embeddings is not None:
         layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
-    return layers + model.norm_size + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
+    if model.positions is not None:
+        layers += model.positions.count * hidden
+    return layers + norm_size(model) + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
 
 
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
@@ -107,9 +109,11 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
         return hybrid_layer_count(model, model.recurrent, layer, ranks, expert_ranks, shared_ranks)
     if model.layer_embeddings is not None or model.global_heads is not None:
         return gemma_layer_count(model, layer, ranks)
+    own = model.of_layer(layer)
     return (
-        attention_count(model, ranks)
-        + model.norm_count
+        attention_count(own, ranks)
+        + own.num_heads // ranks * model.hidden_size * model.has_head_gates
+        + norm_count(model)
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
     )
 
@@ -117,7 +121,7 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
 def gemma_layer_count(model: ModelConfig, layer: int, ranks: int) -> int:
     """Numbers that one rank holds of a layer of Gemma 3n or Gemma 4."""
     own, hidden = model.of_layer(layer), model.hidden_size
-    count = own.norm_count + feed_forward_count(own, layer, ranks, 1, 1) + attention_count(own, ranks)
+    count = norm_count(own) + feed_forward_count(own, layer, ranks, 1, 1) + attention_count(own, ranks)
     if model.altup is not None:
         count += model.altup.layer_count(hidden)
     if model.layer_embeddings is not None:
@@ -187,6 +191,24 @@ def rotary_encoder_count(model: ModelConfig, rotary: RotaryEncoder, ranks: int) 
     return count + hidden * (hidden + rotary.head_bias) + norm + (hidden + 1) * model.pooling.size
 
 
+def norm_size(model: ModelConfig) -> int:
+    """Numbers in one norm of hidden states."""
+    return model.hidden_size * {"layer": 2, "layer_offset": 2, "layer_plain": 0}.get(model.norm, 1)
+
+
+def norm_count(model: ModelConfig) -> int:
+    """Numbers in the norms of hidden states of a layer."""
+    norms = {"pre": 2, "both": 4, "post": 2, "parallel": 1, "parallel_two_norms": 2}[model.placement]
+    return norms * norm_size(model)
+
+
+def qk_norm_count(model: ModelConfig) -> int:
+    """Numbers in the norms of queries and keys of a layer."""
+    if model.qk_norm in ("projection", "head_layer"):
+        return (model.num_heads + model.num_kv_heads) * model.head_dim
+    return 0 if model.qk_norm in ("none", "unit") else 2 * model.head_dim
+
+
 def attention_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that one rank holds of the attention of a layer."""
     hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.mla, model.num_heads // ranks
@@ -197,7 +219,7 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
             + q * hidden
             + (q + 2 * kv) * model.qkv_bias
             + hidden * model.o_bias
-            + model.qk_norm_count // (ranks if model.qk_norm in ("projection", "head_layer") else 1)
+            + qk_norm_count(model) // (ranks if model.qk_norm in ("projection", "head_layer") else 1)
             + (heads * model.has_sinks)
         )
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank

@@ -50,10 +50,11 @@ class Weight:
 
 def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     """The weights of a layer that may be quantized."""
-    yield from _attention(model, f"layers.{layer}.self_attn.", ranks.dense)
+    model = model.of_layer(layer)
+    yield from _attention(model, layer, ranks.dense)
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
     if moe is None or not moe.layers[layer]:
-        yield from _mlp(block, hidden, model.intermediate_size, ranks.dense)
+        yield from _mlp(block, hidden, model.intermediate_size, ranks.dense, is_gated=model.is_gated)
     elif not moe.is_stacked:
         split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
         yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
@@ -66,18 +67,33 @@ def shared_name(moe: MoeConfig) -> str:
     return "shared_expert." if moe.has_shared_gate else "shared_experts."
 
 
-def _mlp(block: str, hidden: int, inner: int, ranks: int, copies: int = 1) -> Iterator[Weight]:
+def _mlp(
+    block: str, hidden: int, inner: int, ranks: int, copies: int = 1, *, is_gated: bool = True
+) -> Iterator[Weight]:
     own = inner // ranks
-    yield Weight((block + "gate_proj", block + "up_proj"), (own, own), hidden, hidden, copies)
+    if is_gated:
+        yield Weight((block + "gate_proj", block + "up_proj"), (own, own), hidden, hidden, copies)
+    else:
+        yield Weight((block + "up_proj",), (own,), hidden, hidden, copies)
     yield Weight((block + "down_proj",), (hidden,), own, inner, copies)
 
 
-def _attention(model: ModelConfig, block: str, ranks: int) -> Iterator[Weight]:
+def _projections(model: ModelConfig, layer: int) -> str:
+    """Which of queries, keys and values a layer makes: q, qk or qkv."""
+    if not model.has_own_keys(layer):
+        return "q"
+    heads = model.global_heads
+    return "qk" if heads is not None and heads.shares_values and not model.windows[layer] else "qkv"
+
+
+def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
+    block = f"layers.{layer}.self_attn."
     hidden, latent, heads = model.hidden_size, model.mla, model.num_heads // ranks
     if latent is None:
         q, kv = heads * model.head_dim, max(1, model.num_kv_heads // ranks) * model.head_dim
-        names = tuple(f"{block}{name}_proj" for name in "qkv")
-        yield Weight(names, (q, kv, kv), hidden, hidden)
+        parts = _projections(model, layer)
+        names = tuple(f"{block}{name}_proj" for name in parts)
+        yield Weight(names, (q, kv, kv)[: len(parts)], hidden, hidden)
         yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
         return
     queries, values = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim

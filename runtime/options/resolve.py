@@ -38,6 +38,7 @@ from runtime.options.parse import ParsedOptions
 from runtime.options.plan import Plan, Provenance
 from runtime.options.rules.checks import plan_problems
 from runtime.options.table import rows
+from runtime.options.tree import Options
 
 # a folder that has one of these is not taken as one with a GGUF file
 AUTO_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
@@ -225,7 +226,7 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
     OptionsError for options that cannot work.
     """
     machine = machine or this_machine()
-    folders = find_folders(parsed.options.model, machine)
+    folders = find_folders(parsed.options, machine)
     device = device_facts(parsed.options.parallel.device)
     config = read_config(
         folders.model.value,
@@ -256,12 +257,14 @@ def _local_model(path: str, load_format: str) -> Derived:
     return Derived(path, "") if found is None else Derived(str(found), "the GGUF file of the folder")
 
 
-def find_folders(options: model_options.Model, machine: MachineFacts) -> Folders:
+def find_folders(given: Options, machine: MachineFacts) -> Folders:
     """The folders of model and tokenizer; small files of those on a hub are downloaded, and a tokenizer in
     another form than tokenizer.json is converted. Raises ModelError."""
     from runtime.hub.tokenizer import converted_tokenizer, tokenizer_source  # here, for the same reason
 
-    found = _find_folders(options)
+    options = given.model
+    seed = seed_model(options, given.weights)
+    found = _find_folders(options) if seed is None else _folders_of_seed(seed, given.api.admin_api_key)
     if options.skip_tokenizer_init:
         return found
     folder = Path((found.tokenizer or found.model).value)
@@ -270,6 +273,26 @@ def find_folders(options: model_options.Model, machine: MachineFacts) -> Folders
         return found
     converted = converted_tokenizer(folder, source, Path(machine.cache_folder))
     return structs.replace(found, tokenizer=Derived(str(converted), f"converted from {source.name}"))
+
+
+def seed_model(options: model_options.Model, given: weights.Weights) -> HubModel | None:
+    """The server that the model's files come from; None: none does."""
+    ip, port = (
+        given.remote_instance_weight_loader_seed_instance_ip,
+        given.remote_instance_weight_loader_seed_instance_service_port,
+    )
+    if options.load_format != "remote_instance":
+        return None
+    host = f"[{ip}]" if ip is not None and ":" in ip else ip
+    return HubModel(repo=f"http://{host}:{port}", cache_dir=options.download_dir, hub="seed")
+
+
+def _folders_of_seed(seed: HubModel, key: str | None) -> Folders:
+    from runtime.hub.download import fetch_config  # here, for the same reason
+
+    folder = fetch_config(seed, key)
+    seed = structs.replace(seed, revision=folder.name.removeprefix("seed-"))
+    return Folders(Derived(str(folder), f"copied from {seed.repo}"), None, seed)
 
 
 def _find_folders(options: model_options.Model) -> Folders:

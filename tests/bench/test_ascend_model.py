@@ -5,7 +5,7 @@ import pytest
 from bench.ascend_model import REFERENCES, Reference, predict
 from bench.ascend_operators import A3, Layout, Load, Operator, Reach, step
 from bench.shapes import shape
-from runtime.options.model_sizes import weight_count
+from runtime.options.model_sizes import qk_norm_count, weight_count
 
 
 def matrix_bytes(operators: list[Operator]) -> float:
@@ -21,7 +21,7 @@ def test_a_step_reads_the_weights_once(name: str, ranks: int) -> None:
         model.vocab_size // ranks * model.hidden_size,
         (2 * model.num_layers + 1) * model.hidden_size,
     )
-    norms += model.qk_norm_count * model.num_layers
+    norms += qk_norm_count(model) * model.num_layers
     assert matrix_bytes(operators) == pytest.approx(
         2 * (weight_count(model, ranks) - embedding - norms), rel=1e-6
     )

@@ -358,7 +358,7 @@ class FakeService:
         )
 
     def server_info(self) -> dict[str, Any]:
-        return {"version": "0", "options": {"port": 1}}
+        return {"version": "0", "options": {"port": 1, "model_path": {"value": "no-such-folder"}}}
 
     def metrics(self) -> bytes:
         return b"# TYPE running gauge\nrunning 0\n"

@@ -76,6 +76,38 @@ def in_baichuan_layout(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BaichuanForCausalLM"]}))
 
 
+EXAONE_NAMES = {
+    "model.embed_tokens.": "transformer.wte.",
+    "model.norm.": "transformer.ln_f.",
+    "model.layers.": "transformer.h.",
+    ".self_attn.o_proj.": ".attn.attention.out_proj.",
+    ".self_attn.": ".attn.attention.",
+    ".input_layernorm.": ".ln_1.",
+    ".post_attention_layernorm.": ".ln_2.",
+    ".mlp.gate_proj.": ".mlp.c_fc_0.",
+    ".mlp.up_proj.": ".mlp.c_fc_1.",
+    ".mlp.down_proj.": ".mlp.c_proj.",
+}
+
+
+def in_exaone_layout(folder: Path) -> None:
+    """Rewrites names of a Llama: EXAONE 3 has the same layers under those of GPT-2."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for ours, theirs in EXAONE_NAMES.items():
+        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
+    save_file(tensors, path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["ExaoneForCausalLM"],
+        "model_type": "exaone",
+        "num_layers": config.pop("num_hidden_layers"),
+        "layer_norm_epsilon": config.pop("rms_norm_eps"),
+        "activation_function": config.pop("hidden_act"),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def in_mimo_layout(folder: Path) -> None:
     """Rewrites the configuration of a Qwen 2, which MiMo is but for its next-token layers."""
     config = json.loads((folder / "config.json").read_text())
@@ -84,6 +116,7 @@ def in_mimo_layout(folder: Path) -> None:
 
 
 LAYOUTS = {
+    "exaone": Layout("ExaoneForCausalLM", "llama", in_exaone_layout),
     "baichuan": Layout("BaichuanForCausalLM", "llama", in_baichuan_layout, {"num_key_value_heads": 4}),
     "internlm2": Layout("InternLM2ForCausalLM", "llama", in_internlm2_layout),
     "internlm3": Layout("InternLM3ForCausalLM", "llama", in_internlm3_layout),

@@ -59,10 +59,13 @@ from transformers import (
     SmolLM3Config,
     SolarOpenConfig,
     Starcoder2Config,
+    Step3p7TextConfig,
 )
 
 from tests.models.dense import DENSE
+from tests.models.gpts import GPTS
 from tests.models.hybrids import HYBRIDS
+from tests.models.step3 import SIZES as STEP3
 
 # transformers' own table has its wrapper alone
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
@@ -327,7 +330,9 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "solar_open": (SolarOpenConfig, SIGMOID | {"head_dim": 16, "first_k_dense_replace": 0}),
     "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0], "pad_token_id": 0}),
     "starcoder2": (Starcoder2Config, {"sliding_window": 7}),
+    "step3": (Step3p7TextConfig, STEP3),
     **DENSE,
+    **GPTS,
     **HYBRIDS,
 }
 

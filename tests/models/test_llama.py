@@ -12,6 +12,7 @@ from runtime.devices.cpu.self_check import load_library
 from tests.devices.drive import Planner, sampling, start
 from tests.models.compare import Checkpoints, in_company, maker, open_checkpoints, random_prompts
 from tests.models.dense import DENSE, DENSE_CASES
+from tests.models.gpts import GPT_CASES, GPTS
 from tests.models.make import LONGROPE, make_checkpoint
 from tests.models.reference import Reference
 
@@ -227,12 +228,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "smollm3",
             "solar_open",
             "starcoder2",
+            "step3",
         )
     },
     **DENSE_CASES,
+    **GPT_CASES,
 }
 # families that the CPU computes layer by layer, with what programs lack
 BY_LAYERS = {
+    *GPTS,
     *DENSE.keys() - {"cwm", "ministral", "youtu", "helium", "vaultgemma"},
     "arcee",
     "cohere",
@@ -259,6 +263,7 @@ BY_LAYERS = {
     "phimoe",
     "smollm3",
     "starcoder2",
+    "step3",
 }
 NUM_TOKENS = 24
 

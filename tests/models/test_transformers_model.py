@@ -155,9 +155,9 @@ def test_pages_of_eight_bits(checkpoints: Checkpoints) -> None:
 
 def test_auto_takes_the_models_own_code_first(tmp_path: Path, checkpoints: Checkpoints) -> None:
     assert read_config(make_checkpoint("llama", tmp_path)).transformers_json is None
-    folder, _, expected = checkpoints("gpt2")
+    folder, _, expected = checkpoints("biogpt")
     assert read_config(folder).transformers_json is not None
-    with pytest.raises(ModelError, match="GPT2LMHeadModel, which is not supported"):
+    with pytest.raises(ModelError, match="BioGptForCausalLM, which is not supported"):
         read_config(folder, model_impl="runtime")
     with pytest.raises(ModelError, match="--is-embedding"):
         read_config(folder, is_embedding=True)
@@ -201,4 +201,4 @@ def test_a_missing_field_is_named(missing: str, tmp_path: Path) -> None:
     del fields[missing]
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match=f"has none of .*{missing}"):
-        read_config(tmp_path)
+        read_config(tmp_path, model_impl="transformers")

@@ -25,6 +25,7 @@ from tests.models.make import (
     randomize,
     write_tokenizer,
 )
+from tests.models.step3 import SIZES as STEP3
 
 VISION = {
     "hidden_size": 32,
@@ -137,6 +138,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"tie_word_embeddings": False},
     ),
     "LlavaForConditionalGeneration": ("LlavaConfig", {"model_type": "llama"}, VISION, {}),
+    "Step3p7ForConditionalGeneration": ("Step3p7Config", STEP3, VISION, {"tie_word_embeddings": False}),
 }
 NUM_TOKENS = 12
 

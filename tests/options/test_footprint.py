@@ -212,6 +212,19 @@ def test_weights_quantised_while_loading_are_those_of_a_rank(quantization: str, 
     )
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+@pytest.mark.parametrize("family", ["gemma3n", "gemma4", "gpt2", "opt", "gptj"])
+def test_layers_that_differ_or_have_no_gate(family: str, quantization: str, tmp_path: Path) -> None:
+    """Layers without keys of their own, with other heads, with wider feed-forwards, and without gates."""
+    from tests.devices.drive import start
+
+    folder = make_checkpoint(family, tmp_path, intermediate_size=128, hidden_size=64)
+    _, found = planned(folder, quantization=quantization)
+    assert found.weights_bytes == pytest.approx(
+        start(folder, quantization=quantization)[1].weights_bytes, rel=0.002
+    )
+
+
 DENSE_TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 
 

@@ -39,7 +39,13 @@ OPTIONS = "options/"
 # read where options are parsed, before there is a plan
 PARSED = {"config", "profile"}
 # read of the options, to find the model and its tokenizer: resolve.py
-MODEL = {"download_dir", "revision", "tokenizer_mode"}
+MODEL = {
+    "download_dir",
+    "revision",
+    "tokenizer_mode",
+    "remote_instance_weight_loader_seed_instance_ip",
+    "remote_instance_weight_loader_seed_instance_service_port",
+}
 # read by requested_quantization of groups/precision.py, whose result settings.py hands on
 PRECISION = {"quantization", "modelopt_quant", "quantize_and_serve", "torchao_config"}
 

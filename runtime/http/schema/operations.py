@@ -1,6 +1,14 @@
 """All operations of the HTTP API by tag, from which the routes and the OpenAPI document are made."""
 
-from runtime.http.admin import adapters, control, expert_load, health, live_settings, memory_saver
+from runtime.http.admin import (
+    adapters,
+    control,
+    expert_load,
+    health,
+    live_settings,
+    memory_saver,
+    model_files,
+)
 from runtime.http.anthropic import messages
 from runtime.http.console import routes as console
 from runtime.http.embeddings import embeddings, scores
@@ -40,6 +48,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         *control.OPERATIONS,
         *live_settings.OPERATIONS,
         *memory_saver.OPERATIONS,
+        *model_files.OPERATIONS,
         *adapters.OPERATIONS,
         *expert_load.OPERATIONS,
     ),

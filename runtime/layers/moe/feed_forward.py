@@ -104,7 +104,10 @@ class Router(Layer):
 class SparseFeedForward(Layer):
     """The feed-forward of a layer with experts."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig, *, shared_limit: float = 0.0
+    ) -> None:
+        """`shared_limit`: see FeedForward.limit, of the shared experts."""
         self.device = device
         ranks, groups = device.collectives, device.ep_size
         split = ranks.size // groups  # ranks that share one expert
@@ -144,6 +147,7 @@ class SparseFeedForward(Layer):
                 moe.shared_size,
                 reduction="none",
                 replicated=self.sequence_parallel is not None,
+                limit=shared_limit,
             )
             if moe.shared_size
             else None

@@ -1,9 +1,10 @@
-"""Experts without gates, down(relu(up(x))²), in some models within a latent (Nemotron 3).
+"""Experts that the grouped products of devices do not know, in plain torch: those without gates,
+down(relu(up(x))²), in some models within a latent (Nemotron 3), and those whose gated activation is clamped
+(Step 3.5; layers/feed_forward.py).
 
-The grouped products of devices are those of gated experts, so these are plain torch: of few tokens, the
-weights of the experts that they select are gathered; of many in a step of decode rows, which graphs may
-capture, every expert computes all tokens, with weight 0 where a token did not select it; in other steps each
-expert computes its own tokens. Ranks split each expert by its inner dimension.
+Of few tokens, the weights of the experts that they select are gathered; of many in a step of decode rows,
+which graphs may capture, every expert computes all tokens, with weight 0 where a token did not select it; in
+other steps each expert computes its own tokens. Ranks split each expert by its inner dimension.
 """
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn.functional import linear, relu
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
-from runtime.layers.feed_forward import PlainFeedForward
+from runtime.layers.feed_forward import FeedForward, PlainFeedForward, clamped_silu_and_mul
+from runtime.layers.moe.expert_weights import Expert
 from runtime.layers.moe.feed_forward import Router
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.weight import FormatLookup, Layer, SourceTensor, Weight, WeightOnly, even_shard
@@ -20,22 +22,34 @@ from runtime.models.config.moe_config import MoeConfig
 
 
 class PlainExpert(Layer):
-    """Where the checkpoint's tensors of one expert go: views of the stacks."""
+    """Where the checkpoint's tensors of one expert without a gate go: views of the stacks."""
 
-    def __init__(self, up: Weight, down: Weight) -> None:
-        self.up = WeightOnly(up)
-        self.down = WeightOnly(down)
+    def __init__(self, up: Layer, down: Layer) -> None:
+        self.up = up
+        self.down = down
 
 
 class PlainExperts(Layer):
     """Router, experts, the latent around them and the shared expert."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        hidden: int,
+        moe: MoeConfig,
+        limit: float = 0.0,
+        *,
+        shared_limit: float = 0.0,
+    ) -> None:
+        """`limit`: clamp of the activation of gated experts; `shared_limit`: of the shared expert, 0: none.
+        Raises ModelError where experts are to be whole on some ranks."""
         if device.ep_size > 1 or device.all_to_all is not None:
             raise ModelError(
-                "experts without gates are split over all ranks; leave --ep-size and --moe-a2a-backend out"
+                "experts without gates, or with clamped ones, are split over all ranks; leave --ep-size and "
+                "--moe-a2a-backend out"
             )
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.limit, self.is_gated = device, dtype, limit, moe.is_gated
         self.num_experts, self.width = moe.num_experts, moe.latent_size or hidden
         self.inner = even_shard(moe.intermediate_size, device.collectives, "moe_intermediate_size")
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
@@ -43,33 +57,45 @@ class PlainExperts(Layer):
         if moe.latent_size is not None:
             self.fc1_latent_proj = ReplicatedLinear(device, dtype, hidden, self.width, bias=False)
             self.fc2_latent_proj = ReplicatedLinear(device, dtype, self.width, hidden, bias=False)
-        self.shared_experts = (
-            PlainFeedForward(device, dtype, hidden, moe.shared_size, "relu2", bias=False, reduction="none")
-            if moe.shared_size
-            else None
-        )
-        self.experts: list[PlainExpert] = []  # while weights are loaded, then none
-        # [experts, inner, width] and [experts, width, inner], once memory is taken
+        self.shared_experts: FeedForward | PlainFeedForward | None = None
+        if moe.shared_size and moe.is_gated:
+            self.shared_experts = FeedForward(
+                device, dtype, hidden, moe.shared_size, reduction="none", limit=shared_limit
+            )
+        elif moe.shared_size:
+            self.shared_experts = PlainFeedForward(
+                device, dtype, hidden, moe.shared_size, "relu2", bias=False, reduction="none"
+            )
+        self.experts: list[PlainExpert | Expert] = []  # while weights are loaded, then none
+        # [experts, inner, width] and [experts, width, inner], once memory is taken; where experts have gates
+        # the first is [experts, 2 * inner, width]
         self.stacks: tuple[Tensor, Tensor] | None = None
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the experts. Raises ModelError where they are quantized."""
-        if formats("experts.0.up") is not None or formats("experts.0.down") is not None:
+        first = "gate_up_proj" if self.is_gated else "up"
+        second = "down_proj" if self.is_gated else "down"
+        if formats(f"experts.0.{first}") is not None or formats(f"experts.0.{second}") is not None:
+            kind = "with clamped gates" if self.is_gated else "without gates"
             raise ModelError(
-                "experts without gates are quantised here, which is not supported; use the plain version of "
+                f"experts {kind} are quantised here, which is not supported; use the plain version of "
                 "the model"
             )
         inner, width = self.inner, self.width
+        rows = inner.size * (2 if self.is_gated else 1)
         up, down = (
             torch.empty(self.num_experts, *shape, dtype=self.dtype, device=self.device.torch_device)
-            for shape in ((inner.size, width), (width, inner.size))
+            for shape in ((rows, width), (width, inner.size))
         )
         self.stacks = up, down
-        sources = SourceTensor((inner.full, width), 0, inner), SourceTensor((width, inner.full), 1, inner)
+        shape = inner.full, width
+        firsts = {"": SourceTensor(shape, 0, inner)}
+        if self.is_gated:
+            firsts = {"gate": SourceTensor(shape, 0, inner), "up": SourceTensor(shape, 0, inner, inner.size)}
+        seconds = {"": SourceTensor((width, inner.full), 1, inner)}
+        kind = Expert if self.is_gated else PlainExpert
         self.experts = [
-            PlainExpert(
-                *(Weight(stack[i], {"": source}) for stack, source in zip(self.stacks, sources, strict=True))
-            )
+            kind(WeightOnly(Weight(up[i], firsts)), WeightOnly(Weight(down[i], seconds)))
             for i in range(self.num_experts)
         ]
 
@@ -102,16 +128,20 @@ class PlainExperts(Layer):
         assert self.stacks is not None, "a step before the weights are complete"
         return self.stacks
 
+    def _activated(self, x: Tensor) -> Tensor:
+        """What the first matrix of an expert makes, [..., inner] or [..., 2 * inner] -> [..., inner]."""
+        return clamped_silu_and_mul(x, self.limit) if self.is_gated else relu(x).square()
+
     def _gathered(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         up, down = (stack[ids] for stack in self._stacks())  # [T, k, ...]
-        inner = relu(up @ x[:, None, :, None]).square()
-        return ((down @ inner).squeeze(3) * weights.unsqueeze(2)).sum(dim=1)
+        inner = self._activated((up @ x[:, None, :, None]).squeeze(3))
+        return ((down @ inner.unsqueeze(3)).squeeze(3) * weights.unsqueeze(2)).sum(dim=1)
 
     def _all(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         shares = weights.new_zeros(len(x), self.num_experts).scatter_(1, ids, weights)
         for expert, (up, down) in enumerate(zip(*self._stacks(), strict=True)):
-            out += linear(relu(linear(x, up)).square(), down) * shares[:, expert, None]
+            out += linear(self._activated(linear(x, up)), down) * shares[:, expert, None]
         return out
 
     def _apart(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -122,6 +152,6 @@ class PlainExperts(Layer):
         for expert, places in enumerate(order.split(counts)):
             if counts[expert]:
                 tokens = places // ids.shape[1]
-                inner = relu(linear(x[tokens], up[expert])).square()
+                inner = self._activated(linear(x[tokens], up[expert]))
                 out.index_add_(0, tokens, linear(inner, down[expert]) * weights.flatten()[places, None])
         return out

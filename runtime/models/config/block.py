@@ -31,7 +31,7 @@ Placement = Literal["pre", "both", "post", "parallel", "parallel_two_norms"]
 QkNorm = Literal["none", "head", "rotated", "projection", "unit", "head_layer"]
 
 # gelu is the exact one, gelu_tanh its approximation, relu2 the square of relu
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 # names of config.json -> ours
 ACTIVATIONS: dict[str, Activation] = {
@@ -41,8 +41,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
     "relu2": "relu2",
 }
+
+
+class LearnedPositions(Struct, frozen=True, kw_only=True):
+    """A table of embeddings of positions, which are added to those of tokens."""
+
+    count: int  # rows of the table
+    offset: int = 0  # row of position 0
 
 
 class PositionScale(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,8 @@ WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_t
 #   halves  gate, up
 #   qkv     all query heads, all key heads, all value heads
 #   groups  for each key/value head: its query heads, the key head, the value head
-FusedLayout = Literal["halves", "qkv", "groups"]
+#   quarters  in each quarter: query, value and key heads
+FusedLayout = Literal["halves", "qkv", "groups", "quarters"]
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Family(Struct, frozen=True, kw_only=True):
     # from config.json to keys of HfConfig, where it takes more than other names and defaults
     prepare: Callable[[Fields], Fields] | None = None
     fused: dict[str, FusedLayout] = {}  # modules of checkpoints that hold several (models/fused_tensors.py)
+    transposed: tuple[str, ...] = ()  # modules of checkpoints whose weights are [inputs, outputs]
     # from config.json to further fields of ModelConfig: what only this family has
     read: Callable[[Fields], Fields] | None = None
     norm: NormKind = "rms"

@@ -23,6 +23,7 @@ CLASSES = (
     "runtime.models.hybrid:GraniteHybrid",
     "runtime.models.hybrid:OlmoHybrid",
     "runtime.models.kimi_linear:KimiLinear",
+    "runtime.models.learned_positions:PositionedDecoder",
 )
 # names of feed-forwards without a gate
 PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj."))
@@ -47,9 +48,10 @@ def lora_names(given: str, config: ModelConfig) -> set[str]:
 
 def lora_modules(config: ModelConfig, ranks: int = 1) -> Modules:
     """(inputs, outputs) on one of `ranks` ranks by name, as `layers.0.self_attn.q_proj`. Empty for families
-    that take no adapters: those with attention of another kind. Experts take none, nor does latent
-    attention."""
-    if MODELS.get(config.architecture) not in CLASSES:
+    that take no adapters: those with attention of another kind, or with weights stored as [inputs, outputs].
+    Experts take none, nor does latent attention."""
+    is_known = MODELS.get(config.architecture) in CLASSES
+    if not is_known or decoder_family(config.architecture).transposed:
         return {}
     found: Modules = {}
     for index in range(config.num_layers):

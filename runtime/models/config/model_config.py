@@ -13,7 +13,15 @@ from msgspec import Struct, structs
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddings
-from runtime.models.config.block import ACTIVATIONS, Activation, NormKind, Placement, PositionScale, QkNorm
+from runtime.models.config.block import (
+    ACTIVATIONS,
+    Activation,
+    LearnedPositions,
+    NormKind,
+    Placement,
+    PositionScale,
+    QkNorm,
+)
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
 from runtime.models.config.family import Family
@@ -78,6 +86,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     qk_norm: QkNorm = "none"
     activation: Activation = "silu"
     is_gated: bool = True  # the feed-forward has a gate
+    # of each layer: clamp of the activation of its feed-forward, or of its shared expert
+    # (layers/feed_forward.py), 0: none; empty: none anywhere
+    limits: tuple[float, ...] = ()
     embed_scale: float = 1.0  # factor on embeddings
     residual_scale: float = 1.0  # factor on the outputs of attention and feed-forward
     logit_scale: float = 1.0  # factor on logits
@@ -98,12 +109,15 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     altup: AltUp | None = None  # alternating updates; None: a token has one hidden state
     layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers
     global_heads: GlobalHeads | None = None  # None: heads of layers without a window are as the others
+    window_heads: int = 0  # query heads of layers with a window; 0: as many as in the others
+    has_head_gates: bool = False  # each head's attention output has a gate (models/step3.py)
     doubles_shared: bool = False  # layers with the keys of another have feed-forwards of twice the size
     # of each layer: the one whose keys and values it reads; empty: each layer has its own
     kv_sources: tuple[int, ...] = ()
     recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
+    positions: LearnedPositions | None = None  # None: tokens have no embeddings of their positions
     is_rope_interleaved: bool = False  # dimensions 2i and 2i + 1 of a head rotate together
     # of each layer; empty: no layer scales its queries
     position_scales: tuple[PositionScale | None, ...] = ()
@@ -146,24 +160,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return self.score_factor or self.head_dim**-0.5
 
     @property
-    def norm_size(self) -> int:
-        """Numbers in one norm of hidden states."""
-        return self.hidden_size * {"layer": 2, "layer_offset": 2, "layer_plain": 0}.get(self.norm, 1)
-
-    @property
-    def norm_count(self) -> int:
-        """Numbers in the norms of hidden states of a layer."""
-        norms = {"pre": 2, "both": 4, "post": 2, "parallel": 1, "parallel_two_norms": 2}[self.placement]
-        return norms * self.norm_size
-
-    @property
-    def qk_norm_count(self) -> int:
-        """Numbers in the norms of queries and keys of a layer."""
-        if self.qk_norm in ("projection", "head_layer"):
-            return (self.num_heads + self.num_kv_heads) * self.head_dim
-        return 0 if self.qk_norm in ("none", "unit") else 2 * self.head_dim
-
-    @property
     def longest_head(self) -> int:
         """Size of an attention head, of the largest where layers differ."""
         return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
@@ -178,6 +174,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         if self.doubles_shared and not self.has_own_keys(index):
             inner *= 2
         heads = self.global_heads
+        if self.window_heads and self.windows[index]:
+            return structs.replace(self, intermediate_size=inner, num_heads=self.window_heads)
         if heads is None or self.windows[index]:
             return structs.replace(self, intermediate_size=inner)
         return structs.replace(

@@ -44,11 +44,17 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
     is_gated: bool = True  # experts have a gate
     latent_size: int | None = None  # width of what experts are given and return; None: that of the model
     dense_size: int | None = None  # intermediate size of layers without experts; None: intermediate_size
+    # of each layer: clamp of the experts' activation (layers/feed_forward.py), 0: none; empty: none anywhere
+    limits: tuple[float, ...] = ()
 
     @property
     def is_on_all_ranks(self) -> bool:
-        """Whether ranks split each expert, and the device's grouped products are not used."""
-        return self.is_stacked or not self.is_gated
+        """Whether ranks split each expert, and the device's grouped products are not used in some layers."""
+        return self.is_stacked or not self.is_gated or any(self.limits)
+
+    def limit_of(self, index: int) -> float:
+        """Clamp of the activation of a layer's experts; 0: none."""
+        return self.limits[index] if self.limits else 0.0
 
 
 class HfMoeConfig(Struct, frozen=True, kw_only=True):
@@ -92,5 +98,7 @@ class HfMoeConfig(Struct, frozen=True, kw_only=True):
     expert_layer_period: Count = 2
     expert_layer_offset: Whole = 1
     use_expert_bias: bool = True
+    swiglu_limits: list[A[float, Meta(ge=0)] | None] | None = None
+    use_moe_router_bias: bool = True
     moe_latent_size: Width | None = None
     moe_shared_expert_intermediate_size: Whole = 0

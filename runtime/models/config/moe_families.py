@@ -313,6 +313,21 @@ def nemotron_h(hf: HfMoeConfig) -> MoeConfig | None:
     )
 
 
+def step(hf: HfMoeConfig) -> MoeConfig:
+    """Step 3.5: as DeepSeek V3 without groups; experts of some layers clamp their activations."""
+    limits = tuple(limit or 0.0 for limit in (hf.swiglu_limits or ())[: hf.num_hidden_layers])
+    if limits and len(limits) < hf.num_hidden_layers:
+        raise ModelError(
+            f"config.json: swiglu_limits has {len(limits)} entries for {hf.num_hidden_layers} layers"
+        )
+    return structs.replace(
+        _deepseek(hf, "sigmoid", has_groups=False, normalizes=hf.norm_topk_prob is not False),
+        has_bias=hf.use_moe_router_bias,
+        shared_size=hf.moe_shared_expert_intermediate_size,
+        limits=limits if any(limits) else (),
+    )
+
+
 def deepseek32(hf: HfMoeConfig) -> MoeConfig:
     """As DeepSeek V3, with three dense layers where config.json names none: DeepSeek V3.2."""
     return _deepseek(hf, "sigmoid", has_groups=True, normalizes=hf.norm_topk_prob is not False, num_dense=3)

@@ -15,6 +15,7 @@ from runtime.models.config.dense_families import DENSE
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gemma_families import GEMMA
+from runtime.models.config.gpt_families import GPT
 from runtime.models.config.hybrid_families import HYBRIDS
 from runtime.models.config.renames import (
     GLM4_NAMES,
@@ -24,7 +25,9 @@ from runtime.models.config.renames import (
     POST_NAMES,
     REWARD_NAMES,
     SANDWICH_NAMES,
+    STEP_NAMES,
 )
+from runtime.models.config.step_config import step, step_keys
 from runtime.models.config.tasks import GENERATES, REWARDS, family_of
 from runtime.models.config.wrappers import WRAPPERS
 
@@ -253,16 +256,37 @@ FAMILIES = {
         is_tied=True,
         renames=((".mlp.c_fc.", ".mlp.up."), (".mlp.c_proj.", ".mlp.down.")),
     ),
+    "Step3p5": Family(
+        model_class="runtime.models.step3:Step3",
+        norm="rms_offset",
+        qk_norm="head",
+        keys=(
+            ("num_attention_groups", "num_key_value_heads"),
+            ("moe_top_k", "num_experts_per_tok"),
+            ("norm_expert_weight", "norm_topk_prob"),
+            ("moe_router_scaling_factor", "routed_scaling_factor"),
+            ("share_expert_dim", "moe_shared_expert_intermediate_size"),
+            ("share_expert_dims", "moe_shared_expert_intermediate_size"),
+        ),
+        defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+        prepare=step_keys,
+        moe=experts.step,
+        read=step,
+        renames=STEP_NAMES,
+    ),
     **DENSE,
     **GEMMA,
+    **GPT,
     **HYBRIDS,
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
 
+# architectures that generate and have another name than family + ForCausalLM
+GENERATING = {"GPT2": "GPT2LMHeadModel"}
 # architecture -> module:class
 MODELS = {
-    **{name + GENERATES: family.model_class for name, family in FAMILIES.items()},
+    **{GENERATING.get(name, name + GENERATES): family.model_class for name, family in FAMILIES.items()},
     **{
         name + end: family.model_class
         for name, family in FAMILIES.items()
@@ -288,7 +312,6 @@ REFUSED = {
     "Phi4MultimodalForCausalLM": "its weights for text, images and sound are adapters of their own; take "
     "Phi-4-mini",
     "RWForCausalLM": "it is Falcon under an old name; take the files that name FalconForCausalLM",
-    "Step3p5ForCausalLM": "its experts clamp their gates in some layers, and layers differ in their heads",
 }
 
 

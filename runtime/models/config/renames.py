@@ -46,6 +46,12 @@ INTERNLM2_NAMES: Renames = (
     ("ffn_norm.", "post_attention_layernorm."),
 )
 
+STEP_NAMES: Renames = (
+    (".moe.router_bias", ".moe.gate.e_score_correction_bias"),
+    (".moe.", ".mlp."),
+    (".share_expert.", ".mlp.shared_experts."),
+)
+
 # of those whose blocks have no norms of inputs
 POST_NAMES: Renames = (
     ("post_attention_layernorm.", "attention_output_norm."),

@@ -18,6 +18,7 @@ T = TypeVar("T")
 REWARDS = ("ForRewardModel", "ForProcessRewardModel")
 STEP_TOKEN = "<extra_0>"  # of Qwen2.5-Math-PRM
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
+LM_HEAD = "LMHeadModel"  # end of the names of old models that generate
 MODES: dict[str, PoolingMode] = {
     "cls": "cls",
     "mean": "mean",
@@ -48,7 +49,7 @@ def family_of(architecture: str) -> str:
     return next(
         (
             architecture.removesuffix(end)
-            for end in (GENERATES, CLASSIFIES, *REWARDS, "ForMaskedLM", "Model")
+            for end in (GENERATES, LM_HEAD, CLASSIFIES, *REWARDS, "ForMaskedLM", "Model")
             if architecture.endswith(end)
         ),
         architecture,
@@ -88,7 +89,8 @@ def read_pooling(
         return _reward(architecture)
     if architecture.endswith(CLASSIFIES):
         return _classifier(folder, options.mode, is_causal)
-    if not (options.is_embedding or architecture.endswith(EMBEDS)):
+    generates = architecture.endswith(LM_HEAD) or not architecture.endswith(EMBEDS)
+    if generates and not options.is_embedding:
         return None
     mode, is_normalised, names = _modules(folder, options.mode, "last" if is_causal else "mean")
     dense = read_dense(folder, names, hidden_size)

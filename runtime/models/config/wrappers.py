@@ -21,7 +21,8 @@ SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quanti
 # weights of other parts, by the names that wrappers have for them
 OTHER_WEIGHTS = (
     r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|embed_vision|embed_audio"
-    r"|multi_modal_projector|mm_projector|vision_projection|patch_merger|image_newline|connector)(\.|$)",
+    r"|vit_large_projector|vision_language_adapter|pre_mm_projector_norm|multi_modal_projector|mm_projector"
+    r"|vision_projection|patch_merger|image_newline|connector)(\.|$)",
 )
 # what published files leave out of text_config, because it is the default of transformers
 LLAMA: Fields = {
@@ -94,6 +95,7 @@ TEXT_MODELS = {
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM"),
     "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM"),
     "qwen3_vl_text": TextModel("Qwen3ForCausalLM"),
+    "step3p5": TextModel("Step3p5ForCausalLM"),
 }
 # architecture -> model_type of its text model, where config.json does not say
 WRAPPERS = {
@@ -118,6 +120,7 @@ WRAPPERS = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
+    "Step3p7ForConditionalGeneration": "step3p5",
 }
 
 

@@ -36,8 +36,6 @@ NO_LOADER = {
     "--quantization for weights that are quantized while they are loaded",
     "private": "stands for loaders that are not part of any release; take auto, or the format that the "
     "folder has",
-    "remote_instance": "takes weights out of another server's memory, which no device here offers; take "
-    "remote with the URL of that server's model folder",
 }
 
 
@@ -85,9 +83,9 @@ class Model(Group, frozen=True, kw_only=True):
             "What the weights are stored as; dummy makes random ones, auto takes what the folder has.",
             note="pickles (pt, npcache) are read as tensors alone; fastsafetensors and runai_streamer are "
             "read by this runtime's own parallel reader, and layered is how every format is read; models.md "
-            "has the formats",
-            missing="flash_rl, private and remote_instance, each of which is refused with what to take "
-            "instead",
+            "has the formats; remote_instance takes all files from a running server of this kind, and "
+            "--model-path is then only the name of the model",
+            missing="flash_rl and private, each of which is refused with what to take instead",
         ),
     ] = "auto"
     model_loader_extra_config: A[

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Derived, Group, Whole, on_device, option, planned, superseded
+from runtime.options.declare import Count, Derived, Group, Whole, option, planned, superseded
 from runtime.options.facts import MachineFacts
 
 
@@ -37,19 +37,32 @@ class Weights(Group, frozen=True, kw_only=True):
         ),
     ] = False
     remote_instance_weight_loader_seed_instance_ip: A[
-        str | None, planned("Address of the server to fetch weights from.")
+        str | None,
+        option(
+            "Address of the server to fetch the model's files from, with --load-format remote_instance.",
+            note="any server of this runtime is one: its routes /model_files take its --admin-api-key, which "
+            "this server is given too; files are checked by their SHA-256; plain HTTP",
+        ),
     ] = None
     remote_instance_weight_loader_seed_instance_service_port: A[
-        Count | None, planned("HTTP port of the server to fetch weights from.")
+        Count | None, option("HTTP port of the server to fetch the model's files from.")
     ] = None
     remote_instance_weight_loader_send_weights_group_ports: A[
-        tuple[Whole, ...] | None, planned("Ports over which that server sends its weights, one a rank.")
+        tuple[Whole, ...] | None,
+        superseded(
+            "Ports over which that server sends its weights, one a rank.", "they come over its HTTP port."
+        ),
     ] = None
     remote_instance_weight_loader_backend: A[
-        Literal["transfer_engine", "nccl"], planned("Transport of weights between servers.")
+        Literal["transfer_engine", "nccl"],
+        superseded("Transport of weights between servers.", "they come over HTTP, as files."),
     ] = "nccl"
     remote_instance_weight_loader_start_seed_via_transfer_engine: A[
-        bool, on_device("cuda", "Offer the weights of this server to others through the transfer engine.")
+        bool,
+        superseded(
+            "Offer the weights of this server to others through the transfer engine.",
+            "every server offers its model's files to whoever has its --admin-api-key.",
+        ),
     ] = False
     delete_ckpt_after_loading: A[
         bool,

@@ -2,7 +2,7 @@
 
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
-from runtime.options.groups.model import MAX_THREADS, NO_LOADER, THREAD_SETTINGS
+from runtime.options.groups.model import EMBEDDED_MODEL, MAX_THREADS, NO_LOADER, THREAD_SETTINGS
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag, is_set
 
@@ -161,6 +161,22 @@ def load_format_has_a_loader(options: Values) -> str | None:
     return f"--load-format {name} {NO_LOADER[name]}" if name in NO_LOADER else None
 
 
+def seed_is_named(options: Values) -> str | None:
+    """Files of another server come from an address and a port, under a name; without --load-format
+    remote_instance these say nothing."""
+    ip = "remote_instance_weight_loader_seed_instance_ip"
+    port = "remote_instance_weight_loader_seed_instance_service_port"
+    missing = [flag(name) for name in (ip, port) if options[name] is None]
+    if options["load_format"] == "remote_instance":
+        if missing:
+            return f"--load-format remote_instance copies the files of a server; give {' and '.join(missing)}"
+        if options["model_path"] in EMBEDDED_MODEL:
+            return "--load-format remote_instance: give --model-path, under which the model is served"
+        return None
+    given = [flag(name) for name in (ip, port) if options[name] is not None]
+    return f"{given[0]} does nothing without --load-format remote_instance; leave it out" if given else None
+
+
 def grammars_have_tokens(options: Values) -> str | None:
     """A library for grammars needs the tokenizer."""
     backend = options["grammar_backend"]
@@ -174,6 +190,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     loader_settings_are_known,
     grammars_have_tokens,
     load_format_has_a_loader,
+    seed_is_named,
 )
 
 PLAN_RULES: tuple[PlanRule, ...] = (

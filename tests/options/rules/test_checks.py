@@ -240,6 +240,19 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "it knows dir, max_bytes",
         {"hicache_storage_backend_extra_config": {"dir": "x"}},
     ),
+    (
+        {"load_format": "remote_instance", "model_path": "tiny"},
+        "copies the files of a server; give --remote",
+        {
+            "remote_instance_weight_loader_seed_instance_ip": "10.0.0.1",
+            "remote_instance_weight_loader_seed_instance_service_port": 30000,
+        },
+    ),
+    (
+        {"remote_instance_weight_loader_seed_instance_ip": "10.0.0.1"},
+        "does nothing without --load-format remote_instance",
+        {"remote_instance_weight_loader_seed_instance_ip": None},
+    ),
     ({"extra_metric_labels": {"le": "x"}}, "le cannot be a label", {"extra_metric_labels": {"zone": "x"}}),
 ]
 
