@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from runtime.models.base import is_generative, is_piecewise
+from runtime.ranks.captured_forward import CapturedForward
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 
@@ -19,23 +20,22 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
         return None, None
     decode_graphs = piecewise_graphs = None
     if setup.sizes and runner.pooling is None:
-        decode_graphs = DecodeGraphs(
+        forward = CapturedForward(
             device,
             device.graphs,
             runner.model,
             runner.slots,
+            runner.slots.lengths.reserve(),
             runner.kv,
             runner.page_size,
             runner.windows,
-            runner.transfers,
-            setup.sizes,
-            pads=setup.pads,
             masks=runner.load is not None,
             adapters=runner.adapters,
             compiled=runner.compiled,
             compiled_rows=setup.compiled_rows,
             states=runner.states,
         )
+        decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
     if setup.piecewise_sizes and is_piecewise(runner.model) and runner.states is None:
         piecewise_graphs = PiecewiseGraphs(
             device,
