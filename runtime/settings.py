@@ -162,6 +162,14 @@ def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     )
 
 
+def verify_sizes(plan: Plan, model: ModelConfig) -> list[int]:
+    """Batch sizes whose steps that verify drafts are captured; none for models with recurrent layers, whose
+    states move on outside of graphs."""
+    if plan.speculation.in_force is None or model.num_recurrent_layers:
+        return []
+    return plan.speculation.in_force.captured_sizes(graph_sizes(plan, model))
+
+
 def piecewise_sizes(plan: Plan) -> list[int]:
     """Numbers of tokens for which steps with prompts are captured as piecewise graphs."""
     return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []

@@ -41,7 +41,7 @@ from runtime.scheduling.handover import fits, hand_over
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
-from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank
+from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank, verify_sizes
 
 DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
 
@@ -245,7 +245,11 @@ class Replica:
         """Functions that see the scheduler after each round."""
         plan = self._plan
         observers: list[Callable[[Scheduler, Ranks], None]] = []
-        kinds = {"sequences": graph_sizes(plan, self._model), "tokens": piecewise_sizes(plan)}
+        kinds: dict[CaptureUnit, list[int]] = {
+            "sequences": graph_sizes(plan, self._model),
+            "verifies": verify_sizes(plan, self._model),
+            "tokens": piecewise_sizes(plan),
+        }
         if captures := [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]:
             observers.append(GraphCapturing(captures, self._metrics).observe)
         if plan.logs.decode_log_interval is not None:

@@ -6,19 +6,23 @@ from runtime.models.base import is_generative, is_piecewise
 from runtime.ranks.captured_forward import CapturedForward
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+from runtime.ranks.verify_graphs import VerifyGraphs
 
 if TYPE_CHECKING:
     from runtime.ranks.model_runner import ModelRunner
 
 
-def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
-    """Graphs of decode steps, and of what lies between the attentions of other steps, none of them
-    captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
+def open_graphs(
+    runner: "ModelRunner",
+) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
+    """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
+    steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
+    decodes nothing; of verify steps also where the model has recurrent layers.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
-        return None, None
-    decode_graphs = piecewise_graphs = None
+        return None, None, None
+    decode_graphs = verify_graphs = piecewise_graphs = None
     if setup.sizes and runner.pooling is None:
         forward = CapturedForward(
             device,
@@ -36,6 +40,11 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
             states=runner.states,
         )
         decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
+        sizes = [] if setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
+        if setup.speculation is not None and sizes and runner.states is None:
+            verify_graphs = VerifyGraphs(
+                forward, runner.transfers, setup.speculation, sizes, runner.drafts, pads=setup.pads
+            )
     if setup.piecewise_sizes and is_piecewise(runner.model) and runner.states is None:
         piecewise_graphs = PiecewiseGraphs(
             device,
@@ -49,4 +58,4 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
             masks=runner.load is not None,
             compiled=runner.compiled if setup.compiles_piecewise else None,
         )
-    return decode_graphs, piecewise_graphs
+    return decode_graphs, verify_graphs, piecewise_graphs

@@ -31,7 +31,15 @@ from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.ranks import (
+    Captured,
+    CaptureUnit,
+    CountExperts,
+    ExpertCounts,
+    Profile,
+    RankReady,
+    StartRank,
+)
 from runtime.messages.steps import Admit, PromptLogprobs, Samples, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
@@ -120,7 +128,7 @@ class NullExecutor:
             ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
         )
 
-    def capture(self, size: int, unit: str = "sequences") -> Captured:
+    def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """Succeeds without doing anything."""
         return Captured(size, 0.0, 0, "", unit)
 

@@ -45,6 +45,11 @@ class HeadNetwork:
         hidden = self.head.forward(batch, states)
         return Computed(*self.head.finish(selected(hidden, samples))) if len(samples) else None
 
+    def captured(self, batch: ForwardBatch, states: Tensor | None, samples: Tensor) -> Computed:
+        """See Network."""
+        assert states is not None, "a head continues states"
+        return Computed(*self.head.finish(self.head.forward(batch, states)[samples]))
+
     def forget(self) -> None:
         """See Network: there is nothing."""
 
