@@ -32,7 +32,7 @@ class GraphCapturing:
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: tuple[CapturingRanks, int] | None = None
-        # steps so far, those with prompts in them, tokens of these prompts, and steps with drafts and no prompts
+        # steps so far, those with prompts in them, tokens of these prompts; of the others, steps with drafts
         self._counted = (0, 0, 0, 0)
         self._log = log.get("graphs")
 

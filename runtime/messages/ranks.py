@@ -127,8 +127,8 @@ CaptureUnit = Literal["sequences", "verifies", "tokens"]
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps or verify steps of `size` sequences, or piecewise graphs of steps of `size` tokens.
-    Captured answers it."""
+    """Capture decode steps or verify steps of `size` sequences, or pieces of steps of `size` tokens. Captured
+    answers it."""
 
     size: int
     unit: CaptureUnit = "sequences"

@@ -20,7 +20,8 @@ class Sampled:
     # chains
     num_accepted: Tensor | None = None
     path: Tensor | None = None
-    width: int = 0  # of a captured verify step: N / R, and `num_accepted` is of all R rows; 0: of no such step
+    # of a captured verify step: N / R, and `num_accepted` is of all R rows; 0: of no such step
+    width: int = 0
 
     def accepted(self, num: np.ndarray, path: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """`num_accepted` and `path` on the host -> int64: places among the N whose tokens the step brings, in

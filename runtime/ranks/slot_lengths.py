@@ -64,7 +64,7 @@ class SlotLengths:
         self.accepted_on_device(slots, fetched)
 
     def accepted_on_device(self, slots: np.ndarray, fetched: Fetched) -> None:
-        """A captured step has added to these slots the numbers of tokens, int64 [R], that `fetched` brings."""
+        """A captured step has added to each of these slots as many tokens as `fetched` brings, int64 [R]."""
         self._coming.append((slots, fetched))
         if fetched.is_done():
             self._settle()

@@ -2,18 +2,19 @@
 each (the width), and replayed as decode steps are (decode_graphs.py).
 
     pages      page updates
-    drafts     of the scheduler: part of the inputs; of a draft model: its own graphs (drafting/draft_graphs.py)
-    forward    embedding, layers. A row's tokens are attended as that many rows of one token each,
-               whose keys are all stored before: what a device captures for decode steps serves here
+    drafts     the scheduler's are part of the inputs; a draft model has graphs of its own
+               (drafting/draft_graphs.py)
+    forward    embedding, layers. A row's tokens are attended as that many rows of one token each, whose keys
+               are all stored before: what a device captures for decode steps serves here
     sample     head, a token behind each query, acceptance, last tokens and lengths; the draft model's pending
                tokens. Greedy, or by a sampler of DeviceFacts.captured_samplers
 
 Rows may have fewer drafts than the width, or none: what is left is padding, as are rows up to the size. With
 a draft model, steps that only decode take this way too (width 1), as it follows them.
 
-Launched kernel by kernel are: steps with prompts, admits, pages from host memory, hidden states to return; with
-trees, or with drafts of both kinds; rows that ask for more than a token, penalties among it; and all steps
-of models with recurrent layers.
+Launched kernel by kernel are steps with prompts, admits, pages from host memory or hidden states to return,
+with trees, drafts that are certain, or drafts of both kinds; with rows that ask for more than a token, or for
+penalties; and all steps of models with recurrent layers.
 """
 
 from bisect import bisect_left

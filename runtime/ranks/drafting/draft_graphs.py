@@ -60,8 +60,9 @@ class DraftGraphs:
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def propose(self, size: int, filters: Filters, slots: np.ndarray, counts: np.ndarray) -> Tensor:
-        """Drafts of these slots, int64 [R, depth or more], `counts` of them in each row and any numbers behind these;
-        the next step overwrites them. A row may want none: its pending entries are made all the same."""
+        """Drafts of these slots, int64 [R, depth or more], `counts` of them in each row and any numbers
+        behind these; the next step overwrites them. A row may want none: its pending entries are made all the
+        same."""
         rows = np.full((2, size), self.target.slots.padding, np.int32)
         rows[1] = 0
         rows[0, : len(slots)], rows[1, : len(slots)] = slots, counts
