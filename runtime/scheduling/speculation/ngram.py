@@ -36,6 +36,8 @@ class Reader:
         "is_own",
         "at",
         "matched",
+        "ahead",
+        "ahead_from",
         "record",
         "pause",
     )
@@ -49,6 +51,8 @@ class Reader:
         self.is_own = True  # the match is in these tokens, else in the corpus
         self.at = -1  # where the match's next token stands; -1: there is no match
         self.matched = 0  # its length
+        self.ahead: list[int] = []  # the match's tokens behind the first `ahead_from`, as last proposed
+        self.ahead_from = -1
         self.record = Record()
         self.pause = 1  # tokens until the next look, if the last one found nothing
 
@@ -114,7 +118,8 @@ class NgramDrafter(Drafter):
         reader.pause = 1
         if self.breadth > 1:
             return self._tree(reader, skipped, min(most, self.most_nodes))
-        tokens = self._next(reader, skipped + count)[skipped:]
+        reader.ahead, reader.ahead_from = self._next(reader, skipped + count), len(reader.tokens)
+        tokens = reader.ahead[skipped:]
         return Draft(tokens) if tokens else None
 
     def ended(self, sequence: Sequence) -> None:
@@ -147,7 +152,11 @@ class NgramDrafter(Drafter):
         if count > MOST_UNSEEN:
             reader.at = -1
             return
-        guesses = self._guesses(reader, seen, count)
+        if reader.ahead_from == seen and len(reader.ahead) >= count:
+            guesses = reader.ahead[:count]
+        else:
+            guesses = self._guesses(reader, seen, count)
+        reader.ahead_from = -1
         come = tokens[seen:].tolist()
         if guesses == come:
             num_right = count

@@ -1,5 +1,5 @@
-"""Captured steps that verify drafts, and captured passes of a draft model, with the GPU's own kernels, replayed
-by the double of test_graphs.py."""
+"""Captured steps that verify drafts, and captured passes of a draft model, with the GPU's own kernels,
+replayed by the double of test_graphs.py."""
 
 from pathlib import Path
 from typing import Any
