@@ -149,8 +149,10 @@ class Turn(Struct):
     steps: int
 
 
-async def answers(engine: Engine, prompts: list[str], tokens: int) -> Turn:
-    """Greedy answers to all prompts at once."""
+async def answers(
+    engine: Engine, prompts: list[str], tokens: int, *, temperature: float = 0.0, seed: int = 0
+) -> Turn:
+    """Answers to all prompts at once, greedy ones by default."""
     replica = engine._core.replicas[0]
     assert replica.scheduler is not None and replica.supervisor.ranks is not None
 
@@ -159,7 +161,7 @@ async def answers(engine: Engine, prompts: list[str], tokens: int) -> Turn:
         return time.process_time() + sum(usage[1] for usage in ranks if usage is not None)
 
     before, cpu, begin = replica.num_steps, used(), time.perf_counter()
-    params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    params = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
     async with anyio.create_task_group() as tasks:
         for prompt in prompts:
             tasks.start_soon(partial(engine.generate, prompt, **params))

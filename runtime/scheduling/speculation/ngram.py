@@ -20,7 +20,9 @@ LONG = 3  # tokens of the window that is looked up first
 CANDIDATES = 5  # places that are compared for one window
 FEW_CANDIDATES = 2  # for one of less than LONG tokens, which says little
 INDEXED = 4096  # tokens that one plan indexes, at most: half a millisecond
-LONGEST_PAUSE = 16  # tokens between two looks at a text of which nothing is found
+# tokens between two looks at a text of which nothing is found: so many, or of long answers a part
+PAUSE, LONGEST_PAUSE = 16, 64
+PAUSED_PART = 8
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
@@ -185,7 +187,8 @@ class NgramDrafter(Drafter):
     def _wait(self, sequence: Sequence, reader: Reader, last: int) -> None:
         """Asks for no drafts for a while, which is longer each time."""
         sequence.draft_from = last + reader.pause
-        reader.pause = min(2 * reader.pause, LONGEST_PAUSE)
+        longest = min(max(PAUSE, sequence.num_generated // PAUSED_PART), LONGEST_PAUSE)
+        reader.pause = min(2 * reader.pause, longest)
 
     def _look_up(self, reader: Reader) -> bool:
         """Begins to follow a match, if there is one."""
