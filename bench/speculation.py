@@ -3,9 +3,9 @@
     python -m bench.speculation [--model-path pocket] [--tokens 200] [--rounds 5] [--only planning|serving]
 
 Planning: microseconds of CPU time for plan and apply of a step of 64 sequences that decode, without a
-drafter, with one that finds nothing, with one whose drafts are all accepted, and with drafts of a draft model,
-4 for each sequence. The bound of the second one is 1.3 times a decode step; of the others, 1.3 times its time
-for each token that they bring.
+drafter, with one that finds nothing, with one whose drafts are all accepted, and with 4 drafts of a draft
+model for each sequence. The bound of the second one is 1.3 times a decode step; of the others, 1.3 times its
+time for each token that they bring.
 Serving: tokens a second of two engines that answer in turns, one of them with NGRAM, and the CPU time of
 server and rank, which others on the machine change less.
 The bounds are 1.5 times on repetitive text, and 0.97 times elsewhere.

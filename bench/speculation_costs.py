@@ -1,4 +1,4 @@
-"""What speculation costs where nothing can be predicted: two engines, one of them with NGRAM, answer in turns.
+"""What speculation costs where nothing can be predicted: two engines answer in turns, one of them with NGRAM.
 
     python -m bench.speculation_costs [--rounds 20] [--batches 1 8 32 64] [--devices null cpu]
 
@@ -7,7 +7,7 @@
     cpu   pocket in float32 with one thread, sampled at a temperature at which letters follow no text: ends of
           texts are found, and what followed them is wrong
 
-The bound is 3 % of the CPU time of server and rank; tokens a second are changed by what else the machine does.
+The bound is 3 % of the CPU time of server and rank; what else the machine does changes tokens a second.
 """
 
 import argparse

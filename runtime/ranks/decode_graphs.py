@@ -12,7 +12,8 @@ no other work of the host.
     head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
       other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
-    prompts, drafts, pages from host memory,      no graph here: the step is launched kernel by kernel,
+    drafts                                        verify_graphs.py
+    prompts, pages from host memory,              no graph here: the step is launched kernel by kernel,
       admits, encoders, pooling models            or in piecewise graphs
 
 Recurrent layers find their states by the slots. States are copied outside of graphs, behind them.
