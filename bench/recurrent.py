@@ -51,7 +51,7 @@ class Given:
         return self.out[: len(x)]
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The same in parts."""
+        """The first rows of what is given, cut into the outputs of the several projections in one."""
         return self.forward(x).split(self.sizes, dim=1)
 
 

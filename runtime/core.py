@@ -184,6 +184,8 @@ class Core:
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
+            for balancer in self.control.balancers:
+                tasks.start_soon(balancer.run)
             await warmup.run(self._warmups, self._router.submit, self.card.limits, self._progress)
             self._progress.end()
             if self._state == "loading":

@@ -34,7 +34,9 @@ from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
+from runtime.scheduling.expert_location import places_at_start
 from runtime.scheduling.lora_slots import LoraSlotConfig
+from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import ModelCard
@@ -55,7 +57,10 @@ def start_rank(
         dtype=plan.precision.dtype,
         load_format=plan.model.load_format,
         tp_size=plan.parallel.tensor_parallel_size,
+        pp_size=plan.parallel.pipeline_parallel_size,
+        steps_in_flight=plan.steps_in_flight,
         ep_size=plan.experts.expert_parallel_size,
+        expert_places=places_at_start(plan.experts, model.moe),
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
         deepep_mode=plan.experts.deepep_mode,
@@ -117,16 +122,14 @@ def reading(plan: Plan) -> Reading:
 
 def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
     """The scales of --quantization-param-path, by rank and layer. Raises ModelError."""
-    path = plan.precision.quantization_param_path
-    ranks = plan.parallel.tensor_parallel_size
+    path, ranks = plan.precision.quantization_param_path, plan.parallel.tensor_parallel_size
     return () if path is None else read_cache_scales(path, ranks, model.num_layers)
 
 
 def keep_weights(plan: Plan) -> KeepWeights:
     """Where packed weights are kept; nowhere without room for any."""
-    max_bytes = plan.weights.packed_weights_cache_bytes
-    folder = Path(plan.weights.packed_weights_dir).expanduser()
-    return KeepWeights(str(folder), max_bytes) if max_bytes else KeepWeights()
+    folder, max_bytes = plan.weights.packed_weights_dir, plan.weights.packed_weights_cache_bytes
+    return KeepWeights(str(Path(folder).expanduser()), max_bytes) if max_bytes else KeepWeights()
 
 
 def buckets(plan: Plan) -> Buckets:
@@ -224,13 +227,12 @@ def model_config(plan: Plan) -> ModelConfig:
 
 def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelCard:
     """What clients may know of the served model, without adapters. Raises OptionsError."""
-    preferred = preferred_sampling(plan)
-    defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
+    preferred, has_defaults = preferred_sampling(plan), plan.api.sampling_defaults == "model"
     return ModelCard(
         name=plan.api.served_model_name,
         created=int(time.time()),
         limits=limits(plan, model, plan.model.context_length),
-        sampling_defaults=defaults | preferred,
+        sampling_defaults=(model.sampling_defaults if has_defaults else {}) | preferred,
         preferred=preferred,
         pooling=model.pooling,
         formats=formats,
@@ -245,9 +247,8 @@ def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelC
 
 def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     """How the model writes tool calls and reasoning. Raises OptionsError, ModelError."""
-    sources = template_sources(
-        files.templates, plan.api.chat_template, plan.api.hf_chat_template_name
-    ).by_name
+    choice, name = plan.api.chat_template, plan.api.hf_chat_template_name
+    sources = template_sources(files.templates, choice, name).by_name
     return select_formats(
         plan.api.tool_call_parser,
         plan.api.reasoning_parser,
@@ -314,6 +315,7 @@ def scheduler_config(
             fair=plan.schedule.fair_share != "off",
             weights=_weights(plan),
         ),
+        micro_batches=MicroBatches(plan.parallel.micro_batches, plan.parallel.pp_max_micro_batch_size),
         admission=Admission(
             max_step_tokens=plan.schedule.max_step_tokens,
             max_prompts=plan.schedule.prefill_max_requests,

@@ -27,6 +27,7 @@ from runtime.models.config.weight_files import check_weight_files
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
+from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
@@ -50,6 +51,7 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     check_weights(plan)
     check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
+    places_at_start(plan.experts, model.moe)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)

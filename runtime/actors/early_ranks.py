@@ -24,7 +24,7 @@ def open_early(plan: Plan) -> RankProcesses | None:
     parallel = plan.parallel
     setup = ProcessSetup(
         device=parallel.device,
-        tp_size=parallel.tensor_parallel_size,
+        num_ranks=parallel.num_ranks,
         num_threads=parallel.num_threads,
         environment=plan.ascend.rank_environment,
     )

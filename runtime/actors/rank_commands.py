@@ -11,11 +11,21 @@ from runtime.actors.ranks import Ranks
 from runtime.actors.supervisor import Supervisor
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ExpertPlaces, MoveExperts, Placement, ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
 from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction, PrepareGrammar, Profile
 
-Command = LoadAdapter | PrepareGrammar | Profile | CountExperts | ChangeMemory | UpdateWeights
+Command = (
+    LoadAdapter
+    | PrepareGrammar
+    | Profile
+    | CountExperts
+    | ReadExperts
+    | MoveExperts
+    | ChangeMemory
+    | UpdateWeights
+)
 
 
 class RankCommands:
@@ -30,6 +40,11 @@ class RankCommands:
     def generation(self) -> int:
         """Number of the current generation of ranks."""
         return self._supervisor.generation
+
+    @property
+    def expert_places(self) -> ExpertPlaces:
+        """Where experts are now."""
+        return self._supervisor.setup.expert_places or ExpertPlaces()
 
     @property
     def released(self) -> tuple[Part, ...]:
@@ -62,6 +77,20 @@ class RankCommands:
         """What rank 0 has counted."""
         command = CountExperts(next(self._ids), action, folder)
         return (await self._submit(command).counts.wait(command.id))[0]
+
+    async def place_experts(self, layers: dict[int, Placement]) -> None:
+        """Moves experts of some layers, of these ranks and of those that start later. Steps go on while the
+        ranks read the weights that they need. Raises Unavailable where one of them could not: no expert has
+        moved then."""
+        ranks = None
+        for command in (ReadExperts(next(self._ids), layers), MoveExperts(next(self._ids))):
+            if ranks is not None and ranks is not self._supervisor.ranks:
+                raise Unavailable("the ranks were started again meanwhile")
+            ranks = self._submit(command)
+            replies = await ranks.placed.wait(command.id)
+            if errors := [reply.error for reply in replies if reply.error]:
+                raise Unavailable(errors[0])
+        self._supervisor.experts_moved(layers)
 
     async def change_memory(self, released: tuple[Part, ...]) -> None:
         """The ranks hold everything but these parts. Raises Unavailable when they cannot resume a part;

@@ -10,6 +10,7 @@ from runtime.actors import child_environment
 from runtime.actors.rank_replies import RankReplies
 from runtime.errors import RankDied, RingError
 from runtime.messages.codec import Wire
+from runtime.messages.experts import ExpertsPlaced
 from runtime.messages.lora import AdapterLoaded
 from runtime.messages.memory import MemoryReport
 from runtime.messages.ranks import (
@@ -36,6 +37,7 @@ class Replies:
         self.adapters = RankReplies[AdapterLoaded](num_ranks)
         self.grammars = RankReplies[GrammarPrepared](1)
         self.counts = RankReplies[ExpertCounts](1)
+        self.placed = RankReplies[ExpertsPlaced](num_ranks)
         self.memory_reports = RankReplies[MemoryReport](num_ranks)
 
     def end(self) -> None:
@@ -43,6 +45,7 @@ class Replies:
         self.adapters.end()
         self.grammars.end()
         self.counts.end()
+        self.placed.end()
         self.memory_reports.end()
 
 
@@ -77,6 +80,8 @@ class RankProcess:
                         replies.captured.append(captured)
                     case AdapterLoaded() as loaded:
                         replies.adapters.add(loaded)
+                    case ExpertsPlaced() as placed:
+                        replies.placed.add(placed)
                     case GrammarPrepared() as prepared:
                         replies.grammars.add(prepared)
                     case ExpertCounts() as counts:

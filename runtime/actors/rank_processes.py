@@ -34,7 +34,7 @@ class RankProcesses:
         do so too, at low priority. Raises SpawnError; nothing is left of processes and descriptors then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
-        self.replies = replies or Replies(setup.tp_size)
+        self.replies = replies or Replies(setup.num_ranks)
         self.ranks: list[RankProcess] = []
         self.has_start = False  # a StartRank was sent
         self._setup = setup
@@ -73,7 +73,7 @@ class RankProcesses:
         self._resources.close()
 
     def _start(self, is_standby: bool, imports: bool) -> None:
-        size = self._setup.tp_size
+        size = self._setup.num_ranks
         fds = self._open_ring(size)
         if size > 1:
             self._shared.append(os.memfd_create("rendezvous"))

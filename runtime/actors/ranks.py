@@ -25,21 +25,17 @@ from runtime.actors.rank_process import RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
-from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
-    Capture,
-    CountExperts,
     LoadProgress,
-    PrepareGrammar,
-    Profile,
+    RankCommand,
     RankFailed,
     RankReady,
     StartRank,
     StopRank,
     ToRank,
 )
-from runtime.messages.steps import StepPlan, StepResult
+from runtime.messages.steps import StepResult
 from runtime.ranks import ring
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
@@ -70,9 +66,10 @@ class Ranks:
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self._replies = Replies(setup.tp_size) if processes is None else processes.replies
+        self._replies = Replies(setup.num_ranks) if processes is None else processes.replies
         self.captured = self._replies.captured  # results of captures; the reader removes them
         self.adapters = self._replies.adapters
+        self.placed = self._replies.placed
         self.grammars = self._replies.grammars
         self.counts = self._replies.counts  # of rank 0 alone
         self.memory_reports = self._replies.memory_reports
@@ -144,7 +141,7 @@ class Ranks:
         assert not self._is_started and not self._is_stopping, "ranks start once"
         self._is_started = True
         self._setup = setup or self._setup
-        for index in range(self._setup.tp_size):
+        for index in range(self._setup.num_ranks):
             on_progress(LoadProgress(index, "process"))
         try:
             if not self._is_open:
@@ -168,17 +165,7 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(
-        self,
-        plan: StepPlan
-        | Capture
-        | Profile
-        | PrepareGrammar
-        | LoadAdapter
-        | CountExperts
-        | ChangeMemory
-        | UpdateWeights,
-    ) -> bool:
+    def submit(self, plan: RankCommand) -> bool:
         """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake.
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
         after a death."""

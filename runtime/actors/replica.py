@@ -44,8 +44,6 @@ from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
 from runtime.settings import limits, scheduler_config, start_rank
 
-DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
-
 
 class Replica:
     """A scheduler with its ranks, storage tier, cache events and graph captures. `scheduler` is None until
@@ -123,7 +121,7 @@ class Replica:
                 self._outbox,
                 meter=self.meter,
                 limits=limits(plan, self._model, scheduler.config.pool_tokens),
-                depth=1 if plan.schedule.disable_overlap_schedule else DEPTH,
+                depth=plan.steps_in_flight,
                 signal=signal,
                 storage=self.storage,
                 publish=None if self.events is None else self.events.offer,

@@ -5,7 +5,8 @@ The actor outlives the ranks: `run` takes messages in all the time, `drive` runs
 ranks until it dies, and between two generations requests wait (actors/supervisor.py).
 
 At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens
-are known, so the ranks never wait for the event loop (an overlap scheduler, as an async pipeline).
+are known, so the ranks never wait for the event loop (an overlap scheduler, as an async pipeline). A pipeline
+of stages has more (scheduling/micro_batches.py).
 """
 
 from collections.abc import Callable, Iterable

@@ -388,7 +388,7 @@ def cache_identity(
         dtype=plan.precision.dtype,
         kv_dtype=plan.precision.kv_cache_dtype,
         page_size=plan.memory.page_size,
-        num_ranks=plan.parallel.tensor_parallel_size,
+        num_ranks=plan.parallel.num_ranks,
         part_bytes=part_bytes,
         attention=plan.kernels.attention_backend,
     )

@@ -34,6 +34,7 @@ from runtime.actors.standby import StandbyRanks
 from runtime.actors.watchdog import watch, watch_softly
 from runtime.devices.host_memory import HostPages
 from runtime.errors import RankDied, SpawnError
+from runtime.messages.experts import Placement
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import MemoryReport, Part, in_order
 from runtime.messages.ranks import LoadProgress, RankReady, StartRank
@@ -115,8 +116,9 @@ class Supervisor:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Of the smallest rank, padding included: pages, pages in host memory, sliding-window pages (0: all
-        layers share the same), state slots of recurrent layers (0: there are none), states in host memory."""
+        """What all ranks have room for, padding included, the least that any of them reported: pages,
+        pages in host memory, sliding-window pages (0: all layers share one pool), state slots of recurrent
+        layers (0: the model has none), states in host memory."""
         num_pages, num_hosts, num_windows, num_states, num_host_states = (
             min(sizes)
             for sizes in zip(
@@ -139,7 +141,7 @@ class Supervisor:
         """Starts ranks for the first time. Raises StartError, RankDied."""
         if self.setup.host_bytes or self.setup.host_ratio:
             host_fds, state_fds = (
-                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.tp_size)]
+                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.num_ranks)]
                 for what in ("host", "states")
             )
             self.setup = structs.replace(self.setup, host_fds=host_fds, state_fds=state_fds)
@@ -202,6 +204,12 @@ class Supervisor:
     def weights_changed(self, model_path: str, load_format: str) -> None:
         """Ranks that start from now on load these weights."""
         self.setup = structs.replace(self.setup, model_path=model_path, load_format=load_format)
+
+    def experts_moved(self, layers: dict[int, Placement]) -> None:
+        """Ranks that start from now on have the experts of these layers so."""
+        assert self.setup.expert_places is not None, "experts that move have places"
+        places = structs.replace(self.setup.expert_places, layers=self.setup.expert_places.layers | layers)
+        self.setup = structs.replace(self.setup, expert_places=places)
 
     async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks; host memory is freed when no process maps it any more."""

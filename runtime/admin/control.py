@@ -11,6 +11,7 @@ from runtime import log
 from runtime.actors.replicas import Replicas
 from runtime.actors.router import Router
 from runtime.actors.text_pipeline import TextPipeline
+from runtime.admin.expert_balancer import open_balancers
 from runtime.admin.expert_load import ExpertLoad
 from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
@@ -47,7 +48,9 @@ class Control:
             metrics,
             num_groups=plan.experts.expert_parallel_size,
             is_recorded=plan.experts.expert_distribution_recorder_mode is not None,
+            places=lambda: next(iter(replicas)).commands.expert_places,
         )
+        self.balancers = open_balancers(plan, replicas)
         self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
         self._replicas = replicas
         self._commands = commands

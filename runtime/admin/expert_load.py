@@ -18,8 +18,10 @@ from msgspec import structs
 
 from runtime.actors.fan_out import call_all
 from runtime.errors import InvalidRequest, Unavailable
+from runtime.messages.experts import ExpertPlaces
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction
 from runtime.metrics import Metrics
+from runtime.scheduling.expert_balance import group_loads
 
 READ_EVERY_S = 5.0
 
@@ -30,11 +32,19 @@ class ExpertLoad:
     """The ExpertControls protocol (service.py), and the metrics of experts."""
 
     def __init__(
-        self, counts: Sequence[CountExperts], metrics: Metrics, *, num_groups: int, is_recorded: bool
+        self,
+        counts: Sequence[CountExperts],
+        metrics: Metrics,
+        *,
+        num_groups: int,
+        is_recorded: bool,
+        places: Callable[[], ExpertPlaces] = ExpertPlaces,
     ) -> None:
         """`counts`: one function for each replica, which raises Unavailable; `num_groups`: groups of ranks
-        that experts lie on; `is_recorded`: with --expert-distribution-recorder-mode."""
+        that experts lie on; `is_recorded`: with --expert-distribution-recorder-mode; `places`: where experts
+        lie now, in the first replica if there are several."""
         self._counts = counts
+        self._places = places
         self._metrics = metrics
         self._num_groups = num_groups
         self._is_recorded = is_recorded
@@ -75,8 +85,11 @@ class ExpertLoad:
         )
         fresh = (result.counts - before).reshape(len(result.layers), -1)
         self._before = result.counts
-        groups = fresh.reshape(len(fresh), self._num_groups, -1).sum(2)
-        metrics = self._metrics
+        places, metrics = self._places(), self._metrics
+        groups = [
+            group_loads(row, places.of_layer(layer, len(row)), self._num_groups)
+            for layer, row in zip(result.layers, fresh, strict=True)
+        ]
         for layer, experts, ranks, total in zip(
             result.layers, fresh, groups, result.counts.reshape(fresh.shape).sum(1), strict=True
         ):

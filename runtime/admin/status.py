@@ -51,7 +51,7 @@ class Status:
         """Facts about each rank of each replica; JSON-serialisable."""
         return [
             {
-                "rank": replica.index * replica.supervisor.setup.tp_size + ready.rank,
+                "rank": replica.index * replica.supervisor.setup.num_ranks + ready.rank,
                 "device": ready.device_name,
                 "num_pages": ready.num_pages - 1,
                 "weights_bytes": ready.weights_bytes,

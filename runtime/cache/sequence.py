@@ -52,6 +52,7 @@ class Sequence:
         "forced_at",
         "unfollowed",
         "draft_from",
+        "sampled_at",
     )
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
@@ -69,6 +70,7 @@ class Sequence:
         self.forced: list[int] = []  # tokens that its grammar forces, from position `forced_at` on
         self.forced_at = 0
         self.draft_from = 0  # position of its last token from which on a drafter wants to be asked
+        self.sampled_at = 0  # the latest step that samples a token of it, where steps share sequences out
         self.unfollowed = 0  # tokens of its pages that the draft model of the ranks has not computed
         self.pages: list[int] = []
         self.slot = -1

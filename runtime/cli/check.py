@@ -110,15 +110,13 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     checked = _check(plan)
     rank, stored = _footprint(plan, checked, machine)
     notice = loading_notice(plan, checked.prepared.model, stored.dtype)
-    fits = (
-        rank.num_pages > 1 and rank.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
-    )
+    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.num_ranks <= machine.memory_bytes
     if arguments.json:
         print(
             _json(
                 {
                     "rank": msgspec.to_builtins(rank) | {"total_bytes": rank.total_bytes},
-                    "ranks": plan.parallel.tensor_parallel_size,
+                    "ranks": plan.parallel.num_ranks,
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
                     "fits": fits,
@@ -148,7 +146,7 @@ def _footprint(plan: Plan, checked: "Checked", machine: MachineFacts) -> tuple[F
 
 def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
     """The table of `runtime check memory`."""
-    ranks, stored_as = plan.parallel.tensor_parallel_size, stored.dtype or "nothing"
+    ranks, stored_as = plan.parallel.num_ranks, stored.dtype or "nothing"
     windows = f", {rank.num_window_pages} for layers with a window" if rank.num_window_pages else ""
     rows = [
         (

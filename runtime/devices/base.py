@@ -3,7 +3,8 @@
     Ops           arithmetic that differs between devices
     Experts       routing of tokens to experts, and their grouped matrix products
     Memory        how much there is, how pages are allocated, and copies to host memory
-    Collectives   sums and gathers across the ranks of one model
+    Collectives   sums and gathers across the ranks of one model, or of one stage of its pipeline
+    StageLinks    hidden states and tokens between stages (stages.py)
     MoeAllToAll   tokens to the ranks of their experts and back (all_to_all.py)
     Graphs        capture and replay of a step's kernels, where the device has them
 
@@ -16,13 +17,14 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from runtime.devices.all_to_all import AllToAllModes, PackedExperts
+from runtime.devices.all_to_all import AllToAllModes
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.decoder_spec import ForwardPrograms
+from runtime.devices.experts import Experts
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
@@ -30,9 +32,11 @@ from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.recurrent import RecurrentKernels
+from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
-from runtime.models.config.moe_config import Routing
+from runtime.messages.experts import ExpertPlaces
+from runtime.messages.stages import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,37 +201,6 @@ class Ops(Protocol):
         ...
 
 
-class Experts(Protocol):
-    """Mixture-of-experts layers."""
-
-    def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
-        """The `top_k` experts of each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32
-        [T, k].
-
-        Scores are the softmax or sigmoid of the logits; other kinds are never asked for. Experts are chosen
-        by score plus `bias` [E], among the `top_groups` groups of experts (equal parts of E, in order) with
-        the largest such score, or sum of two. Weights are the scores without bias.
-        """
-        ...
-
-    def pack(self, gate_up: "Tensor", down: "Tensor") -> PackedExperts:
-        """Packs the weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts. The caller
-        gives up the originals."""
-        ...
-
-    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> PackedExperts:
-        """Packs stacks of quantized weights. The caller gives up the originals."""
-        ...
-
-    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: PackedExperts) -> "Tensor":
-        """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
-        * up(x)).
-
-        Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
-        """
-        ...
-
-
 class Memory(Protocol):
     """Memory of one rank: how much there is, and where pages come from."""
 
@@ -276,7 +249,8 @@ class Memory(Protocol):
 
 
 class Collectives(Protocol):
-    """Exchange between the `size` ranks of one model. All ranks call the same method in the same order."""
+    """Exchange between the `size` ranks of one model, or of one stage. All call the same method in the same
+    order."""
 
     rank: int
     size: int
@@ -374,6 +348,7 @@ class Device:
     memory: Memory
     collectives: Collectives
     graphs: Graphs | None
+    _: KW_ONLY
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     # exchange of tokens between experts; None: all ranks have all tokens
     all_to_all: AllToAllModes | None = None
@@ -387,14 +362,19 @@ class Device:
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
     recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
+    stage: Stage = Stage()  # of the pipeline, that this rank is in
+    links: StageLinks | None = None  # to the other stages; None: there is one stage
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
+    expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
 
     def of_layer(self, index: int) -> "Device":
         """The device on which the weights of a layer are made."""
-        if index not in self.layer_devices:
+        if index not in self.layer_devices and self.expert_places is None:
             return self
-        return replace(self, torch_device=self.layer_devices[index])
+        torch_device = self.layer_devices.get(index, self.torch_device)
+        return replace(self, torch_device=torch_device, layer=index)

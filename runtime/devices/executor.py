@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
@@ -58,6 +59,16 @@ class Executor(Protocol):
     def count_experts(self, command: CountExperts) -> Pending:
         """Reads how the tokens of the steps launched so far spread over experts. All ranks do it between the
         same steps."""
+        ...
+
+    def read_experts(self, command: ReadExperts) -> Callable[[], None]:
+        """-> what reads the weights of experts that are to move here. It is called once, in any thread while
+        steps run, and raises ModelError, OSError, MemoryError."""
+        ...
+
+    def move_experts(self) -> None:
+        """Takes the placements of the last ReadExperts into use. All ranks do it between the same steps.
+        Raises ModelError where the weights have changed since, as then all ranks do."""
         ...
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.all_to_all import AllToAllModes, MoeAllToAll, PackedExperts
-from runtime.devices.base import Collectives, Experts
+from runtime.devices.base import Collectives
+from runtime.devices.experts import Experts
 
 TINY = torch.finfo(torch.float32).tiny  # a scale for zeros
 

@@ -5,38 +5,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.devices.rendezvous import Rendezvous
+from runtime.devices.torch_stages import StageGroups, TorchStageLinks
 
 
 class TorchCollectives:
-    """Collectives (devices/base.py) of the ranks of one start. A device's own class adds what differs."""
+    """Collectives (devices/base.py) of the ranks of one start, or of one of its stages. A device's own class
+    adds what differs."""
 
     def __init__(
-        self, backend: str, rank: int, size: int, rendezvous: str, torch_device: torch.device | None = None
+        self,
+        backend: str,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        torch_device: torch.device | None = None,
+        *,
+        num_stages: int = 1,
     ) -> None:
-        """`backend` is torch's name of it: gloo, nccl, hccl. The ranks meet at the file `rendezvous`, which
-        no earlier start has used. `torch_device` binds the process group to a device, where the backend
-        profits from it."""
-        self.rank = rank
+        """`backend` is torch's name of it: gloo, nccl, hccl. Rank `rank` of `num_stages` stages of `size`
+        ranks; all of them meet at the file `rendezvous`, which no earlier start has used. `torch_device`
+        binds the process group to a device, where the backend profits from it."""
+        self.rank = rank % size
         self.size = size
-        store = dist.FileStore(rendezvous, size)
-        self._rendezvous = Rendezvous(store, rank, size)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=torch_device)
+        total = size * num_stages
+        store = dist.FileStore(rendezvous, total)
+        self._rendezvous = Rendezvous(store, rank, total)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=total, device_id=torch_device)
+        self.stages = StageGroups(rank, size, num_stages) if num_stages > 1 else None
+        # None: all ranks
+        self.group = None if self.stages is None else self.stages.of_stage
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self.group)
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """The ranks' equally shaped tensors joined along `dim` in rank order."""
         parts = x.new_empty(self.size, *x.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1) if x.dim() else parts, x.contiguous())
+        dist.all_gather_into_tensor(parts.flatten(0, 1) if x.dim() else parts, x.contiguous(), self.group)
         return torch.cat(parts.unbind(), dim=dim)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """This rank's part of the sum over ranks, [len(x) / size, ...]."""
         out = x.new_empty(len(x) // self.size, *x.shape[1:])
-        dist.reduce_scatter_tensor(out, x.contiguous())
+        dist.reduce_scatter_tensor(out, x.contiguous(), group=self.group)
         return out
 
     def all_to_all(
@@ -45,18 +58,23 @@ class TorchCollectives:
         """Rows of `x` to each rank, and the rows that came from each, in rank order; equally many, or `sent`
         and `received` rows."""
         out = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:])
-        dist.all_to_all_single(out, x.contiguous(), received, sent)
+        dist.all_to_all_single(out, x.contiguous(), received, sent, self.group)
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's `x` on every rank, in place."""
-        dist.broadcast(x, src=0)
+        dist.broadcast(x, group=self.group, group_src=0)
         return x
 
     def outcomes(self, mine: str) -> list[str]:
-        """The outcome that each rank reports, "" or an error. Raises Stranded."""
+        """The outcome that each rank of all stages reports, "" or an error. Raises Stranded."""
         return self._rendezvous.outcomes(mine)
 
     def close(self) -> None:
         """Ends the process group."""
         dist.destroy_process_group()
+
+
+def open_links(ranks: TorchCollectives, torch_device: torch.device, in_flight: int) -> TorchStageLinks | None:
+    """Links to the other stages; None: there is one stage. `in_flight`: steps, at most."""
+    return None if ranks.stages is None else TorchStageLinks(ranks.stages, torch_device, in_flight)

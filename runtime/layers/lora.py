@@ -237,7 +237,9 @@ class LoraAdapters:
         adapter = read_adapter(folder, self.modules, self.renames)
         tensors = read_tensors(Path(folder) / WEIGHTS)
         self.host_weights[id] = {
-            self.fused_targets[name]: self._shard(tensors, name, pair) for name, pair in adapter.pairs.items()
+            self.fused_targets[name]: self._shard(tensors, name, pair)
+            for name, pair in adapter.pairs.items()
+            if self.fused_targets[name][0] in self.lora_slots  # else of another stage's layer
         }
 
     def _shard(self, tensors: dict[str, Tensor], name: str, pair: Pair) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,11 @@ A checkpoint tensor fills one part of a weight: a fused weight (q, k and v in on
 Where a weight is sharded over the ranks, each rank reads only its shard of each checkpoint tensor.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from types import EllipsisType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ FormatLookup = Callable[[str], WeightFormat | None]
 # fills
 PackedModules = dict[str, tuple[str, str]]
 Index = EllipsisType | slice | int | tuple[slice | int, ...]
+T = TypeVar("T")
 
 
 class TensorReader(Protocol):
@@ -147,6 +149,20 @@ def kv_cache_scale() -> Weight:
     return Weight(tensor, {"": source}, is_optional=True)
 
 
+class StageLayers(list[T]):
+    """The layers that a rank has of a list of which other stages of a pipeline have the rest. Names of
+    weights count from `first` on, the index of the first one in the whole list."""
+
+    def __init__(self, layers: Iterable[T], first: int) -> None:
+        super().__init__(layers)
+        self.first = first
+
+
+def members(values: list[T]) -> Iterator[tuple[int, T]]:
+    """The members of a list, with the numbers by which checkpoints name them."""
+    return zip(count(values.first if isinstance(values, StageLayers) else 0), values, strict=False)
+
+
 class LayerTree(Protocol):
     """What functions below need of a layer or a model: see Layer."""
 
@@ -180,7 +196,7 @@ class Layer:
             if isinstance(value, (Layer, Weight)):
                 yield name, value
             elif isinstance(value, list):
-                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
+                yield from ((f"{name}.{i}", item) for i, item in members(value) if isinstance(item, Layer))
 
 
 class WeightOnly(Layer):

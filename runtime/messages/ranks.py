@@ -7,9 +7,11 @@ from msgspec import Struct
 
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar, GrammarSetup
+from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.speculation import Speculation
+from runtime.messages.stages import Stage
 from runtime.messages.steps import StepPlan, StepResult
 
 
@@ -48,7 +50,7 @@ class ProcessSetup(Struct, frozen=True, kw_only=True):
     StartRank."""
 
     device: str
-    tp_size: int
+    num_ranks: int
     num_threads: int | None
     environment: dict[str, str] = {}
     host_fds: list[int] = []
@@ -70,8 +72,10 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     memory_fraction: float  # of the device's free memory, for weights and pages together
     max_total_tokens: int | None  # None: as many as memory_fraction allows
     num_threads: int | None  # CPU threads of a rank; None: the device decides
-    rendezvous: str  # file at which the ranks of one start meet; unused if tp_size is 1
+    rendezvous: str  # file at which the ranks of one start meet; unused by one rank
     seed: int
+    pp_size: int = 1  # stages of the pipeline, each of tp_size ranks
+    steps_in_flight: int = 2  # at most, plans whose results have not come
     environment: dict[str, str] = {}  # environment variables of the rank's process
     # NUMA nodes of this replica's ranks, or one for all; empty: any
     numa_nodes: tuple[int, ...] = ()
@@ -91,6 +95,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_fds: list[int] = []  # file descriptors of the ranks' host memory; set when ranks are started
     state_fds: list[int] = []  # the same for states of recurrent layers
     ep_size: int = 1  # groups of ranks that whole experts are spread over
+    expert_places: ExpertPlaces | None = None  # None: each expert has one place, in order, and stays there
     moe_a2a_backend: str = "none"  # exchange of tokens between experts
     deepep_mode: str = "auto"
     kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
@@ -120,6 +125,20 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
     log_format: str = "text"  # text or json
     speculation: Speculation | None = None  # None: no drafts but those that grammars force
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def reporter(self) -> int:
+        """The rank that samples and answers for all: the first one of the last stage."""
+        return self.num_ranks - self.tp_size
+
+    def stage_of(self, rank: int) -> Stage:
+        """The stage that a rank is in."""
+        return Stage(rank // self.tp_size, self.pp_size)
 
 
 # what is captured: decode steps, verify steps, pieces of steps with prompts
@@ -170,7 +189,16 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
 
 
 RankCommand = (
-    StepPlan | Capture | Profile | PrepareGrammar | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights
+    StepPlan
+    | Capture
+    | Profile
+    | PrepareGrammar
+    | LoadAdapter
+    | CountExperts
+    | ReadExperts
+    | MoveExperts
+    | ChangeMemory
+    | UpdateWeights
 )
 """Commands between StartRank and StopRank."""
 
@@ -264,6 +292,7 @@ FromRank = (
     | AdapterLoaded
     | GrammarPrepared
     | ExpertCounts
+    | ExpertsPlaced
     | MemoryReport
     | StepResult
 )

@@ -1,5 +1,8 @@
 """Decoders as data (devices/decoder_spec.py), read from the layers of models that have such a form."""
 
+import torch
+from torch import Tensor
+
 from runtime.devices.decoder_spec import (
     AttentionSpec,
     DecoderLayerSpec,
@@ -26,18 +29,30 @@ from runtime.models.self_attention import SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
-    """The spec of a loaded model; None: it has several ranks, or something that specs do not have."""
+    """The spec of a loaded model, or of one stage of its layers; None: a stage has several ranks, or it has
+    something that specs do not have."""
     if type(model) not in (Llama, DeepSeek, GptOss):
         return None
     assert isinstance(model, Llama)
-    embed = model.embed_tokens
-    rows = embed.packed if embed.weight is None else embed.weight.tensor
+    rows, width = _embedding(model), model.hidden_size
     layers = [_layer_spec(layer) for layer in model.layers]
     known = tuple(layer for layer in layers if layer is not None)
-    if embed.ranks.size > 1 or rows is None or len(known) < len(layers) or len(model.rotaries) > 1:
+    if rows is None or len(known) < len(layers) or len(model.rotaries) > 1:
         return None
-    angles = model.rotaries[0].angles
-    return DecoderSpec(embed.hidden_size, rows, model.embed_scale, known, angles, _head(model))
+    return DecoderSpec(width, rows, model.embed_scale, known, model.rotaries[0].angles, _head(model))
+
+
+def _embedding(model: Llama) -> Tensor | PackedRows | None:
+    """Rows by token. Behind the first stage one row, of zeros, which hidden states replace. None: there are
+    several ranks in a stage."""
+    if model.ranks.size > 1:
+        return None
+    if not model.stage.is_first:
+        return torch.zeros(1, model.hidden_size)
+    embed = model.embed_tokens
+    if embed is None:
+        return None
+    return embed.packed if embed.weight is None else embed.weight.tensor
 
 
 def _head(model: Llama) -> HeadSpec | None:
@@ -103,7 +118,12 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
         return None
     router, shared = mlp.gate, mlp.shared_expert or mlp.shared_experts
     bias, routing = router.e_score_correction_bias, router.routing
-    if mlp.local.size < mlp.local.full or routing.score == "sparsemixer" or routing.scales_inputs:
+    if (
+        mlp.local.size < mlp.local.full
+        or mlp.table is not None
+        or routing.score == "sparsemixer"
+        or routing.scales_inputs
+    ):
         return None
     return ExpertsSpec(
         router=LinearSpec(router.packed, None, router.hidden, router.num_experts, None),

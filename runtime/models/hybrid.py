@@ -91,7 +91,8 @@ class HybridDecoderLayer(Layer):
         self.mlp: FeedForwards | None = None
         self.post_attention_layernorm: Norm | None = None
         if kind in ("recurrent", "parallel"):
-            place = sum(before in ("recurrent", "parallel") for before in recurrent.kinds[:index])
+            kinds = recurrent.kinds[device.stage.layers(config.num_layers).start : index]
+            place = sum(before in ("recurrent", "parallel") for before in kinds)
             self.mixer = open_mixer(device, dtype, hidden, recurrent.mixer, place, reduction_of(device))
         if kind in ("attention", "parallel"):
             kind_class = GatedSelfAttention if recurrent.gates_attention else attention_class

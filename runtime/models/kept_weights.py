@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.devices.packed import KeptMismatch
 from runtime.layers.quantization.quantized_weight import QuantizedWeight
-from runtime.layers.weight import Layer, LayerTree, named_weights
+from runtime.layers.weight import Layer, LayerTree, members, named_weights
 
 META = torch.device("meta")
 
@@ -15,7 +15,7 @@ META = torch.device("meta")
 def quantized_weights(layer: LayerTree, prefix: str = "") -> Iterator[tuple[str, QuantizedWeight]]:
     """All quantized weights below a layer, with what the names of their tensors begin with."""
     for name, value in vars(layer).items():
-        for index, child in enumerate(value if isinstance(value, list) else [value]):
+        for index, child in members(value if isinstance(value, list) else [value]):
             path = f"{prefix}{name}.{index}." if isinstance(value, list) else f"{prefix}{name}."
             if isinstance(child, QuantizedWeight):
                 yield prefix if name == "quantized" else path, child

@@ -20,7 +20,7 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.projections import Projections
 from runtime.layers.reward_head import RewardHead
 from runtime.layers.rotary import Rotary
-from runtime.layers.weight import Layer, PackedModules
+from runtime.layers.weight import Layer, PackedModules, StageLayers
 from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces
 from runtime.models.config.block import Placement
 from runtime.models.config.model_config import ModelConfig
@@ -158,23 +158,45 @@ class Llama(Layer):
         # rounded to the dtype, as in training
         self.embed_scale = torch.tensor(config.embed_scale).to(dtype).item()
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
-        self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
-        self.layers = [
-            self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class)
-            for i in range(config.num_layers)
-        ]
-        self.norm = NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.dtype, self.hidden_size = dtype, config.hidden_size
+        self.stage, self.ranks = device.stage, device.collectives
+        own = self.stage.layers(config.num_layers)
+        is_head_tied = self.stage.is_last and config.is_tied
+        self.embed_tokens: Embedding | None = None
+        if self.stage.is_first or is_head_tied:
+            self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
+        self.layers = StageLayers(
+            [self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class) for i in own],
+            own.start,
+        )
+        if self.stage.count > 1:  # this rank has caches of its own layers only
+            for place, attention in enumerate(self.attentions):
+                attention.index = place
+        self.norm: Norm = NoNorm()
         self.lm_head: Head | None = None
         self.score: ReplicatedLinear | RewardHead | None = None  # a classifier's head
         self.judge_ids = () if config.pooling is None else config.pooling.judge_ids
+        self.projections: Projections | None = None
+        if self.stage.is_last:
+            self._open_end(device, dtype, config)
+        # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
+        self.aux_layers: tuple[int, ...] = ()
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
+        ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
+        kinds = list(dict.fromkeys(ropes))
+        self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
+        self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+
+    def _open_end(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        """What is behind the layers: the last norm, and the head."""
+        self.norm = NORMS[config.norm](device, dtype, config.hidden_size, config.rms_norm_eps)
         if config.pooling is None or self.judge_ids:
-            tied = self.embed_tokens if config.is_tied else None
             self.lm_head = Head(
                 device,
                 torch.float32 if config.has_wide_head else dtype,
                 config.vocab_size,
                 config.hidden_size,
-                tied,
+                self.embed_tokens if config.is_tied else None,
                 is_quantized=config.quantization is not None and config.quantization.rounds_head,
                 has_bias=config.has_head_bias,
                 is_normed=config.has_normed_head,
@@ -183,15 +205,8 @@ class Llama(Layer):
             self.score = RewardHead(device, dtype, config.hidden_size, config.pooling.size)
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
-        dense = () if config.pooling is None else config.pooling.dense
-        self.projections = Projections(device, dense) if dense else None
-        # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
-        self.aux_layers: tuple[int, ...] = ()
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
-        ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in range(config.num_layers)]
-        kinds = list(dict.fromkeys(ropes))
-        self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
-        self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+        if config.pooling is not None and config.pooling.dense:
+            self.projections = Projections(device, config.pooling.dense)
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
@@ -234,21 +249,27 @@ class Llama(Layer):
 
     def inputs(self, batch: ForwardBatch) -> Tensor:
         """What the first layer is given, [T, hidden] or this rank's shard of it: embeddings of the tokens,
-        and those that the batch brings in their place."""
-        x = self.embed(batch.token_ids)
-        if batch.embeds is not None:
-            x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
+        and those that the batch brings in their place. Behind the first stage the batch brings all of them,
+        which are hidden states."""
+        if self.stage.is_first:
+            x = self.embed(batch.token_ids)
+            if batch.embeds is not None:
+                x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
+        else:
+            assert batch.embeds is not None, "hidden states of the stage before"
+            x = batch.embeds[1].to(self.dtype)
         return x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
         """What `forward` returns without the hidden states of `aux_layers`."""
-        return hidden[:, : self.embed_tokens.hidden_size] if self.aux_layers else hidden
+        return hidden[:, : self.hidden_size] if self.aux_layers else hidden
 
     def _of_all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         return all_tokens(self.sequence_parallel, x, len(batch.positions))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] -> what the first layer is given, [T, hidden]."""
+        assert self.embed_tokens is not None, "embeddings behind the first stage"
         x = self.embed_tokens.forward(token_ids)
         return x if self.embed_scale == 1.0 else x * self.embed_scale
 

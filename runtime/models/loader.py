@@ -13,6 +13,7 @@ import torch
 
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
+from runtime.layers.moe.expert_weights import ExpertWeights
 from runtime.layers.quantization.ggml_weight import GgmlWeight
 from runtime.layers.weight import (
     DirectReader,
@@ -26,6 +27,7 @@ from runtime.layers.weight import (
     layers_below,
     named_weights,
 )
+from runtime.messages.stages import Stage
 from runtime.models.base import Model, names_tensors
 from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.gguf.container import is_gguf
@@ -54,6 +56,8 @@ CACHE_SCALES = ("k_scale", "v_scale")  # of a layer's attention, wherever below 
 MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB")
 # heads that a model does not need to embed
 UNUSED_HEADS = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
+# what the first or the last stage of a pipeline has besides layers
+AT_ENDS = ("embed_tokens", "norm", "lm_head", "score", "projections")
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 
@@ -103,6 +107,24 @@ def fill(
         weights.clear()
         targets.clear()  # so that packing can free the weights that it replaces
         _pack(model, progress)
+
+
+def fill_experts(
+    model: Model, config: ModelConfig, checkpoint: Checkpoint, prefix: str, weights: ExpertWeights
+) -> None:
+    """Takes memory for some experts of a layer of `model`, which is loaded, and fills it; the files are not
+    read for anything else. `prefix`: of the names of the layer's weights. Raises ModelError."""
+    formats = _formats(model, config, checkpoint)
+    experts = weights.allocate(lambda name: formats(prefix + name))
+    targets = {
+        (name, part): weight
+        for i in weights.own
+        for name, weight in named_weights(experts[i], f"{prefix}experts.{i}.")
+        for part in weight.sources
+    }
+    fill_from_files(
+        targets, model, config, checkpoint, without_progress, partial(take, frozenset()), is_part=True
+    )
 
 
 def layer_sizes(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> list[int]:
@@ -244,9 +266,12 @@ def fill_from_files(
     checkpoint: Checkpoint,
     progress: Progress,
     take: Callable[[str, TensorSlice, Weight, SourceTensor], None],
+    *,
+    is_part: bool = False,
 ) -> None:
     """Gives each tensor of the files to `take`, with the name of its weight, the weight and the source in it.
-    Raises ModelError for tensors that are missing or left over."""
+    Raises ModelError for tensors that are missing, or left over unless the targets are a part of the
+    model's."""
     packed_modules = model.packed_modules
     key_of = (
         model.checkpoint_key
@@ -267,7 +292,12 @@ def fill_from_files(
         if key in missing:
             weight = missing.pop(key)
             take(key[0], tensor, weight, weight.sources[key[1]])
-        elif not _is_redundant(key[0], config) and not is_ignored(tensor.name, model, others):
+        elif not (
+            is_part
+            or is_elsewhere(key[0], model, config)
+            or _is_redundant(key[0], config)
+            or is_ignored(tensor.name, model, others)
+        ):
             extra.append(tensor)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
         name, part = next(iter(missing))
@@ -287,6 +317,18 @@ def fill_from_files(
             f"{extra[0].name} in "
             f"{extra[0].file} among them; use the config.json that belongs to these weights"
         )
+
+
+def is_elsewhere(name: str, model: Model, config: ModelConfig) -> bool:
+    """Whether a tensor is one of another stage of the pipeline. `name` is ours."""
+    stage: Stage = getattr(model, "stage", Stage())
+    if stage.count == 1:
+        return False
+    top, _, below = name.partition(".")
+    index = below.partition(".")[0]
+    if top == "layers" and index.isdigit():
+        return int(index) < config.num_layers and int(index) not in stage.layers(config.num_layers)
+    return top in AT_ENDS
 
 
 def fused_modules(model: Model) -> FusedModules:

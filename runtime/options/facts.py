@@ -98,7 +98,7 @@ class ModelFacts(Protocol):
 
     @property
     def kv_sources(self) -> tuple[int, ...]:
-        """Of each layer: the one whose keys and values it reads; (): each has its own."""
+        """By layer, the index of the layer whose keys and values it attends to; (): each has its own."""
         ...
 
     @property

@@ -10,9 +10,10 @@ driver for each graph is not counted.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
+from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
@@ -31,9 +32,9 @@ from runtime.options.model_sizes import (
     float_bytes,
     kv_heads,
     offloaded_bytes,
-    weight_count,
 )
-from runtime.options.quantized_sizes import Ranks, quantization_notice, saved_bytes
+from runtime.options.quantized_sizes import Ranks, quantization_notice
+from runtime.options.stage_sizes import config_of_stage, stage_saved_bytes, stage_weight_count
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
@@ -116,14 +117,38 @@ def _most(by_dtype: dict[str, int]) -> str:
 def footprint(
     plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None
 ) -> Footprint:
-    """The memory of one rank of `plan`, with these adapters. Ranks differ by a few rows of the vocabulary
-    only.
+    """The memory of one rank of `plan`, with these adapters. Ranks of a stage differ by a few rows of the
+    vocabulary only; of several stages it is the one that takes most, with the number of pages of the one that
+    has fewest.
 
     Raises StartError where the weights that are to be offloaded cannot lie in host memory.
     """
+    count = plan.parallel.pipeline_parallel_size
+    ranks = [_of_stage(plan, model, machine, stored, setup, Stage(i, count)) for i in range(count)]
+    fewest = min(ranks, key=lambda rank: rank.num_pages)
+    return structs.replace(
+        max(ranks, key=lambda rank: rank.total_bytes),
+        num_pages=fewest.num_pages,
+        pool_tokens=fewest.pool_tokens,
+        longest_tokens=fewest.longest_tokens,
+        bound=fewest.bound,
+    )
+
+
+def _of_stage(
+    plan: Plan,
+    whole: ModelConfig,
+    machine: MachineFacts,
+    stored: Stored,
+    setup: "AdapterSetup | None",
+    stage: Stage,
+) -> Footprint:
+    model = config_of_stage(whole, stage)
     item = DTYPE_BYTES[_dtype(plan, stored.dtype)]
     sizes = _ranks(plan)
-    weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, sizes, item)
+    held = with_copies(whole, plan.experts.ep_num_redundant_experts)
+    weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
+    weights -= stage_saved_bytes(held, sizes, item, stage)
     weights += decay_bytes(model, sizes[0], item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
@@ -139,7 +164,7 @@ def footprint(
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.tensor_parallel_size * plan.parallel.data_parallel_size
+    sharing = plan.parallel.num_ranks * plan.parallel.data_parallel_size
     budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
@@ -157,6 +182,11 @@ def footprint(
         adapters_bytes=adapters,
         host_bytes=all_weights if plan.weights.enable_weights_cpu_backup else offloaded,
         activations_bytes=drafts
+        + (
+            0
+            if stage.is_last
+            else plan.steps_in_flight * plan.schedule.max_step_tokens * model.hidden_size * 4
+        )
         + _activations(plan, model, item, plan.schedule.max_step_tokens, plan.schedule.max_running_requests),
         num_pages=room[0],
         token_bytes=full_bytes + window_bytes,
@@ -168,6 +198,14 @@ def footprint(
         budget_bytes=budget,
         bound=bound,
     )
+
+
+def with_copies(model: ModelConfig, num_copies: int) -> ModelConfig:
+    """A model with as many experts as there are places of them, whose router has a few rows too many."""
+    if model.moe is None or not num_copies:
+        return model
+    moe = structs.replace(model.moe, num_experts=model.moe.num_experts + num_copies)
+    return structs.replace(model, moe=moe)
 
 
 def _dtype(plan: Plan, stored: str) -> str:

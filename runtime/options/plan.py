@@ -89,7 +89,14 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Steps that the record of expert load holds, 0 for metrics only; None: nothing is counted."""
         if self.experts.expert_distribution_recorder_mode is not None:
             return self.experts.expert_distribution_recorder_buffer_size
-        return 0 if self.observe.enable_expert_distribution_metrics else None
+        is_counted = self.observe.enable_expert_distribution_metrics or self.experts.enable_eplb
+        return 0 if is_counted else None
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Most steps that are submitted before the result of the first of them: one for each stage, and with
+        overlap one more, which lies in the ring."""
+        return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
 
     @property
     def delay_steps(self) -> int:

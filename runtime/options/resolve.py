@@ -107,9 +107,9 @@ def resolve(
         "expert_parallel_size",
         experts.expert_parallel_aliases(c["moe_a2a_backend"], c["tensor_parallel_size"]),
     )
-    c.auto(parallel.num_ranks, c["tensor_parallel_size"])
+    c.auto(parallel.num_ranks, c["tensor_parallel_size"], c["pipeline_parallel_size"])
     c.auto(parallel.load_balance_method)
-    c.auto(parallel.num_threads, machine, c["tensor_parallel_size"], c["data_parallel_size"])
+    c.auto(parallel.num_threads, machine, c["num_ranks"], c["data_parallel_size"])
     _choose_http_limits(c, machine)
     c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["data_parallel_size"])
     c.auto(memory.mem_fraction_static, device)
@@ -185,6 +185,7 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
         c["disable_cuda_graph"],
         c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
         c["decode_attention_backend"],
+        c["pipeline_parallel_size"],
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
     c.auto(

@@ -18,7 +18,7 @@ SETTLED_NS = (
     50_000_000  # a file that was changed later than this ago may change again at the same time of its clock
 )
 # fields of StartRank, apart from the config that is read with them, that decide what a rank's weights are
-FIELDS = ("load_format", "tp_size", "ep_size", "moe_a2a_backend", "has_wide_head", "quantization")
+FIELDS = ("load_format", "tp_size", "pp_size", "ep_size", "moe_a2a_backend", "has_wide_head", "quantization")
 
 
 def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig) -> str:
@@ -40,5 +40,7 @@ def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig)
             (path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, head)
         )
     options = [getattr(start, name) for name in FIELDS]
-    known = (files, rank, dtype, options, config)
+    spread = start.expert_places
+    places = None if spread is None else (spread.num_copies, sorted(spread.layers.items()))
+    known = (files, rank, dtype, options, places, config)
     return blake2b(msgspec.json.encode(known, order="deterministic"), digest_size=20).hexdigest()

@@ -70,7 +70,7 @@ class ExpertLoad:
         self.layer_indices = tuple(layers)
         self.num_layers = num_layers
         self.is_summed = device.all_to_all is not None
-        num_experts = next(iter(layers.values())).local.full
+        num_experts = next(iter(layers.values())).num_experts
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
         self.holds_all = num_steps == ALL_STEPS

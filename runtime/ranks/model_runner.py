@@ -1,7 +1,7 @@
 """A rank that can take steps: makes a batch of a plan, runs the model over it, samples tokens.
 
-Every rank of a model computes the same batch on its share of the weights; rank 0 alone samples and reports.
-All ranks then accept the same drafts, and keep the lengths of their slots.
+Every rank of a model computes the same batch on its share of the weights; the first rank of the last stage
+alone samples and reports. All ranks then accept the same drafts, and keep the lengths of their slots.
 """
 
 from dataclasses import replace
@@ -17,7 +17,6 @@ from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
-from runtime.layers.sampling.verify import DraftRows, accept
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
@@ -29,11 +28,13 @@ from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
+from runtime.ranks.pipeline import PipelineStage
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.transfers import Direct, Streamed, Transfers
 
@@ -65,11 +66,12 @@ class ModelRunner:
         compiled: CompiledLayer | None = None,
         states: RecurrentStates | None = None,
         drafts: DraftRunner | None = None,
+        pipeline: PipelineStage | None = None,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
-        `drafts`: of a draft model, None without one."""
+        `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -84,8 +86,12 @@ class ModelRunner:
         self.logits_ops = logits_ops_of(device)
         self.states = states
         self.drafts = drafts
+        self.pipeline = pipeline
+        self.samples = device.collectives.rank == 0 and device.stage.is_last  # and reports
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
+        pools = [layer.pool for layer in model.attentions]
+        self.effects = StepEffects(slots, self.inputs, states, self.transfers, pools)
         self.graph_setup = graph_setup
         self.compiled = compiled
         # the latest step whose tokens a grammar, a processor or bad words must know
@@ -116,6 +122,8 @@ class ModelRunner:
         begin = perf_counter()
         if plan.admits:
             self.settle()
+        if self.pipeline is not None:
+            self.pipeline.settle(plan, self.effects.take)
         self.slots.forced = {}
         page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
@@ -140,6 +148,8 @@ class ModelRunner:
         if self.drafts is not None:
             plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
         batch = self.inputs.batch(plan, starts, page_loads, drafted)
+        if self.pipeline is not None:
+            batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
         rows = sample_rows(plan, starts) if drafted is None else drafted.put_rows(sample_rows(plan, starts))
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
@@ -148,6 +158,8 @@ class ModelRunner:
             self.states.keep(plan.states)
         if self.load is not None:
             self.load.ended(plan)
+        if self.pipeline is not None and not self.device.stage.is_last:
+            return self.pass_on(plan, starts, rows, hidden, self.pipeline)
         if self.pooling is not None:
             self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
@@ -181,9 +193,9 @@ class ModelRunner:
 
     def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
-        torch_device, lengths = self.device.torch_device, self.slots.lengths
+        torch_device = self.device.torch_device
+        self.effects.advance(plan, starts, rows)
         if not len(rows.rows):
-            lengths.advance(plan.slots, starts, plan.counts)
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
         logits = forwarded.logits
@@ -193,46 +205,39 @@ class ModelRunner:
                 hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
             logits = generative(self.model).logits(hidden)
         found = None
-        if self.device.collectives.rank == 0:
+        if self.samples:
             if self.slots.follows:
                 self.settle()
             tokens, found = self.slots.sample(self.device.ops, self.logits_ops, logits, rows)
         else:
             tokens = torch.empty(len(rows.places), dtype=torch.int64, device=torch_device)
         tokens = self.device.collectives.broadcast(tokens)
-        if rows.drafts is not None:
-            return self.accept(plan, starts, Sampled(tokens, found, rows), rows, rows.drafts)
-        if self.device.collectives.rank == 0:
-            self.slots.penalties.add(rows.slots.tolist(), tokens)
-        self.slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
-        lengths.advance(plan.slots, starts, plan.counts)
+        if self.pipeline is not None:
+            self.pipeline.return_tokens(rows, tokens)
+        accepted = self.effects.take(plan, starts, rows, tokens)
+        penalties, is_accepted = self.slots.penalties, None
+        if self.samples and (accepted is None or penalties.counts.rows):
+            if accepted is not None and rows.drafts is not None:
+                is_accepted = accepted.mask(rows.drafts, len(rows.places))
+            penalties.add(rows.slots.tolist(), tokens, is_accepted)
         self.sampled_step = plan.step
-        return Sampled(tokens, found, rows)
+        if accepted is None:
+            return Sampled(tokens, found, rows)
+        return Sampled(tokens, found, rows, accepted.num, accepted.path)
 
-    def accept(
-        self, plan: StepPlan, starts: np.ndarray, sampled: Sampled, rows: SampleRows, drafts: DraftRows
-    ) -> Sampled:
-        """Accepts drafts of verify rows, and moves the slots on."""
-        torch_device, slots = self.device.torch_device, self.slots
-        accepted = accept(sampled.tokens, drafts, torch_device)
-        last = sampled.tokens[upload_int64(rows.first_rows(), torch_device)]
-        last[upload_int64(rows.verified, torch_device)] = accepted.last
-        verified = rows.rows[rows.verified]
-        if self.states is not None:
-            self.states.accept(accepted.num, starts[verified], plan.states)
-        if accepted.path is not None:
-            pools = [layer.pool for layer in self.model.attentions]
-            self.inputs.keep_paths(pools, plan.slots[verified], starts[verified], accepted)
-        if self.device.collectives.rank == 0 and slots.penalties.counts.rows:
-            is_accepted = accepted.mask(drafts, len(rows.places))
-            slots.penalties.add(rows.slots.tolist(), sampled.tokens, is_accepted)
-        slots.last_token[upload_int64(plan.slots[rows.rows], torch_device)] = last
-        others = np.setdiff1d(np.arange(len(plan.slots)), verified)
-        slots.lengths.advance(plan.slots[others], starts[others], plan.counts[others])
-        fetched = self.transfers.fetch([accepted.num])
-        slots.lengths.accept(plan.slots[verified], accepted.num, fetched)
+    def pass_on(
+        self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, pipeline: PipelineStage
+    ) -> Pending:
+        """The end of a step on a stage that does not sample: what it has computed goes to the next one."""
+        if plan.page_copies is not None and self.copies is not None:
+            self.copies.finish()
+        if self.pooling is not None:
+            rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
+        is_urgent = self.states is not None or plan.draft_parents is not None
+        pipeline.pass_on(plan, starts, rows, hidden, is_urgent=is_urgent)
+        self.effects.advance(plan, starts, rows)
         self.sampled_step = plan.step
-        return replace(sampled, num_accepted=accepted.num, path=accepted.path)
+        return Unreported()
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         """Hidden states that the result brings: one tensor, or none."""
@@ -252,7 +257,7 @@ class ModelRunner:
         """The result of a step that samples, whose tensors begin their way to the host."""
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
-        if self.device.collectives.rank != 0:
+        if not self.samples:
             return Unreported()
         tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
         accepted = [x for x in (sampled.num_accepted, sampled.path) if x is not None]
@@ -339,7 +344,7 @@ class ModelRunner:
         )
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
-        if self.device.collectives.rank != 0:
+        if not self.samples:
             return Unreported()
         return Launched(
             self.transfers.fetch([vectors.flatten()]),
@@ -360,12 +365,14 @@ class ModelRunner:
         )
 
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
-        """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says
-        that all of them are done."""
+        """The end of a plan without rows, which no forward has ordered among the ranks: the result says that
+        all of them are done."""
         if self.copies is not None:
             self.copies.finish()
+        if self.pipeline is not None:
+            self.pipeline.relay()
         summed = self.device.collectives.all_reduce(torch.zeros(1, device=self.device.torch_device))
-        if self.device.collectives.rank != 0:
+        if not self.samples:
             return Unreported()
         return Launched(
             self.transfers.fetch([summed]),

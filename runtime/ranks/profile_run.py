@@ -58,6 +58,8 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     try:
         with torch.inference_mode():
             runner.launch(largest_step(start)).result()
+            if runner.pipeline is not None:
+                runner.pipeline.settle_all(runner.effects.take)
     except torch.OutOfMemoryError as error:
         raise StartError(
             f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit in "

@@ -36,11 +36,13 @@ from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import run_largest_step
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 from runtime.ranks.weights_loader import WeightsLoader, read_model
 
+UNBOUNDED = (1 << 31) - 1  # of what a rank has none of, and others have
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -53,6 +55,7 @@ class StartedRank:
     memory_saver: MemorySaver
     ready: RankReady
     trace_folder: str  # where traces of captures are written; empty: none are
+    num_ranks: int  # of all stages
 
 
 def start_torch_rank(
@@ -61,7 +64,7 @@ def start_torch_rank(
     """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start, facts.schemes, rank)
+    config = read_model(start, facts.schemes, rank % start.tp_size)
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)
@@ -80,6 +83,7 @@ def start_torch_rank(
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
+    config = of_stage(config, device.stage)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
     num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft))
@@ -107,13 +111,15 @@ def start_torch_rank(
         loaded.compiled,
         states,
         open_drafts(device, draft, slots, draft_kv, start, dtype),
+        open_pipeline(device, start, config, dtype),
     )
     memory_saver = MemorySaver(
         rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, draft_loader, draft
     )
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    return StartedRank(runner, memory_saver, with_sizes(ready, host, states), start.trace_folder)
+    ready = with_sizes(ready, host, states, has_states=config.recurrent is not None)
+    return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 
 def report(
@@ -132,8 +138,13 @@ def report(
     )
 
 
-def with_sizes(ready: RankReady, host: HostPages | None, states: RecurrentStates | None) -> RankReady:
-    """The report of a start with the sizes of states and of the host tier, if there are any."""
+def with_sizes(
+    ready: RankReady, host: HostPages | None, states: RecurrentStates | None, *, has_states: bool
+) -> RankReady:
+    """The report of a start with the sizes of states and of the host tier, if there are any. `has_states`: a
+    rank of the model has states, which a rank without recurrent layers does not bound."""
+    if has_states and states is None:
+        ready = structs.replace(ready, num_state_slots=UNBOUNDED, num_host_states=UNBOUNDED if host else 0)
     if states is not None:
         num_host_states = 0 if states.host is None else states.host.num_states
         ready = structs.replace(
@@ -220,15 +231,16 @@ def open_states(
 
 
 def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
-    """State of the slots. Rank 0 alone samples, so it alone has grammars and logits processors."""
+    """State of the slots. One rank alone samples, so it alone has grammars and logits processors."""
+    samples = rank == start.reporter
     return Slots(
         start.max_slots,
         -(-start.max_len // start.page_size),
         config.vocab_size,
         device.torch_device,
         num_pools,
-        GrammarMasks(start.grammar if rank == 0 else None, config.vocab_size, samples=rank == 0),
-        Processors(start.processors if rank == 0 else []),
+        GrammarMasks(start.grammar if samples else None, config.vocab_size, samples=samples),
+        Processors(start.processors if samples else []),
         fused_ops_of(device).penalise,
     )
 
@@ -260,7 +272,17 @@ def memory_for_pages(
         draft_kv = allocate_draft_kv(device, draft, start, num_tokens // start.page_size, dtypes)
         drafts = open_drafts(device, draft, slots, draft_kv, start, dtypes.activations)
         runner = ModelRunner(
-            device, model, slots, kv, start.page_size, windows, None, None, states=states, drafts=drafts
+            device,
+            model,
+            slots,
+            kv,
+            start.page_size,
+            windows,
+            None,
+            None,
+            states=states,
+            drafts=drafts,
+            pipeline=open_pipeline(device, start, config, dtypes.activations),
         )
         run_largest_step(runner, start)
 

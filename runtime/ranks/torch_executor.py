@@ -8,10 +8,12 @@ import torch
 from runtime import log
 from runtime.devices.executor import Pending
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import StepPlan
+from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
 
@@ -20,10 +22,11 @@ class TorchExecutor:
     """One rank on one torch device."""
 
     def __init__(self, started: StartedRank) -> None:
-        self.rank = started.ready.rank
+        self.rank, self.num_ranks = started.ready.rank, started.num_ranks
         self.ready = started.ready
         self.runner = started.runner
         self.memory_saver = started.memory_saver
+        self.expert_placer = ExpertPlacer(started.memory_saver)
         self.trace_folder = started.trace_folder
         self.recording: Recording | None = None
 
@@ -35,7 +38,7 @@ class TorchExecutor:
                 return self.runner.launch(plan)
             except torch.OutOfMemoryError:
                 is_changed = self.runner.sampled_step == plan.step or self.runner.states is not None
-                if is_changed or self.runner.device.collectives.size > 1:
+                if is_changed or self.num_ranks > 1:
                     raise  # tokens were sampled or states moved on, or other ranks wait in a collective
                 log.get("ranks").warning(
                     "no memory for a step; unused memory is freed, and it is launched again",
@@ -95,6 +98,15 @@ class TorchExecutor:
         assert self.runner.load is not None, "expert counts where nothing is counted"
         with torch.inference_mode():
             return self.runner.load.serve(command, self.runner.transfers)
+
+    def read_experts(self, command: ReadExperts) -> Callable[[], None]:
+        """See Executor.read_experts."""
+        return self.expert_placer.reading(command.layers)
+
+    def move_experts(self) -> None:
+        """See Executor.move_experts."""
+        with torch.inference_mode():
+            self.expert_placer.move()
 
     def change_memory(self, command: ChangeMemory) -> MemoryReport:
         """See Executor.change_memory."""

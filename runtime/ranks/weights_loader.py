@@ -15,6 +15,8 @@ from runtime.devices.base import Device
 from runtime.devices.packed import KeptMismatch, KeptWeights
 from runtime.devices.progress import Progress, without_progress
 from runtime.errors import ModelError
+from runtime.layers.moe.expert_weights import ExpertWeights
+from runtime.messages.experts import Placement
 from runtime.messages.memory import offloaded_layers
 from runtime.messages.ranks import StartRank
 from runtime.models.base import CompiledLayer, Model, is_piecewise
@@ -24,7 +26,7 @@ from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import model_class
 from runtime.models.config.weight_files import READ_AS, StoredAs
 from runtime.models.kept_weights import check_complete, replaced, storages
-from runtime.models.loader import allocate, check_weights, fill, layer_sizes, load
+from runtime.models.loader import allocate, check_weights, fill, fill_experts, layer_sizes, load
 from runtime.ranks.checkpoint_key import checkpoint_key
 from runtime.ranks.compile import compile_layers
 from runtime.ranks.weight_offload import LayerOffload, tensors
@@ -168,7 +170,8 @@ class WeightsLoader:
         if device.kept_weights is None or not is_from_files:
             return ""
         try:
-            return checkpoint_key(start, device.collectives.rank, str(self.dtype), self.config)
+            rank = device.stage.index * device.collectives.size + device.collectives.rank
+            return checkpoint_key(start, rank, str(self.dtype), self.config)
         except OSError:
             return ""  # to read the weights will say what is wrong
 
@@ -195,6 +198,19 @@ class WeightsLoader:
         if load_format != "dummy":
             check_weights(self._empty(self.meta), config, self._checkpoint(start))
         return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype, self.schemes)
+
+    def read_experts(self, model: Model, prefix: str, weights: ExpertWeights) -> None:
+        """Fills the weights of some experts of the layer whose names begin with `prefix`. Raises
+        ModelError."""
+        fill_experts(model, self.config, self._checkpoint(self.start), prefix, weights)
+
+    def move_experts(self, layers: dict[int, Placement]) -> None:
+        """Models that are made from now on have the experts of these layers so."""
+        assert self.start.expert_places is not None, "experts that move have places"
+        places = structs.replace(self.start.expert_places, layers=self.start.expert_places.layers | layers)
+        self.start = structs.replace(self.start, expert_places=places)
+        self.device = replace(self.device, expert_places=places)
+        self.meta = replace(self.meta, expert_places=places)
 
     def _checkpoint(self, start: StartRank) -> Checkpoint:
         ranks = self.meta.collectives

@@ -6,10 +6,10 @@
 With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
 (`--standby`) does so at low priority, and writes StandingBy when it has done so.
 
-Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
-flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
-the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the model cannot be
-started. The kernel kills the rank when its parent ends, even if the parent is killed.
+One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously
+has several steps in flight: the main thread launches them, and another thread waits for results. Between
+steps the rank waits in the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the
+model cannot be started. The kernel kills the rank when its parent ends, even if the parent is killed.
 
 SIGUSR1 makes the rank write its stack to stderr and end, even while Python code cannot run because a
 collective never returns; so does a crash. SIGUSR2 makes it write its stack and continue.
@@ -35,6 +35,7 @@ from runtime.devices.numa import NODES, cores_of
 from runtime.errors import ModelError, RingError, StartError
 from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
+from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
@@ -113,6 +114,7 @@ class RankWorker:
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
+        self._reports = False  # it answers for all ranks
         self._sending = Lock()
         self._result_thread: ResultThread | None = None  # from the first step on that took time after launch
         self._last_step = 0
@@ -134,6 +136,7 @@ class RankWorker:
             if start.log_level in log.LEVELS:
                 log.setup(start.log_level, start.log_format)
             bind_to_node(start.numa_nodes, self._rank)
+            self._reports = self._rank == start.reporter
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)
             return_freed_memory()
@@ -180,6 +183,12 @@ class RankWorker:
                 ).start()
             case CountExperts():
                 self._deliver(executor.count_experts(command))
+            case ReadExperts():
+                read = executor.read_experts(command)
+                place = partial(placed, command.id, self._rank, read)
+                Thread(target=lambda: self._send(place()), name="experts", daemon=True).start()
+            case MoveExperts():
+                self._send(placed(command.id, self._rank, executor.move_experts))
             case ChangeMemory():
                 self._drain()
                 self._send(executor.change_memory(command))
@@ -200,7 +209,7 @@ class RankWorker:
 
     def _capture(self, executor: Executor, command: Capture) -> None:
         captured = executor.capture(command.size, command.unit)
-        if self._rank == 0 or captured.is_fatal:
+        if self._reports or captured.is_fatal:
             self._send(captured)
         if captured.is_fatal:
             raise RuntimeError(captured.error)
@@ -218,7 +227,7 @@ class RankWorker:
         self._send(AdapterLoaded(command.id, self._rank, error))
 
     def _prepared(self, id: int) -> None:
-        if self._rank == 0:
+        if self._reports:
             self._send(GrammarPrepared(id))
 
     def _report(self, step: Pending) -> None:
@@ -263,6 +272,16 @@ class RankWorker:
 
     def _progress(self, phase: LoadPhase, done: int, total: int) -> None:
         self._send(LoadProgress(self._rank, phase, done, total))
+
+
+def placed(id: int, rank: int, place: Callable[[], None]) -> ExpertsPlaced:
+    """Reads or moves experts. A failure that is foreseen is reported and harms nothing: they stay where they
+    are."""
+    try:
+        place()
+    except (ModelError, OSError, MemoryError) as fault:
+        return ExpertsPlaced(id, rank, str(fault) or type(fault).__name__)
+    return ExpertsPlaced(id, rank)
 
 
 def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = NODES) -> None:

@@ -124,7 +124,7 @@ def write_rank_files(start: StartRank, output: Path, max_bytes: int, progress: P
     output.mkdir(parents=True, exist_ok=True)
     config = read_model(start)
     dtype = resolve_dtype(start.dtype, config, (*FACTS.dtypes, *FACTS.other_dtypes))
-    alone = open_device(structs.replace(start, device="cpu", tp_size=1), 0, dtype)
+    alone = open_device(structs.replace(start, device="cpu", tp_size=1, pp_size=1), 0, dtype)
     for rank in range(start.tp_size):
         device = replace(alone, collectives=RankOf(rank, start.tp_size), ep_size=start.ep_size)
         model = model_class(config)(device, dtype, config)

@@ -1,6 +1,6 @@
 """Plans one step: which sequences decode, verify, extend, are admitted or are preempted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -14,12 +14,15 @@ from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
 from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
+from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.step_builder import StepBuilder
 from runtime.scheduling.step_costs import Work
 from runtime.scheduling.totals import Totals
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leaves room for others
+
+ONE_BATCH = MicroBatches()
 
 MAX_EMBEDS = 1 << 21  # numbers of prompts' embeddings in one step: 8 MiB, of which each rank takes a copy
 
@@ -61,11 +64,13 @@ class Planner:
         eos_ids: tuple[int, ...],
         on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
         drafter: Drafter | None = None,
+        micro_batches: MicroBatches = ONE_BATCH,
     ) -> None:
         """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds."""
         self.roster = roster
         self.prompts = prompts
         self.admission = admission
+        self.micro_batches = micro_batches
         self.eos_ids = eos_ids
         self.totals = Totals()
         self.hidden = HiddenCollector()
@@ -110,6 +115,9 @@ class Planner:
         if not builder.sequences and page_copies is None and state_copies is None:
             return None
         self.totals.steps = step
+        if self.micro_batches.count > 1:
+            for sequence in builder.sampled:
+                sequence.sampled_at = step
         if builder.num_known:
             self.totals.prompt_steps += 1
             self.totals.known_tokens += builder.num_known
@@ -140,10 +148,10 @@ class Planner:
             self.drafts.begin()
             self._verify(builder)
             return
-        page_size = self.roster.cache.page_size
+        roster, page_size = self.roster, self.roster.cache.page_size
         rows: list[Sequence] = []
         starts: list[int] = []
-        for sequence in _as_it_shrinks(self.roster.decoding):
+        for sequence in self.micro_batches.decoding(roster, self.totals.steps + 1):
             start = sequence.computed_len
             if start + 1 >= sequence.max_len:  # its last token is in flight
                 continue
@@ -180,7 +188,7 @@ class Planner:
         roster, budget = self.roster, self.drafts.budget()
         rows, starts = list[Sequence](), list[int]()
         drafted: list[tuple[Sequence, Draft, int]] = []
-        for sequence in _as_it_shrinks(roster.decoding):
+        for sequence in self.micro_batches.decoding(roster, self.totals.steps + 1):
             start = sequence.computed_len + sequence.drafting
             first = len(sequence.pages)
             if start + 1 >= sequence.max_len:  # its last token is in flight, or may be
@@ -384,11 +392,3 @@ class Planner:
 
     def _work(self, builder: StepBuilder) -> Work | None:
         return builder.work() if self.chunking is not None and builder.sequences else None
-
-
-def _as_it_shrinks(sequences: list[Sequence]) -> Iterable[Sequence]:
-    """Iterates while items behind the current one may be removed (the youngest stand last)."""
-    index = 0
-    while index < len(sequences):
-        yield sequences[index]
-        index += 1

@@ -24,6 +24,7 @@ from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.lora_slots import LoraSlotConfig
+from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.planner import Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.result_tokens import ResultTokens
@@ -47,6 +48,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     cache: CacheConfig = CacheConfig()
     order: OrderConfig = OrderConfig()
+    micro_batches: MicroBatches = MicroBatches()  # of a pipeline of stages
     admission: Admission | None = None  # None: nothing but max_step_tokens
     pools: bool = False  # the model makes a vector of a prompt, and no tokens
     conservativeness: float = 1.0
@@ -111,6 +113,7 @@ class Scheduler:
             eos_ids=config.eos_ids,
             on_delayed=on_delayed,
             drafter=drafter,
+            micro_batches=config.micro_batches,
         )
         self._results = ResultTokens(self.planner.drafts, self._end)
         self.totals = self.planner.totals

@@ -61,7 +61,7 @@ async def test_they_end_with_a_start_that_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_left")
 async def test_ranks_that_wait_get_their_setup_when_they_start() -> None:
     """With adapters, checksums or downloads ranks load when these are there; two ranks meet."""
-    processes = RankProcesses(ProcessSetup(device="null", tp_size=2, num_threads=None), 1, imports=True)
+    processes = RankProcesses(ProcessSetup(device="null", num_ranks=2, num_threads=None), 1, imports=True)
     ranks = Ranks(start_null(tp_size=2), processes=processes)
     with anyio.fail_after(PATIENCE_S):
         assert [ready.rank for ready in await ranks.start(lambda progress: None)] == [0, 1]

@@ -55,13 +55,13 @@ def test_translate(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_translate_takes_a_command_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["CUDA_VISIBLE_DEVICES=1", "vllm", "serve", "/m", "--port", "1", "-pp", "2"]
+    command = ["CUDA_VISIBLE_DEVICES=1", "vllm", "serve", "/m", "--port", "1", "--otlp-traces-endpoint", "u"]
     assert main(["translate", *command]) == 0
     printed = capsys.readouterr()
     assert printed.out == (
-        "CUDA_VISIBLE_DEVICES=1 runtime serve --model-path /m --port 1 --pipeline-parallel-size 2\n"
+        "CUDA_VISIBLE_DEVICES=1 runtime serve --model-path /m --port 1 --otlp-traces-endpoint u\n"
     )
-    assert "# this version refuses --pipeline-parallel-size: --only-working leaves that out" in printed.err
+    assert "# this version refuses --otlp-traces-endpoint: --only-working leaves that out" in printed.err
     assert main(["translate", "--only-working", "--yaml", *command]) == 0
     printed = capsys.readouterr()
     assert printed.out == 'model-path: "/m"\nport: 1\n'

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Experts, Ops
+from runtime.devices.base import Ops
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.experts import Experts
 from runtime.devices.operands import FusedOps
 from runtime.layers.fused_ops import UnfusedOps
 

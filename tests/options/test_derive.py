@@ -51,11 +51,12 @@ def machine(cores: int) -> MachineFacts:
         (schedule.max_step_ms(512, DEVICES["null"]), 0.0, "is short"),
         (memory.page_size(CPU), 16, "kernels of cpu"),
         (schedule.random_seed(machine(1)), 7, "drawn"),
-        (parallel.num_ranks(4), 4, "one process"),
-        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton"), 0, "captures no graphs"),
-        (graphs.cuda_graph_max_bs(CPU, 64, True, True, "triton"), 0, "--disable-cuda-graph"),
+        (parallel.num_ranks(4, 2), 8, "one process"),
+        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 1), 0, "captures no graphs"),
+        (graphs.cuda_graph_max_bs(CPU, 64, True, True, "triton", 1), 0, "--disable-cuda-graph"),
+        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 2), 0, "between its stages"),
         (
-            graphs.cuda_graph_max_bs(CPU, 64, False, True, "triton"),
+            graphs.cuda_graph_max_bs(CPU, 64, False, True, "triton", 1),
             0,
             "--deepep-mode normal counts tokens on the host",
         ),
@@ -84,7 +85,7 @@ def test_values_and_reasons(derived: Derived, value: object, reason: str) -> Non
 def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
     device = structs.replace(CPU, graph_max_running=graph_max)
     assert (
-        graphs.cuda_graph_bs(graphs.cuda_graph_max_bs(device, running, False, False, "triton").value).value
+        graphs.cuda_graph_bs(graphs.cuda_graph_max_bs(device, running, False, False, "triton", 1).value).value
         == sizes
     )
 

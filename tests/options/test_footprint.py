@@ -8,13 +8,16 @@ from msgspec import structs
 
 from runtime.devices.progress import without_progress
 from runtime.errors import ModelError
+from runtime.messages.stages import Stage
 from runtime.models.config.model_config import read_config
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, footprint, stored_weights
 from runtime.options.model_sizes import offloaded_bytes, weight_count
 from runtime.options.parse import from_values
 from runtime.options.plan import Plan
+from runtime.options.quantized_sizes import Ranks
 from runtime.options.resolve import plan_for
+from runtime.options.stage_sizes import stage_weight_count
 from tests.models.make import FAMILIES, make_checkpoint
 from tests.models.make_pooled import make_pooled
 
@@ -269,3 +272,24 @@ def test_what_is_given_back(tmp_path: Path) -> None:
     )
     assert found.host_bytes == found.weights_bytes
     assert found.releasable_bytes == found.total_bytes - found.activations_bytes
+
+
+@pytest.mark.parametrize(
+    "case", [("llama", False), ("llama", True), ("qwen3_moe", False), ("mistral", False)]
+)
+def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
+    """Of several stages the one that takes most, and the pages of the one that has fewest."""
+    from tests.devices.stages import start_stages
+
+    family, is_tied = case
+    folder = make_checkpoint(family, tmp_path, num_hidden_layers=5, tie_word_embeddings=is_tied)
+    plan, found = planned(
+        folder, max_total_tokens=1024, pipeline_parallel_size=3, disable_hybrid_swa_memory=True
+    )
+    options = {"max_total_tokens": 1024, "page_size": plan.memory.page_size, "max_slots": 64, "max_len": 1024}
+    ready = [stage.ready for stage in start_stages(folder, 3, **options).stages]
+    config, sizes = read_config(folder), Ranks(1, 1, 1)
+    counts = [4 * stage_weight_count(config, sizes, Stage(i, 3)) for i in range(3)]
+    assert counts == [one.weights_bytes for one in ready]
+    assert found.weights_bytes in counts and found.num_pages == min(one.num_pages for one in ready)
+    assert found.token_bytes in [one.pages_bytes // one.num_pages // plan.memory.page_size for one in ready]

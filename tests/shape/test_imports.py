@@ -47,6 +47,8 @@ RANK_SIDE = (
     "runtime.devices.cuda",
     "runtime.devices.torch_all_to_all",
     "runtime.devices.torch_collectives",
+    "runtime.devices.torch_rearranged",
+    "runtime.devices.torch_stages",
     "runtime.grammar.llguidance",
     "runtime.grammar.outlines",
     "runtime.grammar.xgrammar",

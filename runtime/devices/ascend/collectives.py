@@ -15,15 +15,18 @@ from runtime.errors import StartError
 class HcclCollectives(TorchCollectives):
     """Collectives of the NPUs of one model."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, torch_device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, num_stages: int = 1
+    ) -> None:
         """Raises StartError where the ranks do not find each other."""
         try:
-            super().__init__("hccl", rank, size, rendezvous)
+            super().__init__("hccl", rank, size, rendezvous, num_stages=num_stages)
             self.all_reduce(torch.zeros(1, device=torch_device)).cpu()
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(
-                f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check "
+                f"HCCL does not link rank {rank} with the other {size * num_stages - 1} ({reason}); look at "
+                "runtime check "
                 "doctor, "
                 "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT"
             ) from error

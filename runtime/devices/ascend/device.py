@@ -14,6 +14,7 @@ from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
+from runtime.devices.torch_collectives import open_links
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
@@ -81,11 +82,13 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, rank, start.first_device)
-    ranks: Collectives = (
-        SingleRank()
-        if start.tp_size == 1
-        else HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device)
-    )
+    ranks: Collectives = SingleRank()
+    links = None
+    if start.num_ranks > 1:
+        ranks = hccl = HcclCollectives(
+            rank, start.tp_size, start.rendezvous, torch_device, num_stages=start.pp_size
+        )
+        links = open_links(hccl, torch_device, start.steps_in_flight)
     prologs = Prologs(
         start.page_size,
         wants_fused=options.mla_prolog,
@@ -109,15 +112,18 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(start.tp_size * start.num_replicas),
+        AscendMemory(start.num_ranks * start.num_replicas),
         ranks,
         AscendGraphs(ops.triangle),
-        start.ep_size,
-        exchanges,
+        ep_size=start.ep_size,
+        all_to_all=exchanges,
         streams=torch.npu,
+        stage=start.stage_of(rank),
+        links=links,
         mla_prologs=prologs,
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q,
+        expert_places=start.expert_places,
     )
 
 

@@ -10,6 +10,7 @@ The number of rows of an expert stays on the device, so a step with experts can 
 ranks' experts get no row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
 from runtime.devices.base import Quantized
+from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.layers.moe.routing import route
 from runtime.models.config.moe_config import Routing
 
@@ -88,6 +90,16 @@ class AscendExperts:
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> QuantizedExperts:
         """Quantized weights. Raises ModelError for what the operators do not support."""
         return pack_quantized(gate_up, down, self.dtype)
+
+    def rearranged(
+        self,
+        packed: DenseExperts | QuantizedExperts,
+        added: DenseExperts | QuantizedExperts | None,
+        order: Sequence[int],
+    ) -> DenseExperts | QuantizedExperts:
+        """See Experts.rearranged."""
+        found: DenseExperts | QuantizedExperts = rearranged_tensors(packed, added, order)
+        return found
 
     def apply(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: DenseExperts | QuantizedExperts

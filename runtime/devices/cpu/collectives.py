@@ -10,13 +10,13 @@ from runtime.devices.torch_collectives import TorchCollectives
 class GlooCollectives(TorchCollectives):
     """Collectives of ranks that compute on a CPU."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
-        super().__init__("gloo", rank, size, rendezvous)
+    def __init__(self, rank: int, size: int, rendezvous: str, *, num_stages: int = 1) -> None:
+        super().__init__("gloo", rank, size, rendezvous, num_stages=num_stages)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """As the base class; gloo gathers into a list of tensors."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
+        dist.all_gather(parts, x.contiguous(), self.group)
         return torch.cat(parts, dim=dim)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from runtime import log
-from runtime.devices.base import Device
+from runtime.devices.base import Collectives, Device
 from runtime.devices.cores import usable_cores
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.decoder import DecoderPrograms
@@ -25,38 +25,47 @@ from runtime.devices.cpu.self_check import load_library
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
+from runtime.devices.torch_collectives import open_links
 from runtime.messages.ranks import StartRank
 
 
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
-    num_threads = start.num_threads or max(1, usable_cores() // (start.tp_size * start.num_replicas))
+    num_threads = start.num_threads or max(1, usable_cores() // (start.num_ranks * start.num_replicas))
     torch.set_num_threads(num_threads)
     library = load_library()
     threads = None if library is None else Threads(library, num_threads)
     if library is None:
         log.get("start").warning("no CPU kernels, torch computes: several times slower", remedy=remedy())
-    ranks = SingleRank() if start.tp_size == 1 else GlooCollectives(rank, start.tp_size, start.rendezvous)
+    torch_device = torch.device("cpu")
+    ranks: Collectives = SingleRank()
+    links = None
+    if start.num_ranks > 1:
+        ranks = gloo = GlooCollectives(rank, start.tp_size, start.rendezvous, num_stages=start.pp_size)
+        links = open_links(gloo, torch_device, start.steps_in_flight)
     ops = CpuOps(dtype, threads)
     experts = CpuExperts(ops)
     return Device(
         FACTS,
-        torch.device("cpu"),
+        torch_device,
         ops,
         experts,
-        CpuMemory(start.tp_size * start.num_replicas),
+        CpuMemory(start.num_ranks * start.num_replicas),
         ranks,
         None,
-        start.ep_size,
-        open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        ep_size=start.ep_size,
+        all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
         logits_ops=ops.logits_ops,
         programs=None if threads is None else DecoderPrograms(threads),
         ggml=None if threads is None else CpuGgml(threads),
         recurrent=None if threads is None else CpuRecurrent(threads),
         row_quantizer=None if threads is None else CpuRowQuantizer(threads),
+        stage=start.stage_of(rank),
+        links=links,
         kept_weights=None if threads is None else _kept_weights(start, threads),
+        expert_places=start.expert_places,
     )
 
 

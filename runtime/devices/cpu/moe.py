@@ -193,6 +193,24 @@ class CpuExperts:
         firsts = [pack_quantized(threads, whole_quantized_halves(first, multiple)) for first, _ in pairs]
         return stack_experts(threads, firsts, [pack_quantized(threads, second) for _, second in pairs])
 
+    def rearranged(
+        self,
+        packed: list[ExpertWeights] | ExpertStack,
+        added: list[ExpertWeights] | ExpertStack | None,
+        order: Sequence[int],
+    ) -> list[ExpertWeights] | ExpertStack:
+        """See Experts.rearranged. Matrices stay where they are."""
+        if isinstance(packed, list):
+            assert added is None or isinstance(added, list), "both are packed alike"
+            both = packed + (added or [])
+            return [both[i] for i in order]
+        assert added is None or isinstance(added, ExpertStack), "both are packed alike"
+        assert self.ops.threads is not None and packed.biases is None, "experts with biases are on all ranks"
+        gate_up, down = packed.gate_up, packed.down
+        if added is not None:
+            gate_up, down = gate_up + added.gate_up, down + added.down
+        return stack_experts(self.ops.threads, [gate_up[i] for i in order], [down[i] for i in order])
+
     def apply(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[ExpertWeights] | ExpertStack
     ) -> Tensor:

@@ -12,12 +12,20 @@ class NcclCollectives(TorchCollectives):
     """Collectives of the GPUs of one model."""
 
     def __init__(
-        self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, symm_mem: bool = False
+        self,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        torch_device: torch.device,
+        *,
+        symm_mem: bool = False,
+        num_stages: int = 1,
     ) -> None:
         """`symm_mem`: small sums go through memory that the GPUs share. Raises StartError where they cannot
         share it."""
-        super().__init__("nccl", rank, size, rendezvous, torch_device)
-        self.sums = SymmetricSums.open(dist.group.WORLD.group_name, size, torch_device) if symm_mem else None
+        super().__init__("nccl", rank, size, rendezvous, torch_device, num_stages=num_stages)
+        group = dist.group.WORLD if self.group is None else self.group
+        self.sums = SymmetricSums.open(group.group_name, size, torch_device) if symm_mem else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """As the base class; a small sum may be in a tensor of its own."""

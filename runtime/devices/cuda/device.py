@@ -7,7 +7,9 @@ from runtime.devices.cuda.facts import FACTS
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
+from runtime.devices.stages import StageLinks
 from runtime.devices.torch_all_to_all import open_all_to_all
+from runtime.devices.torch_collectives import open_links
 from runtime.errors import StartError, install_line
 from runtime.messages.ranks import StartRank
 
@@ -43,6 +45,25 @@ def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device
     return torch.device("cuda", number)
 
 
+def open_ranks(
+    start: StartRank, rank: int, torch_device: torch.device, options: CudaOptions
+) -> tuple[Collectives, StageLinks | None]:
+    """Meets the other ranks: collectives of this rank's stage, and links to other stages."""
+    if start.num_ranks == 1:
+        return SingleRank(), None
+    from runtime.devices.cuda.collectives import NcclCollectives
+
+    ranks = NcclCollectives(
+        rank,
+        start.tp_size,
+        start.rendezvous,
+        torch_device,
+        symm_mem=options.symm_mem,
+        num_stages=start.pp_size,
+    )
+    return ranks, open_links(ranks, torch_device, start.steps_in_flight)
+
+
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
@@ -56,17 +77,12 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.ops import CudaOps
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.collectives import NcclCollectives
     from runtime.devices.cuda.graphs import CudaGraphs
     from runtime.devices.cuda.memory import CudaMemory
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    ranks: Collectives = (
-        SingleRank()
-        if start.tp_size == 1
-        else NcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, symm_mem=options.symm_mem)
-    )
+    ranks, links = open_ranks(start, rank, torch_device, options)
     gpu = gpu_of(torch_device)
     attention_backend = open_hybrid_backend(
         options.prefill_attention_backend,
@@ -89,12 +105,15 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CudaMemory(start.tp_size * start.num_replicas, torch_device),
+        CudaMemory(start.num_ranks * start.num_replicas, torch_device),
         ranks,
         graphs,
-        start.ep_size,
-        open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
-        adapters,
-        CudaFusedOps(),
-        torch.cuda,
+        ep_size=start.ep_size,
+        all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
+        lora_ops=adapters,
+        fused=CudaFusedOps(),
+        streams=torch.cuda,
+        expert_places=start.expert_places,
+        stage=start.stage_of(rank),
+        links=links,
     )

@@ -5,6 +5,8 @@ A layer is six launches: the router, two that align slots by expert, the gated p
 the sum of each token; quantizing activations takes two more.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense
+from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.models.config.moe_config import Routing
 
 ExpertWeights = tuple[PackedWeight, PackedWeight]
@@ -37,6 +40,13 @@ class CudaExperts:
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> ExpertWeights:
         """Quantized weights. Raises ModelError for a shape that no kernel takes."""
         return pack(gate_up), pack(down)
+
+    def rearranged(
+        self, packed: ExpertWeights, added: ExpertWeights | None, order: Sequence[int]
+    ) -> ExpertWeights:
+        """See Experts.rearranged."""
+        found: ExpertWeights = rearranged_tensors(packed, added, order)
+        return found
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: ExpertWeights) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply. Sums are float32 in the

@@ -25,10 +25,12 @@ import numpy as np
 
 from runtime.devices.host_memory import open_host
 from runtime.devices.null.options import NullOptions
+from runtime.devices.null.stage_times import StageTimes
 from runtime.devices.options import read_options
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
+from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import (
@@ -73,8 +75,10 @@ class NullExecutor:
         """Raises StartError when `device_options` cannot be used."""
         begin_s = time.perf_counter()
         self._rank = rank
+        self._reports = rank == start.reporter
         self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
+        self._times = StageTimes(start.pp_size, start.max_slots)
         self._free_s = 0.0  # when the steps launched so far are done
         self._options = _read_options(start)
         options = self._options
@@ -112,21 +116,29 @@ class NullExecutor:
             _poison(options.poison)
         starts = self._lengths[plan.slots]
         num_tokens = self._accept(plan, starts) if plan.num_verifies else None
-        result = self._result(plan, starts, num_tokens, begin_s) if self._rank == 0 else None
+        result = self._result(plan, starts, num_tokens, begin_s) if self._reports else None
         self._lengths[plan.slots] = starts + self._advances(plan, num_tokens)
         duration_s = options.step_s
         if options.token_s:
             duration_s += options.token_s * int(plan.counts.sum())
         if duration_s:
-            self._free_s = max(begin_s, self._free_s) + duration_s
-            result = result and msgspec.structs.replace(result, compute_s=duration_s)
+            since_s = max(begin_s, self._free_s)
+            self._free_s = self._times.add(plan, begin_s, duration_s)
+            result = result and msgspec.structs.replace(result, compute_s=self._free_s - since_s)
         return Timed(result, self._free_s)
 
     def count_experts(self, command: CountExperts) -> "Timed":
         """Counts of no layers: there are no experts."""
         return Timed(
-            ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
+            ExpertCounts(command.id, (), np.empty(0, np.int64), 0) if self._reports else None, self._free_s
         )
+
+    def read_experts(self, command: ReadExperts) -> Callable[[], None]:
+        """Reads nothing: there are no experts."""
+        return lambda: None
+
+    def move_experts(self) -> None:
+        """Moves nothing: there are no experts."""
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """Succeeds without doing anything."""

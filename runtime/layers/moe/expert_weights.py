@@ -32,15 +32,23 @@ class Expert(Layer):
 
 
 class ExpertWeights:
-    """The stacked weights of all experts of this rank, and the view that each expert has of them."""
+    """The stacked weights of experts on this rank, and the view that each expert has of them."""
 
     def __init__(
-        self, device: Device, dtype: torch.dtype, hidden: int, inner: Shard, local: Shard, is_first: bool
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        hidden: int,
+        inner: Shard,
+        num_experts: int,
+        own: tuple[int, ...],
+        *,
+        is_first: bool,
     ) -> None:
-        """`inner`: this rank's shard of each expert's inner dimension; `local`: the experts of this rank;
-        `is_first`: of the ranks that share an expert."""
-        self.device, self.dtype, self.hidden, self.inner, self.local = device, dtype, hidden, inner, local
-        self.is_first = is_first
+        """`inner`: this rank's shard of each expert's inner dimension; `own`: the expert of each entry of the
+        stacks; `is_first`: of the ranks that share an expert."""
+        self.device, self.dtype, self.hidden, self.inner = device, dtype, hidden, inner
+        self.num_experts, self.own, self.is_first = num_experts, own, is_first
         self.has_int8_activations = False  # the experts themselves quantize their input, by token, to int8
         self.tensors: tuple[Tensor, Tensor] | None = None
         # in place of `tensors`, where experts are quantized: the tensors of both stacks by name
@@ -56,16 +64,16 @@ class ExpertWeights:
         quantized differently."""
         found = {
             (formats(f"experts.{i}.gate_up_proj"), formats(f"experts.{i}.down_proj"))
-            for i in range(self.local.full)
+            for i in range(self.num_experts)
         }
         if len(found) > 1:
             raise ModelError("the experts of a layer are quantised differently, which is not supported")
         first, second = found.pop()
         self.has_int8_activations = first is not None and first.scheme == Int8("token")
-        num_experts = self.local.size
+        num_experts = len(self.own)
         if is_ggml(first) or is_ggml(second):
             self.ggml = ggml_experts(
-                self.device, self.dtype, (first, second), self.hidden, self.inner, self.local
+                self.device, self.dtype, (first, second), self.hidden, self.inner, self.num_experts, self.own
             )
             if self.ggml is not None:
                 return [Expert(*weights) for weights in self.ggml.weights]
@@ -89,22 +97,23 @@ class ExpertWeights:
                     device=self.device.torch_device,
                 ),
             )
-            return [self._plain_expert(self.tensors, i - self.local.start) for i in range(self.local.full)]
+            return [self._plain_expert(self.tensors, self._entry(i)) for i in range(self.num_experts)]
         torch_device, lead = self.device.torch_device, (num_experts,)
         hidden = replicated_shard(self.hidden)
         self.quantized = (
             allocate_quantized(first.scheme, 2 * self.inner.size, hidden, self.dtype, torch_device, lead),
             allocate_quantized(second.scheme, self.hidden, self.inner, self.dtype, torch_device, lead),
         )
-        return [self._quantized_expert(first, second, i - self.local.start) for i in range(self.local.full)]
+        return [self._quantized_expert(first, second, self._entry(i)) for i in range(self.num_experts)]
 
-    def _is_local(self, index: int) -> bool:
-        return 0 <= index < self.local.size
+    def _entry(self, expert: int) -> int | None:
+        """Where the stacks have an expert, the first time if it has copies; None: it is on other ranks."""
+        return self.own.index(expert) if expert in self.own else None
 
-    def _plain_expert(self, stacks: tuple[Tensor, Tensor], index: int) -> Expert:
+    def _plain_expert(self, stacks: tuple[Tensor, Tensor], index: int | None) -> Expert:
         gate_up, down = stacks
         inner, hidden = self.inner, self.hidden
-        if self._is_local(index):
+        if index is not None:
             tensors = gate_up[index], down[index]
         else:
             inner = Shard(inner.full, 0, 0)
@@ -116,10 +125,10 @@ class ExpertWeights:
             WeightOnly(Weight(tensors[1], {"": SourceTensor((hidden, inner.full), 1, inner)})),
         )
 
-    def _quantized_expert(self, first: WeightFormat, second: WeightFormat, index: int) -> Expert:
+    def _quantized_expert(self, first: WeightFormat, second: WeightFormat, index: int | None) -> Expert:
         assert self.quantized is not None
         quantizer = self.device.row_quantizer
-        is_local, hidden = self._is_local(index), replicated_shard(self.hidden)
+        is_local, hidden = index is not None, replicated_shard(self.hidden)
         tensors = [
             {name: t[index] for name, t in stack.items()} if is_local else {} for stack in self.quantized
         ]
@@ -154,6 +163,7 @@ class ExpertWeights:
         if self.ggml is not None:
             packed, self.ggml = self.ggml.pack(), None
             return packed
+        self._fill_copies()
         experts = self.device.experts
         if self.quantized is not None and self.example is not None:
             stacks = zip(self.example, self.quantized, strict=True)
@@ -168,3 +178,11 @@ class ExpertWeights:
             packed = experts.pack(*self.tensors)
         self.tensors = self.quantized = self.example = None
         return packed
+
+    def _fill_copies(self) -> None:
+        """Gives an expert's further entries what its first one has."""
+        stacks = [*(self.tensors or ()), *(t for stack in self.quantized or () for t in stack.values())]
+        for i, expert in enumerate(self.own):
+            if (first := self.own.index(expert)) != i:
+                for stack in stacks:
+                    stack[i].copy_(stack[first])

@@ -11,6 +11,7 @@ own tokens through shared experts, which are replicated.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
+from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
 from runtime.layers.moe.routing import sparsemixer
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
@@ -33,6 +35,7 @@ from runtime.layers.weight import (
     even_shard,
     replicated_shard,
 )
+from runtime.messages.experts import Placement, in_order
 from runtime.models.config.moe_config import MoeConfig, Routing
 
 
@@ -105,9 +108,10 @@ class SparseFeedForward(Layer):
         self.device = device
         ranks, groups = device.collectives, device.ep_size
         split = ranks.size // groups  # ranks that share one expert
-        self.local = even_shard(
-            moe.num_experts, Subgroup(ranks.rank // split, groups), "experts", "--ep-size"
-        )
+        self.num_experts, spread = moe.num_experts, device.expert_places
+        num_places = moe.num_experts + (0 if spread is None else spread.num_copies)
+        # this rank's places of experts
+        self.local = even_shard(num_places, Subgroup(ranks.rank // split, groups), "experts", "--ep-size")
         inner = even_shard(
             moe.intermediate_size,
             Subgroup(ranks.rank % split, split),
@@ -115,9 +119,23 @@ class SparseFeedForward(Layer):
             "--tp-size / --ep-size",
         )
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
-        self.expert_weights = ExpertWeights(device, dtype, hidden, inner, self.local, ranks.rank % split == 0)
+        placement = (
+            in_order(num_places, num_places)
+            if spread is None
+            else spread.of_layer(device.layer, moe.num_experts)
+        )
+        self.weights_of = partial(
+            ExpertWeights, device, dtype, hidden, inner, moe.num_experts, is_first=ranks.rank % split == 0
+        )
+        self.expert_weights = self.weights_of(placement[self.local.range])
         self.experts: list[Expert] = []  # all experts of the layer while weights are loaded, then none
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(ranks)
+        self.table: ExpertTable | None = None  # None: experts are at places of their own numbers
+        if spread is not None:
+            rank = None if device.all_to_all is None else ranks.rank
+            self.table = ExpertTable(
+                moe.num_experts, placement, spread.dispatch, device.torch_device, self.local, rank
+            )
         shared = (
             FeedForward(
                 device,
@@ -165,6 +183,8 @@ class SparseFeedForward(Layer):
                 if batch.is_real is None
                 else self.sequence_parallel.shard(batch.is_real.unsqueeze(1)).squeeze(1),
             )
+            if self.table is not None:
+                ids = self.table.places(ids)
             exchange = self.device.all_to_all.of(batch.is_decode)
             return add_shared(
                 exchange.apply(
@@ -173,10 +193,29 @@ class SparseFeedForward(Layer):
                 shared,
             )
         self.count(ids, batch.is_real)
+        if self.table is not None:
+            ids = self.table.places(ids)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
         return self.device.collectives.all_reduce(add_shared(out, shared))
+
+    def arriving(self, placement: Placement) -> tuple[int, ...]:
+        """The experts that a placement brings to this rank, which it has not yet."""
+        wanted, own = placement[self.local.range], self.expert_weights.own
+        return tuple(sorted(set(wanted) - set(own)))
+
+    def move(self, placement: Placement, arrived: ExpertWeights | None) -> None:
+        """Takes another placement into use. `arrived`: the loaded weights of the experts that it brings to
+        this rank; None: there are none."""
+        assert self.table is not None and self.packed is not None
+        own = (*self.expert_weights.own, *(() if arrived is None else arrived.own))
+        wanted = placement[self.local.range]
+        added = None if arrived is None else arrived.pack()
+        order = [own.index(expert) for expert in wanted]
+        self.packed = self.device.experts.rearranged(self.packed, added, order)
+        self.expert_weights.own = wanted
+        self.table.set(placement)
 
     def count(self, ids: Tensor, is_real: Tensor | None) -> None:
         """Adds the routed tokens to `counts`. Rows with ids below 0, or for which `is_real` is False, are

@@ -20,22 +20,29 @@ class GgmlExperts:
     """Weights of all experts of a layer; those of other ranks have no parts."""
 
     def __init__(
-        self, device: Device, first: Ggml, second: Ggml, hidden: int, inner: Shard, local: Shard
+        self,
+        device: Device,
+        first: Ggml,
+        second: Ggml,
+        hidden: int,
+        inner: Shard,
+        num_experts: int,
+        own: tuple[int, ...],
     ) -> None:
-        """`first`: the types of gate and up; `second`: that of down; `local`: the experts of this rank."""
-        self.device, self.local = device, local
-        own = range(local.start, local.start + local.size)
+        """`first`: the types of gate and up; `second`: that of down; `own`: the experts of this rank's
+        places."""
+        self.device, self.own = device, own
         self.weights = [
             _expert(first, second, replicated_shard(hidden), inner)
             if i in own
             else _expert(first, second, replicated_shard(hidden), Shard(inner.full, 0, 0))
-            for i in range(local.full)
+            for i in range(num_experts)
         ]
 
     def pack(self) -> PackedExperts:
         """What the device computes with. Call it once, when all weights are loaded."""
         assert self.device.ggml is not None
-        here = self.weights[self.local.range]
+        here = [self.weights[i] for i in self.own]
         return self.device.ggml.pack_experts(
             [[first.parts["gate"], first.parts["up"]] for first, _ in here],
             [second.parts[""] for _, second in here],
@@ -54,12 +61,13 @@ def ggml_experts(
     formats: tuple[WeightFormat | None, WeightFormat | None],
     hidden: int,
     inner: Shard,
-    local: Shard,
+    num_experts: int,
+    own: tuple[int, ...],
 ) -> GgmlExperts | None:
     """The experts, if the device computes theirs of ggml's types in this dtype; None: the loader dequantizes
     what the file has. `formats`: of gate and up, and of down."""
     first, second = (format.scheme if format is not None else None for format in formats)
-    if not isinstance(first, Ggml) or not isinstance(second, Ggml) or device.ggml is None or not local.size:
+    if not isinstance(first, Ggml) or not isinstance(second, Ggml) or device.ggml is None or not own:
         return None
     types = dict(first.types)
     if types["gate"] != types["up"]:
@@ -71,4 +79,4 @@ def ggml_experts(
     parts = ((types["gate"], inner.size), (down, hidden))
     if not whole or not all(device.ggml.computes((part,), dtype) for part in parts):
         return None
-    return GgmlExperts(device, first, second, hidden, inner, local)
+    return GgmlExperts(device, first, second, hidden, inner, num_experts, own)

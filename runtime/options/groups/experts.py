@@ -6,10 +6,11 @@ from typing import Literal
 from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
+from runtime.messages.experts import Dispatch
 from runtime.options.declare import (
-    Amount,
     Count,
     Derived,
+    Fraction,
     Group,
     Whole,
     on_device,
@@ -80,18 +81,47 @@ class Experts(Group, frozen=True, kw_only=True):
             "in decode steps)."
         ),
     ] = "auto"
-    ep_num_redundant_experts: A[Whole, planned("Copies of busy experts.")] = 0
+    ep_num_redundant_experts: A[
+        Whole,
+        option(
+            "Copies of experts in each layer, besides one of each.",
+            note="see experts.md; on cuda and npu proven by doubles only",
+        ),
+    ] = 0
     ep_dispatch_algorithm: A[
-        Literal["static", "dynamic", "fake"] | None, planned("How tokens choose among copies of an expert.")
+        Dispatch | None,
+        option(
+            "How tokens choose among an expert's copies; static is the default (experts.md).",
+            note="fake spreads tokens over all experts, for measurements: answers are wrong",
+        ),
     ] = None
     init_expert_location: A[
-        str, planned("Where experts lie at start: in order, or by a recorded distribution.")
+        str,
+        option(
+            "Where experts lie at start: trivial (in order), or a file with places or counts (experts.md)."
+        ),
     ] = "trivial"
-    enable_eplb: A[bool, planned("Move experts so that ranks have equal load.")] = False
-    eplb_algorithm: A[str, planned("How this placement is found.")] = "auto"
-    eplb_rebalance_num_iterations: A[Count, planned("Steps between two rebalances.")] = 1000
-    eplb_rebalance_layers_per_chunk: A[Count | None, planned("Layers that move at a time.")] = None
-    eplb_min_rebalancing_utilization_threshold: A[Amount, planned("Balance above which nothing moves.")] = 1.0
+    enable_eplb: A[
+        bool,
+        option(
+            "Move experts between ranks while steps run, so that ranks have equal load.",
+            note="see experts.md; on cuda and npu proven by doubles only",
+        ),
+    ] = False
+    eplb_algorithm: A[
+        str,
+        superseded(
+            "How placements are found.", "there is one way: DeepSeek's, and exchanges behind it (experts.md)."
+        ),
+    ] = "auto"
+    eplb_rebalance_num_iterations: A[Count, option("Steps between two looks at the load.")] = 1000
+    eplb_rebalance_layers_per_chunk: A[
+        Count | None, option("Layers that move between the same two steps; by default all.")
+    ] = None
+    eplb_min_rebalancing_utilization_threshold: A[
+        Fraction,
+        option("Nothing moves while the average rank has this part of the busiest one's tokens, or more."),
+    ] = 1.0
     expert_distribution_recorder_mode: A[
         Literal["stat", "stat_approx", "per_pass", "per_token"] | None,
         option(
@@ -151,6 +181,16 @@ class ExpertsPlan(Experts, frozen=True, kw_only=True):
         """Whether ranks exchange tokens around the experts: then each holds a shard of a step's tokens
         between attention layers, and shared experts whole."""
         return self.moe_a2a_backend != "none"
+
+    @property
+    def has_places(self) -> bool:
+        """Whether experts have copies, move, or lie in another order than that of their numbers."""
+        return (
+            self.enable_eplb
+            or self.ep_num_redundant_experts > 0
+            or self.init_expert_location != "trivial"
+            or self.ep_dispatch_algorithm == "fake"
+        )
 
 
 def moe_runner_backend(device: DeviceFacts) -> Derived:

@@ -92,10 +92,13 @@ def cuda_graph_max_bs(
     disable_cuda_graph: bool,
     counts_on_host: bool,
     decode_backend: str,
+    num_stages: int,
 ) -> Derived:
     """Most sequences of a captured decode step; 0: no graphs."""
     if disable_cuda_graph:
         return Derived(0, "--disable-cuda-graph")
+    if num_stages > 1:
+        return Derived(0, "steps of a pipeline are launched one by one, with exchange between its stages")
     if counts_on_host:
         return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
     if device.graph_max_running == 0:

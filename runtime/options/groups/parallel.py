@@ -42,13 +42,21 @@ class Parallel(Group, frozen=True, kw_only=True):
         planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",)),
     ] = 1
     pipeline_parallel_size: A[
-        Count, planned("Stages of consecutive layers, each on its own ranks.", aliases=("--pp-size", "--pp"))
+        Count,
+        option(
+            "Stages of consecutive layers, each on its own ranks.",
+            note="docs/parallelism.md",
+            aliases=("--pp-size", "--pp"),
+        ),
     ] = 1
     pp_max_micro_batch_size: A[
         Count | None,
-        planned("Most sequences of one micro-batch in the pipeline.", aliases=("--max-micro-batch-size",)),
+        option(
+            "Most sequences of one micro-batch in the pipeline; by default they are shared out evenly.",
+            aliases=("--max-micro-batch-size",),
+        ),
     ] = None
-    pp_async_batch_depth: A[Whole, planned("Micro-batches in flight beyond one for each stage.")] = 0
+    pp_async_batch_depth: A[Whole, option("Micro-batches in flight beyond one for each stage.")] = 0
     data_parallel_size: A[
         Count,
         option(
@@ -153,6 +161,12 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     num_threads: int  # CPU threads of each rank
     standby_ranks: int  # sets of standby ranks
 
+    @property
+    def micro_batches(self) -> int:
+        """Steps of different sequences that keep all stages busy; 1: there is one stage."""
+        stages = self.pipeline_parallel_size
+        return stages + self.pp_async_batch_depth if stages > 1 else 1
+
     def numa_nodes(self, replica: int) -> tuple[int, ...]:
         """The nodes of a replica's ranks, or one for all; empty: any."""
         nodes = self.numa_node or ()
@@ -169,14 +183,14 @@ def load_balance_method() -> Derived:
     return Derived("prefix_aware", "a prompt whose beginning is cached is computed sooner")
 
 
-def num_ranks(tensor_parallel_size: int) -> Derived:
-    """One process for each tensor-parallel shard."""
-    return Derived(tensor_parallel_size, "one process for each part of the model")
+def num_ranks(tensor_parallel_size: int, pipeline_parallel_size: int) -> Derived:
+    """One process for each tensor-parallel shard of each stage."""
+    return Derived(tensor_parallel_size * pipeline_parallel_size, "one process for each part of the model")
 
 
-def num_threads(machine: MachineFacts, tensor_parallel_size: int, data_parallel_size: int) -> Derived:
+def num_threads(machine: MachineFacts, num_ranks: int, data_parallel_size: int) -> Derived:
     """The ranks of all replicas share the cores; one stays with the event loop where there are enough."""
-    ranks = tensor_parallel_size * data_parallel_size
+    ranks = num_ranks * data_parallel_size
     spare = 1 if machine.cores > 2 * ranks else 0
     return Derived(
         max(1, (machine.cores - spare) // ranks),

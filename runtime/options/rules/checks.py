@@ -10,6 +10,7 @@ from runtime.options.rules import (
     lora,
     memory,
     parallel,
+    pipeline,
     serving,
     speculation,
     states,
@@ -31,6 +32,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 PLAN_RULES: tuple[PlanRule, ...] = (
     *graphs.PLAN_RULES,
     *parallel.PLAN_RULES,
+    *pipeline.PLAN_RULES,
     *experts.PLAN_RULES,
     *kernels.PLAN_RULES,
     *lora.PLAN_RULES,

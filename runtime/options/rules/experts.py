@@ -1,6 +1,7 @@
 """Rules on mixture-of-experts models: how experts and tokens are spread over ranks."""
 
 from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import Value
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values
@@ -53,14 +54,53 @@ def records_hold_steps(options: Values) -> str | None:
     return None
 
 
-def balancing_needs_spread_experts(options: Values) -> str | None:
-    """Balancing experts needs experts that are spread over ranks."""
-    if (
-        options["enable_eplb"]
-        and options["expert_parallel_size"] == 1
-        and options["moe_a2a_backend"] == "none"
-    ):
-        return "--enable-eplb has nothing to balance on one rank; give --expert-parallel-size above 1"
+# options of places of experts, and their values without any
+PLACES: tuple[tuple[str, Value], ...] = (
+    ("enable_eplb", False),
+    ("ep_num_redundant_experts", 0),
+    ("init_expert_location", "trivial"),
+    ("ep_dispatch_algorithm", None),
+)
+
+
+def places_need_spread_experts(options: Values) -> str | None:
+    """Experts have places where they are spread over ranks."""
+    given = [name for name, plain in PLACES if options[name] != plain]
+    if given and options["expert_parallel_size"] == 1 and options["moe_a2a_backend"] == "none":
+        flag = "--" + given[0].replace("_", "-")
+        return f"{flag} does nothing without experts spread over ranks; give --expert-parallel-size above 1"
+    return None
+
+
+def placing_needs_files(options: Values) -> str | None:
+    """Weights of experts that move are read from the checkpoint."""
+    if options["enable_eplb"] and options["load_format"] in ("dummy", "sharded_state"):
+        return (
+            f"--enable-eplb reads experts from the checkpoint, and --load-format {options['load_format']} "
+            "has not those of all ranks; leave one of them out"
+        )
+    return None
+
+
+def copies_fit_places(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Groups of ranks have equally many places of experts, and no expert twice."""
+    copies, groups, moe = (
+        plan.experts.ep_num_redundant_experts,
+        plan.experts.expert_parallel_size,
+        model.moe,
+    )
+    if not copies or moe is None:
+        return None
+    if (moe.num_experts + copies) % groups:
+        return (
+            f"--ep-num-redundant-experts {copies} and {moe.num_experts} experts cannot be spread evenly over "
+            f"{groups} groups of ranks; give {copies + groups - (moe.num_experts + copies) % groups}"
+        )
+    if copies > moe.num_experts * (groups - 1):
+        return (
+            f"--ep-num-redundant-experts {copies} are more copies than {groups} groups of ranks can have of "
+            f"{moe.num_experts} experts; give at most {moe.num_experts * (groups - 1)}"
+        )
     return None
 
 
@@ -120,11 +160,11 @@ def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
         model.moe is not None and not model.moe.is_on_all_ranks and device.name != "null"
     ):
         return None
-    flag = (
-        "--expert-distribution-recorder-mode"
-        if plan.experts.expert_distribution_recorder_mode is not None
-        else "--enable-expert-distribution-metrics"
-    )
+    flag = "--enable-expert-distribution-metrics"
+    if plan.experts.expert_distribution_recorder_mode is not None:
+        flag = "--expert-distribution-recorder-mode"
+    elif plan.experts.enable_eplb:
+        flag = "--enable-eplb"
     what = "this model" if model.moe is None or model.moe.is_on_all_ranks else "the null device"
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
@@ -139,11 +179,17 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
     return None
 
 
-OPTION_RULES: tuple[OptionRule, ...] = (experts_fit_ranks, records_hold_steps, balancing_needs_spread_experts)
+OPTION_RULES: tuple[OptionRule, ...] = (
+    experts_fit_ranks,
+    records_hold_steps,
+    places_need_spread_experts,
+    placing_needs_files,
+)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     experts_divide,
     all_to_all_has_experts,
+    copies_fit_places,
     counts_have_experts,
     shared_experts_have_others,
 )

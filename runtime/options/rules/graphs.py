@@ -30,6 +30,11 @@ def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
             f"{plan.kernels.decode_attention_backend} are not captured; "
             "take --decode-attention-backend triton, or leave out what says how"
         )
+    if plan.parallel.pipeline_parallel_size > 1:
+        return (
+            f"{' and '.join(given)}: the exchange between stages of --pipeline-parallel-size is in no graph; "
+            "leave one out"
+        )
     if plan.experts.uses_all_to_all and plan.experts.deepep_mode == "normal":
         return (
             f"{' and '.join(given)}: no graph can hold the exchange of --deepep-mode normal; take auto or "

@@ -111,7 +111,7 @@ def transformers_models_are_plain(plan: Plan, model: ModelFacts, device: DeviceF
     if model.transformers_json is None:
         return None
     given = {
-        "--tp-size": plan.parallel.num_ranks > 1,
+        "--tp-size": plan.parallel.tensor_parallel_size > 1,
         "--quantization": plan.precision.quantization is not None,
         "--enable-lora": plan.lora.enable_lora,
         "--enable-fp32-lm-head": plan.precision.enable_fp32_lm_head,

@@ -50,6 +50,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("enable_weights_cpu_backup", ("enable_memory_saver",)),
     ("offload_num_in_group", ("offload_group_size",)),
     ("modelopt_quant", ("quantize_and_serve",)),
+    ("pp_", ("pipeline_parallel_size",)),
     ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 
@@ -68,6 +69,10 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("encoder_only", "disaggregation_mode"),
     ("dllm_algorithm", "enable_lora"),
     ("cpu_offload_gb", "offload_group_size"),
+    ("enable_eplb", "cpu_offload_gb"),
+    ("enable_eplb", "offload_group_size"),
+    ("enable_eplb", "enable_weights_cpu_backup"),
+    ("enable_eplb", "delete_ckpt_after_loading"),
     ("torchao_config", "quantization"),
     ("torchao_config", "quantize_and_serve"),
     ("enable_weights_cpu_backup", "cpu_offload_gb"),

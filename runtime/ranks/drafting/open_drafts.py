@@ -47,7 +47,8 @@ class DraftLoader:
     ) -> None:
         """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
         model that does not go with the target, or that the device does not compute."""
-        self.device = replace(device, layer_devices={}, kept_weights=None, all_to_all=None)
+        alone = replace(device, layer_devices={}, kept_weights=None)
+        self.device = replace(alone, all_to_all=None, expert_places=None)
         self.target = config
         self.speculation = speculation
         self.dtype = dtype

@@ -38,7 +38,7 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--nnodes 1 --node-rank 0 --pp-size 1", "--model-path /m", "it is what happens anyway"),
+    (SGLANG + "--nnodes 1 --node-rank 0 --attn-cp-size 1", "--model-path /m", "it is what happens anyway"),
     (SGLANG + "--nnodes 2", "--model-path /m --nnodes 2", "this version refuses --nnodes: --only-working"),
     (SGLANG + "--quantization qoq", "--model-path /m --quantization qoq", "qoq is not here yet"),
     (SGLANG + "--json-model-override-args {", "--model-path /m", "is left out: serve takes json"),

@@ -95,7 +95,16 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "holds no step",
         {"expert_distribution_recorder_buffer_size": -1, "expert_distribution_recorder_mode": "stat"},
     ),
-    ({"enable_eplb": True}, "nothing to balance", {"expert_parallel_size": 2, "tensor_parallel_size": 2}),
+    (
+        {"enable_eplb": True},
+        "does nothing without experts spread over ranks",
+        {"expert_parallel_size": 2, "tensor_parallel_size": 2},
+    ),
+    (
+        {"enable_eplb": True, "expert_parallel_size": 2, "tensor_parallel_size": 2, "load_format": "dummy"},
+        "has not those of all ranks",
+        {"load_format": "safetensors"},
+    ),
     (
         {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 2},
         "are chosen together",

@@ -1,0 +1,50 @@
+"""Rules on pipelines: what goes with several stages of layers."""
+
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import PlanRule
+
+
+def stages_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Each stage has a layer."""
+    stages, layers = plan.parallel.pipeline_parallel_size, len(model.windows)
+    if stages > max(layers, 1) and device.name != "null":
+        return (
+            f"--pipeline-parallel-size {stages} is more than the model's {layers} layers; give each stage "
+            "one at least"
+        )
+    return None
+
+
+def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What needs all layers on one rank, or another order of the exchange than hidden states forward."""
+    if plan.parallel.pipeline_parallel_size == 1:
+        return None
+    speculation = plan.speculation.in_force
+    reasons = {
+        "a draft model (--speculative-algorithm) needs the hidden states and the head of the last stage "
+        "before the first one begins; take NGRAM": speculation is not None and speculation.is_own,
+        "layers that read the keys and values of an earlier one may be in another stage": bool(
+            model.kv_sources
+        ),
+        "texts that are seen as a whole are computed without pages, in one step": model.pooling is not None
+        and model.pooling.is_whole,
+        "transformers' own code computes the model as a whole (--model-impl)": model.transformers_json
+        is not None,
+        "--cpu-offload-gb and --offload-group-size count the layers of the whole model": plan.memory.offload
+        is not None,
+        "expert counts, and experts with places of their own (--expert-distribution-recorder-mode, "
+        "--enable-expert-distribution-metrics, --enable-eplb and its like), are those of all layers "
+        "together": plan.expert_steps is not None or plan.experts.has_places,
+        "--enable-piecewise-cuda-graph captures no exchange between stages": (
+            plan.graphs.enable_piecewise_cuda_graph
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--pipeline-parallel-size above 1 is not possible: {reason}; leave one out"
+    return None
+
+
+PLAN_RULES: tuple[PlanRule, ...] = (stages_have_layers, stages_compute_all)

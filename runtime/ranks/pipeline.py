@@ -1,0 +1,145 @@
+"""A rank in one stage of a pipeline (messages/stages.py), between the stages before and behind it.
+
+    plan ──► every stage                                                ┌── result ──► event loop
+             first ── hidden states ──►  ...  ── hidden states ──►  last, which samples
+               ▲                                                        │
+               └──────────────────────────── tokens ────────────────────┘
+
+All stages get all plans and have the same slots, page tables and lengths, and pages of their own layers. A
+stage goes on to the next step when it has sent its hidden states: so stages compute different steps at a
+time, if the scheduler plans steps of different sequences (scheduling/micro_batches.py). The tokens of a step
+are due then. They are received before the next step that computes a slot of theirs: the first stage embeds
+them; those in the middle need them only to know which drafts are accepted.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.stages import StageLinks
+from runtime.messages.ranks import StartRank
+from runtime.messages.stages import Stage
+from runtime.messages.steps import StepPlan
+from runtime.models.config.model_config import ModelConfig
+from runtime.ranks.sample_rows import SampleRows
+
+# StepEffects.take
+Take = Callable[[StepPlan, np.ndarray, SampleRows, Tensor], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A step that was launched, whose tokens have not come."""
+
+    plan: StepPlan
+    starts: np.ndarray  # int64 [R]: lengths of the rows' slots before the step
+    rows: SampleRows
+    # moving the slots on copies within the cache, and pages may change hands with the next step
+    is_urgent: bool
+
+
+class PipelineStage:
+    """What one rank exchanges with the other stages."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        links: StageLinks,
+        hidden_size: int,
+        dtype: torch.dtype,
+        torch_device: torch.device,
+        in_flight: int,
+    ) -> None:
+        """`dtype`: of the hidden states between stages; `in_flight`: steps, at most."""
+        self.stage = stage
+        self.links = links
+        self.hidden_size = hidden_size
+        self.dtype = dtype
+        self.torch_device = torch_device
+        self.in_flight = in_flight
+        self.due: deque[Due] = deque()
+
+    def settle(self, plan: StepPlan, take: Take) -> None:
+        """Receives the tokens that must be known before `plan`: those of its slots, of those that other
+        sequences take, and of steps so long ago that they have been sampled in any case."""
+        wanted = {*plan.slots.tolist(), *(admit.slot for admit in plan.admits)}
+        count = len(self.due) - self.in_flight
+        for index, due in enumerate(self.due):
+            if due.is_urgent or not wanted.isdisjoint(due.rows.slots.tolist()):
+                count = index + 1
+        for _ in range(count):
+            self._receive(take)
+
+    def settle_all(self, take: Take) -> None:
+        """Receives all tokens that are due."""
+        while self.due:
+            self._receive(take)
+
+    def _receive(self, take: Take) -> None:
+        due = self.due.popleft()
+        take(due.plan, due.starts, due.rows, self.links.receive_tokens(len(due.rows.places)))
+
+    def given(self, batch: ForwardBatch) -> ForwardBatch:
+        """The batch, behind the first stage with the hidden states of the stage before in place of
+        embeddings."""
+        if self.stage.is_first:
+            return batch
+        count = len(batch.token_ids)
+        hidden = self.links.receive_hidden((count, self.hidden_size), self.dtype)
+        places = torch.arange(count, device=self.torch_device)
+        return replace(batch, token_ids=torch.zeros_like(places), embeds=(places, hidden))
+
+    def pass_on(
+        self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, *, is_urgent: bool
+    ) -> None:
+        """Sends hidden states [T, hidden] to the next stage. `rows`: where the last stage samples;
+        `is_urgent`: accepted drafts are copied within the cache or move states on."""
+        self.links.send_hidden(hidden.to(self.dtype))
+        if self._wants(self.stage.index, rows):
+            self.due.append(Due(plan, starts, rows, is_urgent and rows.drafts is not None))
+
+    def return_tokens(self, rows: SampleRows, tokens: Tensor) -> None:
+        """Sends what the last stage has sampled, int64 [N], to the stages that need it."""
+        for index in range(self.stage.index):
+            if self._wants(index, rows):
+                self.links.send_tokens(tokens, index)
+
+    def relay(self) -> None:
+        """Passes on that the stages before have done what a plan without rows says; waits for them."""
+        if not self.stage.is_first:
+            self.links.receive_hidden((1, 1), self.dtype)
+        if not self.stage.is_last:
+            self.links.send_hidden(torch.zeros(1, 1, dtype=self.dtype, device=self.torch_device))
+
+    @staticmethod
+    def _wants(index: int, rows: SampleRows) -> bool:
+        """Whether a stage needs the tokens of a step that samples at `rows`."""
+        return len(rows.rows) > 0 and (index == 0 or rows.drafts is not None)
+
+
+def of_stage(config: ModelConfig, stage: Stage) -> ModelConfig:
+    """The config of which memory for sequences is planned: with the recurrent layers of this stage only."""
+    if config.recurrent is None or stage.count == 1:
+        return config
+    own = stage.layers(config.num_layers)
+    kinds = config.recurrent.kinds[own.start : own.stop]
+    return structs.replace(config, recurrent=structs.replace(config.recurrent, kinds=kinds))
+
+
+def open_pipeline(
+    device: Device, start: StartRank, config: ModelConfig, dtype: torch.dtype
+) -> PipelineStage | None:
+    """What this rank exchanges with other stages; None: there is one stage. Programs keep residuals in
+    float32."""
+    if device.links is None:
+        return None
+    hidden = dtype if device.programs is None else torch.float32
+    return PipelineStage(
+        device.stage, device.links, config.hidden_size, hidden, device.torch_device, start.steps_in_flight
+    )

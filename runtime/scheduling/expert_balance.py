@@ -1,0 +1,120 @@
+"""Which experts lie where, so that groups of ranks compute equally many tokens.
+
+As DeepSeek's expert parallelism load balancer (EPLB, 2025): busy experts get copies, one after the other for
+the expert whose copies have most to do; then copies go to groups, the busiest first, each to the group that
+has least to do so far. Beyond it, pairs of copies are exchanged while that makes the busiest group less busy,
+and groups and places are chosen so that few weights have to move.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.messages.experts import Placement
+
+MAX_EXCHANGES = 256  # of copies in one layer, to make the busiest group less busy
+LEAST_GAIN = 1e-4  # of the busiest group's tokens, for which one is made
+
+
+def group_loads(load: np.ndarray, placement: Placement, num_groups: int) -> np.ndarray:
+    """Tokens of each group of ranks, float64 [groups], where the copies of an expert have equal parts of its
+    tokens. `load`: tokens of each expert."""
+    places = np.asarray(placement)
+    shares = load / np.bincount(places, minlength=len(load))
+    found: np.ndarray = shares[places].reshape(num_groups, -1).sum(1)
+    return found
+
+
+def utilization(load: np.ndarray, placement: Placement, num_groups: int) -> float:
+    """Tokens of the average group by those of the busiest: 1 where all have the same, or none has any."""
+    loads = group_loads(load, placement, num_groups)
+    return float(loads.mean() / loads.max()) if loads.any() else 1.0
+
+
+def balanced(load: np.ndarray, before: Placement, num_groups: int) -> Placement:
+    """A placement for experts with this many tokens each, in as many places as `before`, whose experts stay
+    where they are as far as that does no harm."""
+    groups, loads = packed(load, copies(load, len(before), num_groups), num_groups)
+    anew = exchanged(groups, loads)
+    shares = load / np.bincount(before, minlength=len(load))
+    old = np.asarray(before).reshape(num_groups, -1)
+    mended = exchanged(old.copy(), shares[old])
+    is_as_even = shares[mended].sum(1).max() <= loads.sum(1).max()
+    return in_place((mended if is_as_even else anew).tolist(), before)
+
+
+def copies(load: np.ndarray, num_places: int, num_groups: int) -> np.ndarray:
+    """Copies of each expert, int64 [experts], at most one for each group unless places would stay empty."""
+    counts = np.ones(len(load), np.int64)
+    for _ in range(num_places - len(load)):
+        can_have_more = counts < num_groups if (counts < num_groups).any() else counts > 0
+        counts[np.where(can_have_more, load / counts, -1.0).argmax()] += 1
+    return counts
+
+
+def packed(load: np.ndarray, counts: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """The experts of each group, int64 [groups, places of a group], and the tokens of each of these copies,
+    float64 of the same shape."""
+    size = int(counts.sum()) // num_groups
+    groups = np.full((num_groups, size), -1, np.int64)
+    loads = np.zeros((num_groups, size))
+    filled, totals = np.zeros(num_groups, np.int64), np.zeros(num_groups)
+    shares = load / counts
+    for expert in np.argsort(-shares, kind="stable"):
+        for _ in range(counts[expert]):
+            has_it = (groups == expert).any(1)
+            group = np.lexsort((totals, has_it, filled == size))[0]  # the last key counts first
+            groups[group, filled[group]], loads[group, filled[group]] = expert, shares[expert]
+            filled[group] += 1
+            totals[group] += shares[expert]
+    return groups, loads
+
+
+def exchanged(groups: np.ndarray, loads: np.ndarray) -> np.ndarray:
+    """The groups after exchanges between the busiest one and others that make it less busy, without making
+    the other as busy. Changes its arguments."""
+    for _ in range(MAX_EXCHANGES):
+        totals = loads.sum(1)
+        busiest = int(totals.argmax())
+        less = loads[busiest][None, :, None] - loads[:, None, :]  # [groups, its places, the other's places]
+        gains = np.minimum(less, (totals[busiest] - totals)[:, None, None] - less)
+        has_mine = (groups[:, None, :] == groups[busiest][None, :, None]).any(2)  # [groups, its places]
+        has_theirs = np.isin(groups, groups[busiest])  # [groups, the other's places]
+        gains[has_mine[:, :, None] | has_theirs[:, None, :]] = 0
+        other, i, j = np.unravel_index(int(gains.argmax()), gains.shape)
+        if gains[other, i, j] <= LEAST_GAIN * totals[busiest]:
+            break
+        for part in (groups, loads):
+            part[busiest, i], part[other, j] = part[other, j], part[busiest, i]
+    return groups
+
+
+def in_place(groups: Sequence[Sequence[int]], before: Placement) -> Placement:
+    """The same groups in an order, and their experts at places, in which many are where they were."""
+    size = len(before) // len(groups)
+    old = [before[i * size : (i + 1) * size] for i in range(len(groups))]
+    common = {
+        (i, k): (Counter(group) & Counter(places)).total()
+        for i, group in enumerate(groups)
+        for k, places in enumerate(old)
+    }
+    found: dict[int, tuple[int, ...]] = {}
+    left = set(range(len(groups)))
+    for i, k in sorted(common, key=lambda pair: (-common[pair], pair)):
+        if i in left and k not in found:
+            left.remove(i)
+            found[k] = _stay(groups[i], old[k])
+    return tuple(expert for k in range(len(groups)) for expert in found[k])
+
+
+def _stay(group: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+    """A group's experts at places: those that it had are where they were, others where there is room."""
+    coming = Counter(group)
+    kept: list[int | None] = []
+    for expert in places:
+        stays = coming[expert] > 0
+        coming[expert] -= stays
+        kept.append(expert if stays else None)
+    new = coming.elements()
+    return tuple(next(new) if expert is None else expert for expert in kept)

@@ -1,0 +1,104 @@
+"""All stages of a pipeline in one process, one after another: links are queues."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.devices.cpu import device as cpu
+from runtime.devices.executor import Pending
+from runtime.devices.progress import without_progress
+from runtime.messages.ranks import RankReady, StartRank
+from runtime.messages.stages import Stage
+from runtime.messages.steps import StepPlan
+from runtime.ranks.start import start_torch_rank
+from runtime.ranks.torch_executor import TorchExecutor
+from tests.devices.drive import start_rank
+
+
+@dataclass
+class Wires:
+    """What has been sent and not received."""
+
+    hidden: list[deque[Tensor]]  # to each stage
+    tokens: list[deque[Tensor]]
+    sent: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)  # kind, to whom, and shape
+
+    @property
+    def is_empty(self) -> bool:
+        return not any([*self.hidden, *self.tokens])
+
+
+class ListLinks:
+    """StageLinks of one stage."""
+
+    def __init__(self, wires: Wires, stage: int) -> None:
+        self.wires = wires
+        self.stage = stage
+
+    def send_hidden(self, hidden: Tensor) -> None:
+        self.wires.sent.append(("hidden", self.stage + 1, tuple(hidden.shape)))
+        self.wires.hidden[self.stage + 1].append(hidden)
+
+    def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        hidden = self.wires.hidden[self.stage].popleft()
+        assert hidden.shape == shape and hidden.dtype == dtype
+        return hidden
+
+    def send_tokens(self, tokens: Tensor, stage: int) -> None:
+        self.wires.sent.append(("tokens", stage, tuple(tokens.shape)))
+        self.wires.tokens[stage].append(tokens)
+
+    def receive_tokens(self, count: int) -> Tensor:
+        tokens = self.wires.tokens[self.stage].popleft()
+        assert tokens.shape == (count,) and tokens.dtype == torch.int64
+        return tokens
+
+
+class StagedExecutor:
+    """An Executor of a whole pipeline."""
+
+    def __init__(self, stages: list[TorchExecutor], wires: Wires) -> None:
+        self.stages = stages
+        self.wires = wires
+        counts = [stage.ready for stage in stages]
+        self.ready: RankReady = structs.replace(
+            counts[-1],
+            **{
+                name: min(getattr(ready, name) for ready in counts)
+                for name in ("num_pages", "num_window_pages", "num_state_slots", "num_host_pages")
+            },
+        )
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Launches a step on all stages; the result is the last one's."""
+        *before, last = [stage.launch(plan) for stage in self.stages]
+        assert all(step.result() is None for step in before), "one stage reports"
+        return last
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
+
+
+def start_stages(folder: Path, count: int, **options: Any) -> StagedExecutor:
+    """The stages of a pipeline over a checkpoint, on the cpu."""
+    message = start_rank(folder, pp_size=count, **options)
+    wires = Wires([deque() for _ in range(count)], [deque() for _ in range(count)])
+
+    def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+        alone = cpu.open_device(structs.replace(start, pp_size=1), 0, dtype)
+        return replace(alone, stage=Stage(rank, count), links=ListLinks(wires, rank))
+
+    return StagedExecutor(
+        [
+            TorchExecutor(start_torch_rank(rank, message, without_progress, open_device, cpu.FACTS))
+            for rank in range(count)
+        ],
+        wires,
+    )

@@ -1,0 +1,117 @@
+"""Pipelines over gloo: every answer is that of transformers, whatever happens to a rank."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from runtime import Engine
+from runtime.errors import OptionsError
+from tests.e2e.conftest import Generate
+from tests.metrics.read import sample
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 24
+PROMPTS = [list(range(5, 17)), [3, 1, 4, 1, 5], list(range(40, 70)), [7] * 9, [1, 2, 3] * 4, [200, 100]]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 96,
+    "page_size": 4,
+    "random_seed": 1,
+    "max_running_requests": 6,
+    "standby_ranks": 0,
+}
+
+
+async def answers(engine: Engine) -> list[list[int]]:
+    """Tokens of all prompts, asked for at once."""
+    found: list[list[int]] = [[] for _ in PROMPTS]
+
+    async def ask(i: int) -> None:
+        answer = await engine.generate(PROMPTS[i], temperature=0, ignore_eos=True, max_new_tokens=COUNT)
+        found[i] = answer.token_ids
+
+    async with anyio.create_task_group() as tasks:
+        for i in range(len(PROMPTS)):
+            tasks.start_soon(ask, i)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"pipeline_parallel_size": 2}),
+        ("qwen3_moe", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "chunked_prefill_size": 7}),
+        ("deepseek_v3", {"pipeline_parallel_size": 2, "disable_overlap_schedule": True}),
+        ("jamba", {"pipeline_parallel_size": 4, "pp_async_batch_depth": 1, "pp_max_micro_batch_size": 1}),
+        ("llama", {"pipeline_parallel_size": 2, "speculative_algorithm": "NGRAM"}),
+    ],
+    ids=str,
+)
+async def test_answers_are_those_of_transformers(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(family, tmp_path, **({} if family == "jamba" else {"num_hidden_layers": 4}))
+    reference = Reference(folder)
+    async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
+        assert await answers(engine) == [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+        load = engine.load()
+        assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
+
+
+async def test_a_stage_that_is_killed_changes_no_answer(
+    checkpoint: Callable[[str], Path], reference: Generate
+) -> None:
+    expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
+    options = OPTIONS | {"pipeline_parallel_size": 2}
+    async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
+        for victim in (0, 1):
+            async with anyio.create_task_group() as tasks:
+                found: list[list[list[int]]] = []
+
+                async def ask(found: list[list[list[int]]] = found) -> None:
+                    found.append(await answers(engine))
+
+                tasks.start_soon(ask)
+                while engine.load().running < len(PROMPTS):
+                    await anyio.sleep(0.001)
+                os.kill(engine._core.replicas[0].supervisor.ranks.pids[victim], signal.SIGKILL)
+            assert found == [expected]
+        assert sample(engine.metrics(), "runtime_rank_restarts_total") == 2
+
+
+async def test_host_pages_of_all_stages(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """A cache too small for what comes back."""
+    prompts = [[i, *range(10 + i, 50 + i)] for i in range(8)]
+    options = OPTIONS | {
+        "pipeline_parallel_size": 2,
+        "context_length": 64,
+        "max_total_tokens": 128,
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": 8.0,
+    }
+    async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
+        for _ in range(2):
+            for prompt in prompts:
+                answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=6)
+                assert answer.token_ids == reference("llama", prompt, 6)
+        assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") > 0
+
+
+async def test_what_needs_all_layers_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    for options, why in (
+        ({"pipeline_parallel_size": 9}, "more than the model's"),
+        ({"pipeline_parallel_size": 2, "cpu_offload_gb": 1}, "count the layers of the whole model"),
+        ({"pp_async_batch_depth": 1}, "--pp-async-batch-depth"),
+    ):
+        with pytest.raises(OptionsError, match=why):
+            async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | options)):
+                pass
