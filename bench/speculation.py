@@ -147,6 +147,7 @@ class Turn(Struct):
     seconds: float
     cpu_s: float  # of this process and of the ranks
     steps: int
+    drafts: int  # tokens
 
 
 async def answers(
@@ -160,12 +161,16 @@ async def answers(
         ranks = [process_usage(pid) for pid in replica.supervisor.ranks.pids]
         return time.process_time() + sum(usage[1] for usage in ranks if usage is not None)
 
-    before, cpu, begin = replica.num_steps, used(), time.perf_counter()
+    totals = replica.scheduler.totals
+    before, drafts = replica.num_steps, totals.drafted_tokens
+    cpu, begin = used(), time.perf_counter()
     params = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
     async with anyio.create_task_group() as tasks:
         for prompt in prompts:
             tasks.start_soon(partial(engine.generate, prompt, **params))
-    return Turn(time.perf_counter() - begin, used() - cpu, replica.num_steps - before)
+    return Turn(
+        time.perf_counter() - begin, used() - cpu, replica.num_steps - before, totals.drafted_tokens - drafts
+    )
 
 
 async def compare(engines: list[Engine], turns: list[list[str]], tokens: int) -> dict[str, float]:

@@ -57,6 +57,7 @@ async def compared(engines: list[Engine], device: str, batch: int, rounds: int) 
         for index in (0, 1) if number % 2 else (1, 0):
             measured[index].append(await turn(engines[index], device, prompts, number))
     plain, drafted = (turns[1:] for turns in measured)
+    drafts = sum(one.drafts for one in drafted)
     tokens = batch * (LETTERS if device == "null" else POCKET_TOKENS)
     pairs = list(zip(plain, drafted, strict=True))
     return {
@@ -66,6 +67,7 @@ async def compared(engines: list[Engine], device: str, batch: int, rounds: int) 
         "cpu_times_median": round(median([two.cpu_s / one.cpu_s for one, two in pairs]), 3),
         "steps": sum(one.steps for one in plain),
         "steps_ngram": sum(one.steps for one in drafted),
+        "drafts_per_token": round(drafts / (tokens * rounds), 3),
     }
 
 
