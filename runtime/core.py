@@ -21,6 +21,7 @@ from runtime import __version__, log
 from runtime.actors.channels import Channel
 from runtime.actors.dispatcher import Dispatcher
 from runtime.actors.early_ranks import begin_loading
+from runtime.actors.nodes import open_nodes
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replicas import Replicas
@@ -34,7 +35,7 @@ from runtime.admin.memory_saver import MemorySaver
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.start_progress import StartProgress
 from runtime.admin.status import Status
-from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable
+from runtime.errors import RankDied, RuntimeFault, StartError, Unavailable, first_fault
 from runtime.hub.download import fetch_weights
 from runtime.json_value import Fields
 from runtime.messages.requests import GenerateRequest, Sink
@@ -81,12 +82,13 @@ class Core:
         )
         cards = {} if self.adapters is None else self.adapters.cards
         self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
-        self._logs = logs = RequestLogs(plan, metrics)
+        self._logs, self._nodes = logs, nodes = RequestLogs(plan, metrics), open_nodes(plan)
         self.replicas = Replicas(
             plan,
             self.model,
             dispatcher=dispatcher,
             processes=processes,
+            nodes=nodes,
             outbox=step_tokens,
             metrics=metrics,
             adapters=None if self.adapters is None else self.adapters.setup,
@@ -131,10 +133,9 @@ class Core:
                 with log_long_collections(self.plan.logs.gc_warning_threshold_secs):
                     await self._serve()
             except BaseExceptionGroup as group:
-                fault, rest = group.split(RuntimeFault)
-                if rest is not None or fault is None:
+                if (fault := first_fault(group)) is None:
                     raise
-                raise _first(fault) from None
+                raise fault from None
         except RuntimeFault as fault:
             self._fail(fault)
         finally:
@@ -144,6 +145,8 @@ class Core:
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
+                if self._nodes is not None:
+                    self._nodes.close(is_failure=self.failure is not None)
                 await anyio.to_thread.run_sync(self._logs.close, self.deadline.remaining_s())
             self._text.close()
 
@@ -181,6 +184,8 @@ class Core:
             if (notice := loading_notice(self.plan, self.model)) is not None:
                 log.get("start").info(notice)
             await check_model(self.plan, self._progress)
+            if self._nodes is not None:
+                await tasks.start(self._nodes.run, self.plan)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
@@ -310,8 +315,3 @@ async def check_model(plan: Plan, progress: StartProgress) -> None:
         )
         log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
         progress.end()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

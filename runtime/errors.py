@@ -21,6 +21,8 @@
     │   ├── StorageUnavailable 503 the disk of stored objects fails; try again when it is repaired
     │   └── StorageFull      507   the disk or the quota of stored objects is full; make room
     ├── RingError                  a ring record that cannot be written or read
+    ├── LinkError                  bytes from another node that no node of this runtime sends
+    ├── NodeGone                   another node was away for longer than --dist-timeout; exit code 1
     └── RankDied                   a rank process ended while it was needed
 
 Messages are safe to show to a client: they never hold a secret, a path of this machine or a stack.
@@ -171,26 +173,54 @@ class RingError(RuntimeFault):
     """A ring record that is too large, of another generation, or out of sequence."""
 
 
+class LinkError(RuntimeFault):
+    """Bytes from another node that no node with the same secret and version sends."""
+
+
+class NodeGone(RuntimeFault):
+    """Another node was away for longer than --dist-timeout."""
+
+
 class RankDied(RuntimeFault):
     """A rank process ended while it was needed. `rank` and `exit_code` say which and how."""
 
     def __init__(
-        self, rank: int, exit_code: int | None, reason: str = "", *, is_for_memory: bool = False
+        self,
+        rank: int,
+        exit_code: int | None,
+        reason: str = "",
+        *,
+        is_for_memory: bool = False,
+        is_with_node: bool = False,
     ) -> None:
-        """`is_for_memory`: the kernel killed it because memory was used up."""
+        """`is_for_memory`: the kernel killed it because memory was used up; `is_with_node`: its node is gone
+        or could not start it."""
         super().__init__(f"rank {rank} ended with exit code {exit_code}" + (f": {reason}" if reason else ""))
         self.rank = rank
         self.exit_code = exit_code
         self.reason = reason
         self.is_for_memory = is_for_memory
+        self.is_with_node = is_with_node
 
     @property
     def is_kill(self) -> bool:
         """Whether the process was ended from outside: by a signal that no process raises by its own mistake,
-        for no known reason or for want of memory."""
-        if self.is_for_memory:
+        for no known reason or for want of memory; or with its node."""
+        if self.is_for_memory or self.is_with_node:
             return True
         return not self.reason and self.exit_code is not None and -self.exit_code in KILL_SIGNALS
+
+
+def first_fault(group: BaseExceptionGroup[BaseException]) -> RuntimeFault | None:
+    """The first error of the runtime in a group that has no others; None: it has."""
+    faults, rest = group.split(RuntimeFault)
+    if faults is None or rest is not None:
+        return None
+    error: BaseException = faults
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RuntimeFault), "split by its class"
+    return error
 
 
 def install_line(extra: str) -> str:

@@ -26,6 +26,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
 from runtime.options.groups.model import THREAD_SETTINGS
@@ -73,8 +74,9 @@ def start_rank(
         rendezvous="",
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
-        environment=plan.ascend.rank_environment,
+        environment=node_environment(plan.parallel) | plan.ascend.rank_environment,
         numa_nodes=plan.parallel.numa_nodes(replica),
+        num_nodes=plan.parallel.nnodes,
         num_replicas=plan.parallel.data_parallel_size,
         first_device=replica * plan.parallel.num_ranks,
         window_ratio=plan.memory.window_ratio,

@@ -24,6 +24,8 @@ from runtime.models.config.checksums import read_list
 from runtime.models.config.draft_check import check_draft_model
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import check_weight_files
+from runtime.nodes.addresses import parse_address
+from runtime.nodes.secret import read_secret
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
@@ -46,15 +48,8 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     """Reads the model's configuration, tokenizer, templates and the headers of its weights, and checks what
     else the options name. `begin` is called before the tokenizer is read, which takes longest: the rest was
     checked then. Raises StartError (ModelError, OptionsError) for what cannot be served."""
-    model = model_config(plan)
     warmups = warmup.parse(plan.http.warmups)
-    check_weights(plan)
-    check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
-    cache_scales(plan, model)
-    places_at_start(plan.experts, model.moe)
-    check_offload(plan, model)
-    check_host_tier(plan, model)
-    check_machine(plan)
+    model = prepare_ranks(plan)
     check_folders(plan)
     check_classes(plan)
     check_grammars(plan)
@@ -64,6 +59,27 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
         begin(model)
     text = open_text(plan, model)
     return Prepared(model, text, model_card(plan, model, text.formats), warmups)
+
+
+def prepare_ranks(plan: Plan) -> ModelConfig:
+    """Reads and checks what the ranks of this node need, whichever node it is. Raises StartError."""
+    model = model_config(plan)
+    check_weights(plan)
+    check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
+    cache_scales(plan, model)
+    places_at_start(plan.experts, model.moe)
+    check_offload(plan, model)
+    check_host_tier(plan, model)
+    check_machine(plan)
+    check_nodes(plan)
+    return model
+
+
+def check_nodes(plan: Plan) -> None:
+    """Several nodes have an address, and a secret. Raises StartError."""
+    if plan.parallel.nnodes > 1:
+        parse_address(plan.parallel.dist_init_addr or "")
+        read_secret(plan.parallel.dist_secret_file)
 
 
 def check_weights(plan: Plan) -> None:

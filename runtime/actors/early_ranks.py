@@ -16,9 +16,9 @@ from runtime.options.plan import Plan
 
 
 def open_early(plan: Plan) -> RankProcesses | None:
-    """Starts the processes of the first ranks; None where they need descriptors that are opened later.
-    Raises SpawnError."""
-    if plan.tiers.enable_hierarchical_cache:
+    """Starts the processes of the first ranks; None where they need descriptors that are opened later, or
+    other nodes. Raises SpawnError."""
+    if plan.tiers.enable_hierarchical_cache or plan.parallel.nnodes > 1:
         return None
     raise_open_files()
     parallel = plan.parallel

@@ -1,15 +1,14 @@
-"""One rank process: how it is started, and the messages that it sends."""
+"""One rank: how its process is started, and the messages that it sends."""
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from runtime.actors import child_environment
 from runtime.actors.rank_replies import RankReplies
-from runtime.errors import RankDied, RingError
-from runtime.messages.codec import Wire
+from runtime.errors import RankDied, RingError, RuntimeFault
+from runtime.messages.codec import Bytes, Wire
 from runtime.messages.experts import ExpertsPlaced
 from runtime.messages.lora import AdapterLoaded
 from runtime.messages.memory import MemoryReport
@@ -49,16 +48,35 @@ class Replies:
         self.memory_reports.end()
 
 
-class RankProcess:
+class Process(Protocol):
+    """What is needed of a process, on this node or another: as subprocess.Popen has it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """The exit code; None: it lives."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end. -> exit code"""
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """Sends it a signal, unless it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Sends it SIGKILL, unless it has ended."""
+        ...
+
+
+class Rank:
     """One rank: its process, and the messages that it has sent about itself."""
 
-    def __init__(
-        self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader, replies: Replies
-    ) -> None:
+    def __init__(self, index: int, process: Process, replies: Replies) -> None:
         self.index = index
         self.process = process
-        self.pidfd = pidfd
-        self.reader = reader
         self.progress: list[LoadProgress] = []
         self.is_standing_by = False
         self.ready: RankReady | None = None
@@ -67,41 +85,37 @@ class RankProcess:
         self._replies = replies
         self._wire = Wire[FromRank](FromRank)
 
-    def receive(self) -> list[StepResult]:
-        """Takes all messages that the rank has sent: keeps those about itself. -> results of steps"""
+    def take(self, body: Bytes) -> StepResult | None:
+        """Takes a message that the rank has sent, and keeps it. -> the result of a step instead. Raises
+        RingError."""
         replies = self._replies
-        results: list[StepResult] = []
-        try:
-            while (body := self.reader.read_nowait()) is not None:
-                match self._wire.decode(body):
-                    case StepResult() as result:
-                        results.append(result)
-                    case Captured() as captured:
-                        replies.captured.append(captured)
-                    case AdapterLoaded() as loaded:
-                        replies.adapters.add(loaded)
-                    case ExpertsPlaced() as placed:
-                        replies.placed.add(placed)
-                    case GrammarPrepared() as prepared:
-                        replies.grammars.add(prepared)
-                    case ExpertCounts() as counts:
-                        replies.counts.add(counts)
-                    case MemoryReport() as report:
-                        replies.memory_reports.add(report)
-                    case StandingBy():
-                        self.is_standing_by = True
-                    case LoadProgress() as progress:
-                        self.progress.append(progress)
-                    case RankReady() as ready:
-                        self.ready = ready
-                    case RankFailed() as failed:
-                        self.failed = failed
-        except RingError as error:
-            self.give_up(error)
-        return results
+        match self._wire.decode(body):
+            case StepResult() as result:
+                return result
+            case Captured() as captured:
+                replies.captured.append(captured)
+            case AdapterLoaded() as loaded:
+                replies.adapters.add(loaded)
+            case ExpertsPlaced() as placed:
+                replies.placed.add(placed)
+            case GrammarPrepared() as prepared:
+                replies.grammars.add(prepared)
+            case ExpertCounts() as counts:
+                replies.counts.add(counts)
+            case MemoryReport() as report:
+                replies.memory_reports.add(report)
+            case StandingBy():
+                self.is_standing_by = True
+            case LoadProgress() as progress:
+                self.progress.append(progress)
+            case RankReady() as ready:
+                self.ready = ready
+            case RankFailed() as failed:
+                self.failed = failed
+        return None
 
-    def give_up(self, error: RingError) -> None:
-        """Ends the rank, with `error` as the reason: the rest of a broken ring cannot be read."""
+    def give_up(self, error: RuntimeFault) -> None:
+        """Ends the rank, with `error` as the reason: the rest of what it sends cannot be read."""
         if self.failed is None:
             self.failed = RankFailed(self.index, str(error), False)
         self.process.kill()
@@ -111,7 +125,29 @@ class RankProcess:
         return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
 
 
-def cause_of_death(ranks: Sequence[RankProcess]) -> RankDied | None:
+class RankProcess(Rank):
+    """A rank of this node."""
+
+    def __init__(
+        self, index: int, process: Process, pidfd: int, reader: ring.Reader, replies: Replies
+    ) -> None:
+        super().__init__(index, process, replies)
+        self.pidfd = pidfd
+        self.reader = reader
+
+    def receive(self) -> list[StepResult]:
+        """Takes all messages that the rank has sent. -> results of steps"""
+        results: list[StepResult] = []
+        try:
+            while (body := self.reader.read_nowait()) is not None:
+                if (result := self.take(body)) is not None:
+                    results.append(result)
+        except RingError as error:
+            self.give_up(error)
+        return results
+
+
+def cause_of_death(ranks: Sequence[Rank]) -> RankDied | None:
     """The death that explains why the ranks of one generation end; None: all live. A rank that was killed
     comes before those that failed, which may have failed because it was gone; its end may not have been
     reported yet."""

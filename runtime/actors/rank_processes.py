@@ -4,6 +4,7 @@ starts the processes of its first ranks before it has imported the server (actor
 
 import os
 import subprocess
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 import msgspec
@@ -29,9 +30,13 @@ class RankProcesses:
         ring_bytes: int = ring.DEFAULT_BYTES,
         is_standby: bool = False,
         imports: bool = False,
+        indices: range | None = None,
+        shared: Sequence[int] = (),
     ) -> None:
-        """`imports`: ranks import the libraries of their device before they read a StartRank; standby ranks
-        do so too, at low priority. Raises SpawnError; nothing is left of processes and descriptors then."""
+        """`indices`: the ranks of this node; None: all. They inherit the descriptors `shared`, which stay the
+        caller's. `imports`: ranks import the libraries of their device before they read a StartRank; standby
+        ranks do so too, at low priority. Raises SpawnError; nothing is left of processes and descriptors
+        then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
         self.replies = replies or Replies(setup.num_ranks)
@@ -39,7 +44,9 @@ class RankProcesses:
         self.has_start = False  # a StartRank was sent
         self._setup = setup
         self._resources = ExitStack()
-        self._shared: list[int] = []  # descriptors that all ranks inherit
+        self._indices = range(setup.num_ranks) if indices is None else indices
+        self._shared = [*shared]  # descriptors that all ranks inherit
+        self._rendezvous = ""  # at which ranks meet, unless their StartRank names another one
         with ExitStack() as failed:
             failed.callback(self.kill)
             try:
@@ -53,8 +60,8 @@ class RankProcesses:
 
     def send(self, start: StartRank) -> None:
         """Sends all ranks what they are to load; once."""
-        if self._shared:
-            start = msgspec.structs.replace(start, rendezvous=f"/proc/self/fd/{self._shared[0]}")
+        if not start.rendezvous:
+            start = msgspec.structs.replace(start, rendezvous=self._rendezvous)
         self.plans.try_publish(Wire[ToRank](ToRank).encode(start))  # a new ring is never full
         self.has_start = True
 
@@ -73,16 +80,17 @@ class RankProcesses:
         self._resources.close()
 
     def _start(self, is_standby: bool, imports: bool) -> None:
-        size = self._setup.num_ranks
-        fds = self._open_ring(size)
-        if size > 1:
-            self._shared.append(os.memfd_create("rendezvous"))
-            self._resources.callback(os.close, self._shared[0])
+        fds = self._open_ring(len(self._indices))
+        if len(self._indices) > 1:
+            memory = os.memfd_create("rendezvous")
+            self._resources.callback(os.close, memory)
+            self._shared.append(memory)
+            self._rendezvous = f"/proc/self/fd/{memory}"
         self.plans = ring.Writer(fds, self.generation)
         self._resources.callback(self.plans.close)
         self.credits = [wakes.credit for wakes in fds.wakes]
-        for index in range(size):
-            self._start_rank(Launch(index, self.generation, is_standby, imports), fds.for_reader(index))
+        for reader, rank in enumerate(self._indices):
+            self._start_rank(Launch(rank, self.generation, is_standby, imports), fds.for_reader(reader))
 
     def _start_rank(self, launch: Launch, plans: ring.RingFds) -> None:
         results = self._open_ring(1)

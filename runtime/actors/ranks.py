@@ -5,6 +5,9 @@
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
+Ranks of other nodes (actors/nodes.py) get the same plans through the links to their nodes, and send through
+them.
+
 All waiting is for descriptors on the loop: rings by their eventfds, processes by pidfds. So there are no
 threads, no SIGCHLD and no signal handlers, and it works in the loop of any application. Nothing that it opens
 has a name in a file system. The kernel kills the ranks when the thread that started them ends: start and stop
@@ -15,15 +18,17 @@ A rank that died is not started again here: a new generation is a new Ranks (act
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import inf
 
 import anyio
+from msgspec import structs
 
-from runtime.actors.rank_process import RankProcess, Replies, cause_of_death
+from runtime.actors.nodes import Nodes
+from runtime.actors.rank_process import Rank, RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
-from runtime.errors import RankDied, RingError, StartError
+from runtime.errors import RankDied, RingError, SpawnError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
@@ -44,6 +49,7 @@ HURRY_S = 0.5  # for each of them when there is no more time
 DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
 DUMP_SIGNAL = signal.SIGUSR1  # see ranks/worker.py
 PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
+NODE_LOST_S = 0.5  # after a rank failed, for the loss of a node that made it fail to be noticed
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
 
@@ -57,11 +63,12 @@ class Ranks:
         generation: int = 1,
         ring_bytes: int = ring.DEFAULT_BYTES,
         processes: RankProcesses | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
         ring, a multiple of 32; longer messages travel in parts. `processes`: those of this generation that
-        have been started; None: they are started here.
+        have been started; None: they are started here. `nodes`: the other nodes, if there are any.
         """
         self.generation = generation
         # the first rank that ended while it was needed, once all were ready
@@ -78,7 +85,8 @@ class Ranks:
         self._ring_bytes = ring_bytes
         self._to_ranks = Wire[ToRank](ToRank)
         self._processes = processes
-        self._ranks: list[RankProcess] = [] if processes is None else processes.ranks
+        self._nodes = nodes
+        self._ranks: list[Rank] = [] if processes is None else [*processes.ranks]
         self._resources = ExitStack()
         self._is_open = False  # the loop watches the processes
         self._results: list[StepResult] = []
@@ -97,8 +105,8 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, in order of the ranks."""
-        return [rank.process.pid for rank in self._ranks]
+        """Process ids of the ranks of this node, in their order."""
+        return [rank.process.pid for rank in self._ranks if isinstance(rank, RankProcess)]
 
     @property
     def is_standing_by(self) -> bool:
@@ -136,7 +144,8 @@ class Ranks:
 
         `on_progress` is called with what the ranks report, and with "process" before and "ready" after it.
 
-        Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way.
+        Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way, NodeGone
+        when another node does not come.
         """
         assert not self._is_started and not self._is_stopping, "ranks start once"
         self._is_started = True
@@ -144,6 +153,8 @@ class Ranks:
         for index in range(self._setup.num_ranks):
             on_progress(LoadProgress(index, "process"))
         try:
+            if self._nodes is not None:
+                await self._nodes.gather()
             if not self._is_open:
                 self._open()
             self._changed.set()  # `stand_by` ends
@@ -153,7 +164,7 @@ class Ranks:
                 for rank in self._ranks:
                     while rank.progress:
                         on_progress(rank.progress.pop(0))
-                self._raise_failure()
+                await self._raise_failure()
                 ready = [rank.ready for rank in self._ranks if rank.ready is not None]
                 if len(ready) == len(self._ranks):
                     self._is_ready = True
@@ -173,7 +184,7 @@ class Ranks:
         if self.died is not None:
             raise self.died
         self.num_changes += isinstance(plan, ChangeMemory | UpdateWeights)
-        return self._plans.try_publish(self._to_ranks.encode(plan))
+        return self._publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
         """Results that have come since the last call, in order of their steps; the caller owns their
@@ -216,17 +227,15 @@ class Ranks:
         self._is_stopping = True
         self._changed.set()
         with anyio.CancelScope(shield=True):
-            if (
-                self._is_ready
-                and self.died is None
-                and self._plans.try_publish(self._to_ranks.encode(StopRank()))
-            ):
+            if self._is_ready and self.died is None and self._publish(self._to_ranks.encode(StopRank())):
                 await _wait_exits(self._ranks, min(STOP_S, max(within_s, HURRY_S)))
             term_s = min(TERM_S, max(within_s, HURRY_S))
             for number, timeout_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, KILL_S)):
                 for rank in self._ranks:
                     rank.process.send_signal(number)  # does nothing to a process that has ended
                 await _wait_exits(self._ranks, timeout_s)
+        if self._nodes is not None and self._is_open:
+            self._nodes.end()
         self._resources.close()
         self._stopped.set()
 
@@ -235,6 +244,7 @@ class Ranks:
     def _open(self) -> None:
         """Starts the processes, unless that was done, and watches them. Raises SpawnError."""
         loop, processes = asyncio.get_running_loop(), self._processes
+        shared = [] if self._nodes is None else [self._open_rendezvous(self._nodes)]
         if processes is None:
             processes = self._processes = RankProcesses(
                 self._setup,
@@ -242,18 +252,45 @@ class Ranks:
                 self._replies,
                 ring_bytes=self._ring_bytes,
                 is_standby=self._is_standby,
+                indices=range(self._setup.ranks_on_node),
+                shared=shared,
             )
         self._is_open = True
-        self._ranks, self._plans = processes.ranks, processes.plans
+        self._ranks, self._plans = [*processes.ranks], processes.plans
         self._resources.callback(processes.close)
         watched: list[tuple[int, Callable[..., None], list[RankProcess]]] = [
             (credit, self._on_credit, []) for credit in processes.credits
         ]
-        for rank in self._ranks:
+        for rank in processes.ranks:
             watched += [(rank.pidfd, self._on_exit, [rank]), (rank.reader.fileno(), self._on_data, [rank])]
         for fd, callback, arguments in watched:
             loop.add_reader(fd, callback, *arguments)
             self._resources.callback(loop.remove_reader, fd)
+        if self._nodes is not None:
+            self._ranks += self._nodes.begin(
+                self.generation, self._setup, self._replies, self._take_results, self._end_rank
+            )
+
+    def _open_rendezvous(self, nodes: Nodes) -> int:
+        """Opens the place where the ranks of all nodes meet. -> the descriptor that rank 0 inherits. Raises
+        SpawnError."""
+        try:
+            listener, rendezvous = nodes.open_rendezvous()
+        except OSError as error:
+            raise SpawnError(f"the ranks have no place to meet: {error.strerror}") from None
+        self._resources.callback(listener.close)
+        self._setup = structs.replace(self._setup, rendezvous=rendezvous)
+        return listener.fileno()
+
+    def _publish(self, body: bytes) -> bool:
+        """Sends a record to the ranks of all nodes, or to none."""
+        nodes = self._nodes
+        if nodes is None:
+            return self._plans.try_publish(body)
+        if not nodes.has_room or not self._plans.try_publish(body):
+            return False
+        nodes.publish(body)
+        return True
 
     def _send_start(self) -> None:
         """Sends what the ranks are to load, unless they know it."""
@@ -261,17 +298,26 @@ class Ranks:
         if not self._processes.has_start:
             self._processes.send(self._setup)
 
-    def _raise_failure(self) -> None:
+    async def _raise_failure(self) -> None:
         for rank in self._ranks:  # the cause first: other ranks may fail because of it
             if rank.failed is not None and rank.failed.is_start_error:
                 raise StartError(rank.failed.message)
         if (died := cause_of_death(self._ranks)) is not None:
-            raise died
+            if self._waits_for_cause(died):
+                await anyio.sleep(NODE_LOST_S)
+            raise cause_of_death(self._ranks) or died
+
+    def _waits_for_cause(self, died: RankDied) -> bool:
+        """Whether a rank may have failed because another node is gone, which is noticed a little later."""
+        return self._nodes is not None and not died.is_kill
 
     # ── on the loop ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_data(self, rank: RankProcess) -> None:
-        results = rank.receive()
+        self._take_results(rank.receive())
+
+    def _take_results(self, results: Sequence[StepResult]) -> None:
+        """Messages of a rank have come, these results among them."""
         self._changed.set()
         self._results += results
         if results or self.captured:
@@ -287,19 +333,32 @@ class Ranks:
                 rank.give_up(error)
 
     def _on_exit(self, rank: RankProcess) -> None:
-        """Called once for each rank: takes its last messages, then notes its death."""
+        """Called once for each rank of this node: takes its last messages, then notes its death."""
         asyncio.get_running_loop().remove_reader(rank.pidfd)
         self._on_data(rank)
         rank.process.wait()
+        self._end_rank(rank)
+
+    def _end_rank(self, rank: Rank) -> None:
+        """A rank has ended, and its messages have been taken."""
         rank.exited.set()
+        self._changed.set()
         self._replies.end()
-        if self._is_ready and not self._is_stopping and self.died is None:
+        if self._is_ready:
+            if self._waits_for_cause(rank.death()):
+                later = asyncio.get_running_loop().call_later(NODE_LOST_S, self._note_death, rank)
+                self._resources.callback(later.cancel)
+            else:
+                self._note_death(rank)
+
+    def _note_death(self, rank: Rank) -> None:
+        if not self._is_stopping and self.died is None:
             self.died = cause_of_death(self._ranks) or rank.death()
             if self._wake is not None:
                 self._wake()
 
 
-async def _wait_exits(ranks: list[RankProcess], timeout_s: float) -> None:
+async def _wait_exits(ranks: Sequence[Rank], timeout_s: float) -> None:
     with anyio.move_on_after(timeout_s):
         for rank in ranks:
             await rank.exited.wait()

@@ -18,6 +18,7 @@ from runtime import log
 from runtime.actors.channels import Channel, Signal
 from runtime.actors.events import EventsActor
 from runtime.actors.graph_captures import GraphCapturing
+from runtime.actors.nodes import Nodes
 from runtime.actors.rank_commands import RankCommands
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
@@ -58,6 +59,7 @@ class Replica:
         num_replicas: int,
         inbox: Channel[ToScheduler],
         processes: RankProcesses | None,
+        nodes: Nodes | None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
@@ -67,7 +69,7 @@ class Replica:
         forward: Callable[[Abort | Stopped, int], None],
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
-        first ones, if they have been started; `adapters` gives
+        first ones, if they have been started; `nodes`: the other nodes, if there are any; `adapters` gives
         what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
         ranks start, `on_lost` when all requests wait for new ranks; `forward` gets messages about requests
         that are not here, and this replica's index."""
@@ -81,6 +83,7 @@ class Replica:
             soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
             num_standby=plan.parallel.standby_ranks,
             processes=processes,
+            nodes=nodes,
             adapters=adapters,
             on_death=on_death,
             on_progress=on_progress,

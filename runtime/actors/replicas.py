@@ -11,6 +11,7 @@ from runtime import log
 from runtime.actors.channels import Channel
 from runtime.actors.dispatcher import Dispatcher
 from runtime.actors.fan_out import call_all
+from runtime.actors.nodes import Nodes
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replica import Replica
 from runtime.errors import RankDied
@@ -37,6 +38,7 @@ class Replicas:
         *,
         dispatcher: Dispatcher,
         processes: RankProcesses | None = None,
+        nodes: Nodes | None = None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
@@ -55,6 +57,7 @@ class Replicas:
                 num_replicas=len(dispatcher.inboxes),
                 inbox=inbox,
                 processes=None if index else processes,
+                nodes=nodes,
                 outbox=outbox,
                 metrics=metrics,
                 adapters=adapters,

@@ -275,11 +275,11 @@ class SchedulerActor(Generic[S]):
                     findings=result.messages,
                 )
 
-    async def lose_ranks(self) -> Lost:
-        """The ranks are dead: all running requests wait. The request that killed them, where it is known,
-        fails."""
+    async def lose_ranks(self, *, points_at_requests: bool = True) -> Lost:
+        """The ranks are dead: all running requests wait. The request that killed them, where it is known and
+        their death may point at one, fails."""
         self._unsent = None
-        lost = self.scheduler.lose_ranks()
+        lost = self.scheduler.lose_ranks(points_at_requests=points_at_requests)
         self._answer_pauses()
         self._publish_events()
         if lost.guilty is not None:

@@ -27,6 +27,7 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
+from runtime.actors.nodes import Nodes
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
@@ -81,22 +82,24 @@ class Supervisor:
         soft_watchdog_s: float = 0.0,
         num_standby: int = 0,
         processes: RankProcesses | None = None,
+        nodes: Nodes | None = None,
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
-        ranks; `processes`: those of the first generation, if they have been started; `adapters` gives the
-        adapters that new ranks must load; `on_death` is called for each death, before the other ranks are
-        stopped; `on_progress` as ranks start, until each is ready; `on_lost` when, after a death, all
-        requests of the scheduler wait for new ranks."""
-        self.ranks = Ranks(start, processes=processes)
+        ranks; `processes`: those of the first generation, if they have been started; `nodes`: the other
+        nodes, if there are any; `adapters` gives the adapters that new ranks must load; `on_death` is called
+        for each death, before the other ranks are stopped; `on_progress` as ranks start, until each is ready;
+        `on_lost` when, after a death, all requests of the scheduler wait for new ranks."""
+        self.ranks = Ranks(start, processes=processes, nodes=nodes)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
         self.is_recovering = False
         self.sleep_state = SleepState()
         self.setup = start  # what new ranks are started with
+        self._nodes = nodes
         self._adapters = adapters
         self._on_progress = on_progress
         self._on_lost = on_lost
@@ -138,7 +141,7 @@ class Supervisor:
         return num_pages, num_hosts, num_windows, num_states, num_host_states
 
     async def start(self) -> None:
-        """Starts ranks for the first time. Raises StartError, RankDied."""
+        """Starts ranks for the first time. Raises StartError, RankDied, NodeGone."""
         if self.setup.host_bytes or self.setup.host_ratio:
             host_fds, state_fds = (
                 [os.memfd_create(f"{what}-{i}") for i in range(self.setup.num_ranks)]
@@ -150,13 +153,13 @@ class Supervisor:
 
     async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
         """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
-        StartError when ranks cannot start."""
+        StartError when ranks cannot start, NodeGone when another node does not come back."""
         while True:
             last_step = actor.scheduler.last_step
             died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
             self.is_recovering = True
-            lost = await actor.lose_ranks()
+            lost = await actor.lose_ranks(points_at_requests=not died.is_with_node)
             self._on_lost()
             self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:
@@ -234,7 +237,7 @@ class Supervisor:
 
     def _make_ranks(self) -> Ranks:
         """Ranks of the next generation."""
-        return Ranks(self.setup, generation=next(self._generations))
+        return Ranks(self.setup, generation=next(self._generations), nodes=self._nodes)
 
     async def _start_ranks(self) -> None:
         """Starts ranks, generation after generation, until some are ready. Raises RankDied when they failed

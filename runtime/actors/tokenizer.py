@@ -110,7 +110,8 @@ class TokenizerActor:
                 for request in requests:
                     # here, so that seeds follow the order of arrival
                     seed = self._seed() if request.params.seed is None else request.params.seed
-                    if num_chars(request.prompt, INLINE_CHARS) <= INLINE_CHARS:
+                    chars = num_chars(request.prompt, INLINE_CHARS) + len(request.prediction)
+                    if chars <= INLINE_CHARS:
                         self._settle(request, self._try(request, seed))
                         await asyncio.sleep(0)  # many prompts must not hold up the steps
                     else:
@@ -224,7 +225,7 @@ class TokenizerActor:
                 self._limits,
             )
         check(request.params, prompt_ids, self._limits)
-        params = fit(request.params, len(prompt_ids), self._limits)
+        params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest
         if request.params.stop or request.params.stop_regex:
             self._vocabulary.check_text("stop")
         if request.params.stop_regex:
@@ -244,6 +245,9 @@ class TokenizerActor:
             embeds=embeds,
             token_bans=token_bans(params, self._vocabulary),
             marks=request.marks,
+            prediction=self._vocabulary.encode(request.prediction[: HEAD_CHARS * longest], False)[:longest]
+            if request.prediction
+            else [],
             tenant=request.tenant.name,
             routing_key=request.routing_key,
             replica=request.replica,

@@ -15,6 +15,7 @@ import msgspec
 
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
+from runtime.options.draft_advice import draft_advice
 from runtime.options.facts import MachineFacts, this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, loading_notice, stored_weights
 from runtime.options.parse import from_argv, from_values
@@ -69,6 +70,8 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     checked = _check(plan)
     shown = plan.public()
     notices = [*plan.notices, *checked.notes]
+    if advice := draft_advice(plan, checked.prepared.model):
+        shown["speculative_algorithm"]["reason"] = advice
     notices += filter(None, [loading_notice(plan, checked.prepared.model)])
     notices += filter(None, [plan.speculation.notice])
     if plan.memory.max_total_tokens is not None:
@@ -110,7 +113,7 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     checked = _check(plan)
     rank, stored = _footprint(plan, checked, machine)
     notice = loading_notice(plan, checked.prepared.model, stored.dtype)
-    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.num_ranks <= machine.memory_bytes
+    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.ranks_on_node <= machine.memory_bytes
     if arguments.json:
         print(
             _json(
@@ -187,6 +190,12 @@ def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: i
             else "of weights, page-locked"
         )
         lines.append(f"{'host memory':<12} {_size(rank.host_bytes):>10}  {when}")
+    if rank.ngram_bytes:
+        tokens = plan.speculation.speculative_ngram_capacity
+        lines.append(
+            f"{'n-grams':<12} {_size(rank.ngram_bytes):>10}  of host memory in each replica's process, when "
+            f"{tokens} tokens are remembered (--speculative-ngram-capacity)"
+        )
     if plan.weights.enable_memory_saver:
         lines.append(
             f"{'releasable':<12} {_size(rank.releasable_bytes):>10}  weights, pages and graphs, by "
@@ -207,6 +216,9 @@ def _optional_rows(plan: Plan, rank: Footprint) -> list[tuple[str, int, str]]:
     if rank.num_states:
         about = f"{rank.num_states} of sequences and prefixes, in recurrent layers"
         rows.append(("states", rank.states_bytes, about))
+    if rank.draft_weights_bytes:
+        about = f"of the weights above; {rank.draft_token_bytes} of the bytes of a token are its as well"
+        rows.append(("draft model", rank.draft_weights_bytes, about))
     if rank.adapters_bytes:
         rows.append(("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots"))
     return rows

@@ -32,6 +32,10 @@ def _serve(parsed: ParsedOptions) -> int:
     log.setup(parsed.options.logs.log_level, parsed.options.logs.log_format)
     plan = plan_for(parsed)
 
+    if plan.parallel.node_rank:
+        from runtime import node
+
+        return node.run(plan)
     processes = open_early(plan)
     try:
         from runtime import server

@@ -5,12 +5,15 @@ run time.
     of each layer:  x = x + [after_attention](o(attention(qkv(before_attention(x)))))
                     x = x + [after_feed_forward](feed_forward(before_feed_forward(x)))
 
+    A layer may have a recurrent mixer in place of attention, or beside it: both read the same x. It may lack
+    the feed-forward, or all but that.
+
     feed_forward(x):  down(act(gate) * up), where gate and up are the halves of gate_up(x)
                       or the same of the experts that the router chooses, weighted, and of shared experts
 
 Norms in brackets may be missing. Norms are RMSNorm (Zhang and Sennrich, 2019) without bias; attention is
-grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any, or
-latent attention.
+grouped-query attention with rotary positions, its queries and keys behind norms of heads if there are any,
+with a gate on its output if there is one, or latent attention.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.attention_scores import Scores
 from runtime.devices.lora import LoraWeights
 from runtime.devices.packed import PackedLatent, PackedRows, PackedWeight
+from runtime.devices.recurrent import RecurrentKernel
 from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
@@ -40,18 +44,20 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """x Wᵀ + bias."""
+    """scale * (x Wᵀ + bias). Of a product that makes gates and ups, the gates alone are scaled."""
 
     packed: PackedWeight | None
     bias: "Tensor | None"
     inputs: int
     outputs: int
     lora: LoraWeights | None  # of adapters, in memory that stays; their tokens get what they add
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Heads of one layer. `qkv` makes queries, keys and values of `dim` numbers a head, in this order."""
+    """Heads of one layer. `qkv` makes queries, keys and values of `dim` numbers a head, in this order; with
+    `has_gate` a number for each of the output behind them, whose sigmoid it is multiplied with."""
 
     qkv: LinearSpec
     o: LinearSpec
@@ -63,6 +69,7 @@ class AttentionSpec:
     scores: Scores
     pool: int  # of the key/value cache: 0 or -1, the last one
     cache_scales: tuple[float, float]  # a cache of 8 bits holds keys and values divided by them
+    has_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,34 @@ class LatentSpec:
     rope_dim: int
     scale: float
     pool: int = 0  # of the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of the outputs of one projection, times a factor."""
+
+    projection: int
+    begin: int
+    count: int
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MixerSpec:
+    """A recurrent layer with its projections: o(kernel(columns of the projections of norm(x))); see
+    devices/recurrent.py. Of a convolution alone, `input_gate` multiplies its inputs and `gate` its
+    outputs."""
+
+    norm: NormSpec
+    projections: tuple[LinearSpec, ...]
+    kernel: RecurrentKernel
+    place: int  # of its states among those of the recurrent layers
+    mixed: tuple[Columns, ...]
+    gate: tuple[Columns, ...]
+    rate: tuple[Columns, ...]
+    step: tuple[Columns, ...]
+    input_gate: tuple[Columns, ...]
+    o: LinearSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +144,15 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayerSpec:
-    """One block."""
+    """One block. Attention and feed-forward have a norm in front of them where the layer has them."""
 
-    before_attention: NormSpec
-    attention: AttentionSpec | LatentSpec
+    before_attention: NormSpec | None
+    attention: AttentionSpec | LatentSpec | None
     after_attention: NormSpec | None
-    before_feed_forward: NormSpec
-    feed_forward: DenseSpec | ExpertsSpec
+    before_feed_forward: NormSpec | None
+    feed_forward: DenseSpec | ExpertsSpec | None
     after_feed_forward: NormSpec | None
+    mixer: MixerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +203,6 @@ class ForwardPrograms(Protocol):
     """Forward passes that a device computes in one call, in place of a model's layers."""
 
     def open(self, spec: DecoderSpec, kv: "list[tuple[Tensor, Tensor]]") -> ForwardProgram | None:
-        """The program of a decoder with keys and values of its layers; None: the layers have to compute
-        it."""
+        """The program of a decoder with keys and values of its layers with attention, in order; None: the
+        layers have to compute it."""
         ...

@@ -1,5 +1,7 @@
 """Collectives over torch.distributed, which every torch device with several ranks builds on."""
 
+from urllib.parse import parse_qs, urlsplit
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,12 +25,12 @@ class TorchCollectives:
         num_stages: int = 1,
     ) -> None:
         """`backend` is torch's name of it: gloo, nccl, hccl. Rank `rank` of `num_stages` stages of `size`
-        ranks; all of them meet at the file `rendezvous`, which no earlier start has used. `torch_device`
-        binds the process group to a device, where the backend profits from it."""
+        ranks; all of them meet at `rendezvous` (`open_store`). `torch_device` binds the process group to a
+        device, where the backend profits from it."""
         self.rank = rank % size
         self.size = size
         total = size * num_stages
-        store = dist.FileStore(rendezvous, total)
+        store = open_store(rendezvous, rank, total)
         self._rendezvous = Rendezvous(store, rank, total)
         dist.init_process_group(backend, store=store, rank=rank, world_size=total, device_id=torch_device)
         self.stages = StageGroups(rank, size, num_stages) if num_stages > 1 else None
@@ -73,6 +75,18 @@ class TorchCollectives:
     def close(self) -> None:
         """Ends the process group."""
         dist.destroy_process_group()
+
+
+def open_store(rendezvous: str, rank: int, size: int) -> dist.Store:
+    """The store at which the ranks of one start meet: a file that no earlier start has used, or, with ranks
+    on several nodes, tcp://HOST:PORT/PREFIX?fd=N. Rank 0 then serves it on the socket that it has inherited
+    as descriptor N, and all keys begin with the prefix, which only these ranks know."""
+    if not rendezvous.startswith("tcp:"):
+        return dist.FileStore(rendezvous, size)
+    url = urlsplit(rendezvous)
+    served = {"is_master": True, "master_listen_fd": int(parse_qs(url.query)["fd"][0])} if rank == 0 else {}
+    store = dist.TCPStore(str(url.hostname), int(url.port or 0), size, wait_for_workers=False, **served)
+    return dist.PrefixStore(url.path.removeprefix("/"), store)
 
 
 def open_links(ranks: TorchCollectives, torch_device: torch.device, in_flight: int) -> TorchStageLinks | None:

@@ -72,13 +72,15 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     memory_fraction: float  # of the device's free memory, for weights and pages together
     max_total_tokens: int | None  # None: as many as memory_fraction allows
     num_threads: int | None  # CPU threads of a rank; None: the device decides
-    rendezvous: str  # file at which the ranks of one start meet; unused by one rank
+    # where the ranks of one start meet (devices/torch_collectives.py); unused by one rank
+    rendezvous: str
     seed: int
     pp_size: int = 1  # stages of the pipeline, each of tp_size ranks
     steps_in_flight: int = 2  # at most, plans whose results have not come
     environment: dict[str, str] = {}  # environment variables of the rank's process
     # NUMA nodes of this replica's ranks, or one for all; empty: any
     numa_nodes: tuple[int, ...] = ()
+    num_nodes: int = 1  # that share the ranks: node k has the k-th part of them
     num_replicas: int = 1  # which share the machine
     first_device: int = 0  # number of accelerators that the replicas before this one take
     # options that only this device has, as devices/<name>/options.py declares them
@@ -139,6 +141,20 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     def stage_of(self, rank: int) -> Stage:
         """The stage that a rank is in."""
         return Stage(rank // self.tp_size, self.pp_size)
+
+    @property
+    def ranks_on_node(self) -> int:
+        """Ranks of this replica on each node."""
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def ranks_on_machine(self) -> int:
+        """Ranks of all replicas on each node."""
+        return self.ranks_on_node * self.num_replicas
+
+    def index_on_node(self, rank: int) -> int:
+        """Which of its node's ranks a rank is, from 0."""
+        return rank % self.ranks_on_node
 
 
 # what is captured: decode steps, verify steps, pieces of steps with prompts

@@ -112,6 +112,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     session: SessionParams | None = None
     before: Before | None = None  # tokens of the session, set when the request is taken in
     marks: tuple[str, ...] = ()  # as in Request.marks
+    prediction: str = ""  # what the client expects the answer to be like
     pools: bool = False  # the answer is a vector, not text
     # tokens of the prompt to keep; -1: as many as fit; None: all, or refuse. Only with `pools`
     truncate: int | None = None
@@ -180,6 +181,7 @@ class Request(Struct, frozen=True, kw_only=True):
     # float32 [prompt, hidden]: embeddings of the prompt's tokens, in place of the model's own
     embeds: np.ndarray | None = None
     adapter: AdapterRef | None = None
+    prediction: list[int] = []  # tokens that the client expects in the answer: drafts
     # position where the second of two texts begins, for models with token types; 0: there is one text
     second_at: int = 0
 

@@ -8,7 +8,7 @@ A model is made from (device, dtype, config), and its weights are loaded by mode
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
+
+Result = TypeVar("Result")
 
 
 class AttentionLayer(Protocol):
@@ -43,6 +45,22 @@ class AttentionLayer(Protocol):
 # Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T,
 # hidden].
 Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
+
+
+def attended(
+    pieces: Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Result], batch: ForwardBatch
+) -> Result:
+    """What `pieces` return, with each attention computed where they yield it."""
+    output = None
+    try:
+        while True:
+            attention, queries = pieces.send(output)  # type: ignore[arg-type]  # the first one is None
+            output = attention.attend(queries, batch)
+    except StopIteration as end:
+        found: Result = end.value
+        return found
+
+
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
 CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
 

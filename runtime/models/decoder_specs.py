@@ -1,6 +1,7 @@
 """Decoders as data (devices/decoder_spec.py), read from the layers of models that have such a form."""
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.decoder_spec import (
@@ -15,23 +16,26 @@ from runtime.devices.decoder_spec import (
     NormSpec,
 )
 from runtime.devices.packed import PackedRows
-from runtime.layers.feed_forward import FeedForward
-from runtime.layers.linear import Linear
+from runtime.layers.feed_forward import FeedForward, ScaledFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.layers.weight import Layer
 from runtime.models.base import AttentionLayer, DecoderLayer, Model
 from runtime.models.deepseek import DeepSeek, MlaSelfAttention
+from runtime.models.gated_attention import GatedSelfAttention
 from runtime.models.gpt_oss import FeedForward as GptOssFeedForward
 from runtime.models.gpt_oss import GptOss, GptOssDecoderLayer
+from runtime.models.hybrid import GraniteHybrid, HybridDecoder, HybridDecoderLayer
+from runtime.models.linear_spec import linear_spec
 from runtime.models.llama import Llama, LlamaDecoderLayer
+from runtime.models.mixer_specs import mixer_spec
 from runtime.models.self_attention import SelfAttention
 
 
 def decoder_spec(model: Model) -> DecoderSpec | None:
     """The spec of a loaded model, or of one stage of its layers; None: a stage has several ranks, or it has
     something that specs do not have."""
-    if type(model) not in (Llama, DeepSeek, GptOss):
+    if type(model) not in (Llama, DeepSeek, GptOss, HybridDecoder, GraniteHybrid):
         return None
     assert isinstance(model, Llama)
     rows, width = _embedding(model), model.hidden_size
@@ -66,6 +70,8 @@ def _head(model: Llama) -> HeadSpec | None:
 
 
 def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
+    if type(layer) is HybridDecoderLayer:
+        return _hybrid_layer_spec(layer)
     if type(layer) not in (LlamaDecoderLayer, GptOssDecoderLayer):
         return None
     assert isinstance(layer, LlamaDecoderLayer | GptOssDecoderLayer)
@@ -89,29 +95,60 @@ def _layer_spec(layer: DecoderLayer) -> DecoderLayerSpec | None:
     )
 
 
+def _hybrid_layer_spec(layer: HybridDecoderLayer) -> DecoderLayerSpec | None:
+    """A layer with a recurrent mixer, attention, both, or a feed-forward alone, and factors on these."""
+    factors, scale, first = layer.multipliers, layer.scale, layer.input_layernorm
+    if not (_is_plain(first) and _is_plain(layer.post_attention_layernorm)):
+        return None
+    attention = mixer = feed_forward = None
+    if layer.mixer is not None:
+        norm = _norm(first, factors.mixer_in)
+        mixer = mixer_spec(layer.mixer, norm, factors.mixer_out * scale)
+    if layer.self_attn is not None:
+        attention = _attention(layer.self_attn, factors.attention_out * scale)
+    if layer.mlp is not None:
+        feed_forward = _feed_forward(layer.mlp, scale)
+    parts = (layer.mixer, mixer), (layer.self_attn, attention), (layer.mlp, feed_forward)
+    if any(part is not None and spec is None for part, spec in parts):
+        return None
+    before_feed_forward = first if layer.post_attention_layernorm is None else layer.post_attention_layernorm
+    return DecoderLayerSpec(
+        before_attention=None if attention is None else _norm(first, factors.attention_in),
+        attention=attention,
+        after_attention=None,
+        before_feed_forward=None if feed_forward is None else _norm(before_feed_forward),
+        feed_forward=feed_forward,
+        after_feed_forward=None,
+        mixer=mixer,
+    )
+
+
 def _is_plain(norm: Layer | None) -> bool:
     """Whether a norm, if there is one, is RMSNorm without a bias."""
     return norm is None or (isinstance(norm, RMSNorm) and norm.shift is None)
 
 
-def _attention(attention: AttentionLayer) -> AttentionSpec | LatentSpec | None:
-    """None: it has norms, a rotation or a scale that specs do not have."""
+def _attention(attention: AttentionLayer, out_scale: float = 1.0) -> AttentionSpec | LatentSpec | None:
+    """With a factor on what it returns. None: it has norms, a rotation or a scale that specs do not have."""
     if type(attention) is MlaSelfAttention:
         norms = attention.q_a_layernorm, attention.kv_a_layernorm
         is_plain = attention.position_scale is None and all(map(_is_plain, norms))
-        return _latent_spec(attention) if is_plain else None
-    if type(attention) is not SelfAttention or attention.position_scale is not None:
+        return _latent_spec(attention, out_scale) if is_plain else None
+    if type(attention) not in (SelfAttention, GatedSelfAttention):
+        return None
+    assert isinstance(attention, SelfAttention)
+    if attention.position_scale is not None or attention.projection_norm is not None:
         return None
     if attention.norm_kind not in ("none", "head") or attention.attention.chunk:
         return None
-    return _attention_spec(attention)
+    return _attention_spec(attention, out_scale)
 
 
-def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
-    """None: the layer has a feed-forward of its own kind, experts with routing that programs do not know, or
-    only some of the experts are on this rank."""
+def _feed_forward(mlp: object, scale: float = 1.0) -> DenseSpec | ExpertsSpec | None:
+    """With a factor on what it returns. None: the layer has a feed-forward of its own kind, experts with
+    routing that programs do not know, or only some of the experts are on this rank."""
     if isinstance(mlp, FeedForward):
-        return _dense(mlp)
+        return _dense(mlp, scale)
     if isinstance(mlp, GptOssFeedForward):
         return _clamped_experts(mlp)
     if not isinstance(mlp, SparseFeedForward) or mlp.sequence_parallel is not None or mlp.packed is None:
@@ -128,10 +165,10 @@ def _feed_forward(mlp: object) -> DenseSpec | ExpertsSpec | None:
     return ExpertsSpec(
         router=LinearSpec(router.packed, None, router.hidden, router.num_experts, None),
         correction_bias=None if bias is None else bias.tensor,
-        routing=routing,
+        routing=structs.replace(routing, scale=routing.scale * scale),
         packed=mlp.packed,
-        shared=None if shared is None else _dense(shared),
-        shared_gate=None if mlp.shared_expert_gate is None else _linear(mlp.shared_expert_gate),
+        shared=None if shared is None else _dense(shared, scale),
+        shared_gate=None if mlp.shared_expert_gate is None else linear_spec(mlp.shared_expert_gate),
         counts=lambda: mlp.counts,
     )
 
@@ -151,15 +188,19 @@ def _clamped_experts(mlp: GptOssFeedForward) -> ExpertsSpec | None:
     )
 
 
-def _dense(mlp: FeedForward) -> DenseSpec:
-    return DenseSpec(_linear(mlp.gate_up_proj), mlp.activation, _linear(mlp.down_proj))
+def _dense(mlp: FeedForward, scale: float) -> DenseSpec:
+    gate_scale = 1.0
+    if isinstance(mlp, ScaledFeedForward):
+        gate_scale, scale = mlp.gate_scale, mlp.out_scale * scale
+    gate_up, down = linear_spec(mlp.gate_up_proj, gate_scale), linear_spec(mlp.down_proj, scale)
+    return DenseSpec(gate_up, mlp.activation, down)
 
 
-def _attention_spec(attention: SelfAttention) -> AttentionSpec:
+def _attention_spec(attention: SelfAttention, out_scale: float) -> AttentionSpec:
     q_heads, kv_heads, _ = attention.qkv_proj.heads
     return AttentionSpec(
-        qkv=_linear(attention.qkv_proj),
-        o=_linear(attention.o_proj),
+        qkv=linear_spec(attention.qkv_proj),
+        o=linear_spec(attention.o_proj, out_scale),
         num_heads=q_heads,
         num_kv_heads=kv_heads,
         dim=attention.attention.key_dim,
@@ -168,19 +209,20 @@ def _attention_spec(attention: SelfAttention) -> AttentionSpec:
         scores=attention.attention.scores,
         pool=attention.attention.pool,
         cache_scales=attention.attention.cache_scales or (1.0, 1.0),
+        has_gate=isinstance(attention, GatedSelfAttention),
     )
 
 
-def _latent_spec(attention: MlaSelfAttention) -> LatentSpec:
+def _latent_spec(attention: MlaSelfAttention, out_scale: float) -> LatentSpec:
     assert attention.qkv_a_proj is not None and attention.up is not None
     q_norm, queries = attention.q_a_layernorm, attention.q_b_proj
     return LatentSpec(
-        down=_linear(attention.qkv_a_proj),
+        down=linear_spec(attention.qkv_a_proj),
         q_norm=None if q_norm is None else _norm(q_norm),
-        queries=None if queries is None else _linear(queries),
+        queries=None if queries is None else linear_spec(queries),
         kv_norm=_norm(attention.kv_a_layernorm),
         up=attention.up,
-        o=_linear(attention.o_proj),
+        o=linear_spec(attention.o_proj, out_scale),
         rank=attention.mla.kv_rank,
         rope_dim=attention.mla.rope_dim,
         scale=attention.attention.scale,
@@ -191,12 +233,8 @@ def _head_norm(norm: Layer | None) -> NormSpec | None:
     return None if norm is None else _norm(norm)
 
 
-def _norm(norm: Layer) -> NormSpec:
+def _norm(norm: Layer, scale: float = 1.0) -> NormSpec:
+    """With a factor on what it returns."""
     assert isinstance(norm, RMSNorm)
-    return NormSpec(norm.weight.tensor, norm.eps)
-
-
-def _linear(linear: Linear) -> LinearSpec:
-    bias = None if linear.bias is None else linear.bias.tensor
-    lora = None if linear.lora is None else linear.lora.weights
-    return LinearSpec(linear.packed, bias, linear.inputs.size, linear.size, lora)
+    weight = norm.weight.tensor
+    return NormSpec(weight if scale == 1.0 else weight.float() * scale, norm.eps)

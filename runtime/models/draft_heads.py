@@ -12,6 +12,7 @@ next token and the target's hidden states.
 Embeddings are the target's.
 """
 
+import re
 from pathlib import Path
 
 import torch
@@ -23,16 +24,17 @@ from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Head
 from runtime.layers.linear import QkvLinear
-from runtime.layers.norm import NORMS, NoNorm
+from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
-from runtime.models.base import AttentionLayer
+from runtime.models.base import AttentionLayer, attended
 from runtime.models.config.draft_config import HeadConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import model_class
 from runtime.models.config.renames import Renames
-from runtime.models.llama import Llama, LlamaDecoderLayer
+from runtime.models.hybrid import HybridDecoderLayer
+from runtime.models.llama import PLAIN_MODULES, Llama, LlamaDecoderLayer
 from runtime.models.loader import is_ignored, target_name
 from runtime.models.self_attention import SelfAttention
 from runtime.models.torch_files import torch_numbers
@@ -80,8 +82,9 @@ class DraftHead(Layer):
         """`config.layers`: of the head's own layers."""
         own, family = config.layers, model_class(config.layers)
         assert issubclass(family, Llama), "read_draft_config refuses others"
-        self.packed_modules: PackedModules = family.packed_modules
+        self.packed_modules: PackedModules = family.packed_modules | ({} if own.is_gated else PLAIN_MODULES)
         self.renames: Renames = config.renames
+        self.owns: str = config.owns
         self.ignored_weights: tuple[str, ...] = config.ignored
         self.algorithm: str = config.algorithm
         self.is_hidden_first: bool = config.is_hidden_first
@@ -103,8 +106,8 @@ class DraftHead(Layer):
         ]
         if config.algorithm == "EAGLE" and isinstance(self.layers[0], LlamaDecoderLayer):
             self.layers[0].input_layernorm = NoNorm()
-        has_norm = config.algorithm != "EAGLE"
-        self.norm = NORMS[own.norm](device, dtype, size, eps) if has_norm else NoNorm()
+        has_norm = config.has_norm and config.algorithm != "EAGLE"
+        self.norm: Norm = NORMS[own.norm](device, dtype, size, eps) if has_norm else NoNorm()
         self.lm_head: Head | None = None
         self.d2t: Weight | None = None  # of each token of the head, the target's number minus its own
         if config.head_vocab:
@@ -118,18 +121,18 @@ class DraftHead(Layer):
             )
             offsets = torch.zeros(config.head_vocab, dtype=torch.int64, device=device.torch_device)
             self.d2t = Weight(offsets, {"": source}, is_optional=True)
-        self.rotary = Rotary(own.rope, own.head_dim, device.ops, device.torch_device)
+        self.rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
         self.embed, self.target_logits = target.embed, target.head_logits
         self.target_norm = target.hidden_states
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
         """The attentions of its layers, in order."""
-        return [layer.self_attn.attention for layer in self.layers]
+        return [layer.self_attn.attention for layer in self.layers if layer.self_attn is not None]
 
     def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
         """See NamesTensors: what is the target's fills nothing, whatever its name."""
-        if is_ignored(tensor_name, self):
+        if is_ignored(tensor_name, self) or not re.search(self.owns, tensor_name):
             return "", ""
         return target_name(tensor_name, self.packed_modules, self.renames)
 
@@ -146,6 +149,9 @@ class DraftHead(Layer):
         tables = self.rotary.tables(batch.positions)
         x, residual = self._begin(self.embed(batch.token_ids), states)
         for layer in self.layers:
+            if isinstance(layer, HybridDecoderLayer):
+                x, residual = attended(layer.piecewise(x, residual, tables, batch), batch)
+                continue
             queries, residual = layer.before_attention(x, residual, *tables, batch)
             x, residual = layer.after_attention(layer.self_attn.attend(queries, batch), residual, batch)
         return x + residual
@@ -159,12 +165,15 @@ class DraftHead(Layer):
         x = self.fc.forward(torch.cat((states, x) if self.is_hidden_first else (x, states), dim=1))
         return x, torch.zeros_like(x)
 
+    def logits(self, normed: Tensor) -> Tensor:
+        """Hidden states [N, hidden] behind the norm -> logits, float32 [N, vocabulary of the head]."""
+        return self.target_logits(normed) if self.lm_head is None else self.lm_head.forward(normed)
+
     def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [N, hidden] before the norm -> logits, float32 [N, vocabulary of the head], and the
         states for the next tokens."""
         normed = self.norm.forward(hidden)
-        logits = self.target_logits(normed) if self.lm_head is None else self.lm_head.forward(normed)
-        return logits, hidden if self.algorithm == "EAGLE3" else normed
+        return self.logits(normed), hidden if self.algorithm == "EAGLE3" else normed
 
     def keep_tokens(self, ids: Tensor, head: Head) -> None:
         """Guesses these tokens of the target's alone: int64, rising (FR-Spec, Zhao et al., 2025). `head`: the
@@ -187,6 +196,35 @@ class DraftHead(Layer):
         self.target_logits = lambda x: ops.linear(
             x.float() if is_exact else x.to(head.dtype), kept, None
         ).float()
+
+
+class NextTokenHeads(Layer):
+    """Heads in turn behind a target, each of which makes one draft of a chain (DeepSeek-V3, section 2.2).
+    What head k computes at a position is made of the token k + 1 places behind it, and of what head k - 1
+    gave at the same position."""
+
+    def __init__(
+        self, device: Device, dtype: torch.dtype, config: tuple[HeadConfig, ...], target: Llama
+    ) -> None:
+        """Raises ModelError as DraftHead."""
+        self.heads = [DraftHead(device, dtype, one, target) for one in config]
+        self.packed_modules, self.renames = self.heads[0].packed_modules, self.heads[0].renames
+        self.ignored_weights = self.heads[0].ignored_weights
+        for index, attention in enumerate(self.attentions):
+            attention.index = index
+
+    @property
+    def attentions(self) -> list[Attention | MlaAttention]:
+        """The attentions of their layers, head by head."""
+        return [attention for head in self.heads for attention in head.attentions]
+
+    def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
+        """See NamesTensors."""
+        for index, head in enumerate(self.heads):
+            name, part = head.checkpoint_key(tensor_name)
+            if name:
+                return f"heads.{index}.{name}", part
+        return "", ""
 
 
 def read_token_map(path: Path, vocab_size: int) -> list[int]:

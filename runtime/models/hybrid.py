@@ -183,9 +183,12 @@ class HybridDecoder(Llama):
         tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
-        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
+        before: dict[int, Tensor] = {}
+        for index, (layer, kind) in enumerate(zip(self.layers, self.rotary_of_layer, strict=True)):
+            if index in self.aux_layers:
+                before[index] = self._of_all_tokens(x + residual, batch)
             x, residual = yield from layer.piecewise(x, residual, tables[kind], batch)
-        return all_tokens(self.sequence_parallel, x + residual, len(batch.positions))
+        return self.with_aux(self._of_all_tokens(x + residual, batch), before)
 
 
 class GraniteHybrid(HybridDecoder):

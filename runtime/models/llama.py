@@ -21,7 +21,7 @@ from runtime.layers.projections import Projections
 from runtime.layers.reward_head import RewardHead
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, StageLayers
-from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces
+from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces, attended
 from runtime.models.config.block import Placement
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
@@ -145,7 +145,7 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    # multi-token prediction of Ernie 4.5 and EXAONE MoE, which is not loaded, and masks of old GPT-NeoX
+    # next-token layers, which only draft heads load, and masks of old GPT-NeoX
     ignored_weights: tuple[str, ...] = (r"^mtp\.", r"^model\.mtp_", r"\.attention\.(masked_)?bias$")
     attention_class: type[AttentionLayer] = SelfAttention
     layer_class: type[DecoderLayer] = LlamaDecoderLayer
@@ -216,15 +216,7 @@ class Llama(Layer):
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states [T, hidden] before the last norm; with `aux_layers` those before these layers follow
         in each row."""
-        pieces = self.piecewise(batch, compiled)
-        attended = None
-        try:
-            while True:
-                attention, queries = pieces.send(attended)  # type: ignore[arg-type]  # the first one is None
-                attended = attention.attend(queries, batch)
-        except StopIteration as end:
-            hidden: Tensor = end.value
-            return hidden
+        return attended(self.piecewise(batch, compiled), batch)
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
@@ -236,13 +228,17 @@ class Llama(Layer):
             if index in self.aux_layers:
                 before[index] = self._of_all_tokens(x + residual, batch)
             queries, residual = layer.before_attention(x, residual, *tables[kind], batch)
-            attended = yield layer.self_attn, queries
+            output = yield layer.self_attn, queries
             x, residual = (
-                layer.after_attention(attended, residual, batch)
+                layer.after_attention(output, residual, batch)
                 if compiled is None
-                else compiled(layer, attended, residual, batch)
+                else compiled(layer, output, residual, batch)
             )
-        x = self._of_all_tokens(x + residual, batch)
+        return self.with_aux(self._of_all_tokens(x + residual, batch), before)
+
+    def with_aux(self, x: Tensor, before: dict[int, Tensor]) -> Tensor:
+        """Hidden states `x` [T, hidden], and in each row those of the `aux_layers` behind them. `before`:
+        hidden states before each of these layers, by its number; what is not there is `x`."""
         if not self.aux_layers:
             return x
         return torch.cat((x, *(before.get(index, x) for index in self.aux_layers)), dim=1)

@@ -1,7 +1,9 @@
-"""How much memory a draft model takes on each rank, from its config.json alone."""
+"""How much memory drafts take: a draft model on each rank, from its config.json alone, and the texts that
+n-grams are looked up in."""
 
 from msgspec import Struct
 
+from runtime.messages.speculation import Speculation
 from runtime.models.config.draft_config import DraftConfig, HeadConfig, read_draft_config
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.model_sizes import (
@@ -17,10 +19,13 @@ from runtime.options.quantized_sizes import Ranks, saved_bytes
 
 
 class DraftSizes(Struct, frozen=True):
-    """Of one rank, in bytes."""
+    """What a draft model takes on one rank; nothing where there is none."""
 
     weights_bytes: int = 0
-    token_count: int = 0  # numbers in the keys and values of one token, in all layers
+    token_count: int = 0  # numbers in the keys and values of one token, in all of its layers
+    slots_bytes: int = (
+        0  # tokens and hidden states that wait in each slot until the draft model computes them
+    )
 
 
 def draft_sizes(plan: Plan, target: ModelConfig, ranks: Ranks, item: int) -> DraftSizes:
@@ -31,15 +36,31 @@ def draft_sizes(plan: Plan, target: ModelConfig, ranks: Ranks, item: int) -> Dra
         return DraftSizes()
     draft = read_draft_config(speculation, plan.model.model_path, target)
     model = draft.model
-    count = weight_count(model, *ranks) if draft.head is None else _head_count(draft.head, ranks)
+    count = sum(_head_count(head, ranks) for head in draft.heads) or weight_count(model, *ranks)
     num_bytes = count * item + float_bytes(model) - _saved(draft, ranks, item)
-    if draft.head is not None:
-        num_bytes += 8 * draft.head.head_vocab  # numbers of the target's tokens
-    return DraftSizes(num_bytes, attention_layers(model) * cached_count(model, ranks[0]))
+    num_bytes += sum(8 * head.head_vocab for head in draft.heads)  # numbers of the target's tokens
+    token_count = attention_layers(model) * cached_count(model, ranks[0])
+    entries = speculation.num_draft_tokens + max(0, len(draft.heads) - 1)
+    entry_bytes = 8 + (model.hidden_size * item if draft.heads else 0)
+    slots = plan.schedule.max_running_requests + 1
+    return DraftSizes(num_bytes, token_count, slots * entries * entry_bytes)
+
+
+def ngram_bytes(speculation: Speculation | None) -> int:
+    """Memory of the event loop's process for texts of sequences that have ended, when it is full: tokens, the
+    namespaces of their blocks, and for each of two window lengths the places of all tokens."""
+    if speculation is None or speculation.is_own:
+        return 0
+    options = speculation.ngram
+    lengths = {min(max(3, options.min_window), options.max_window), options.min_window}
+    blocks = max(options.capacity, 4 * (max(lengths) + 64)) // 64
+    places = 64 * blocks
+    heads = 1 << max(8, places.bit_length())
+    return 4 * places + 8 * blocks + len(lengths) * 4 * (heads + places)
 
 
 def _saved(draft: DraftConfig, ranks: Ranks, item: int) -> int:
-    return saved_bytes(draft.model, ranks, item) if draft.head is None else 0
+    return 0 if draft.heads else saved_bytes(draft.model, ranks, item)
 
 
 def _head_count(head: HeadConfig, ranks: Ranks) -> int:
@@ -56,4 +77,4 @@ def _head_count(head: HeadConfig, ranks: Ranks) -> int:
             wide = hidden * heads * model.head_dim
             return count + wide + 2 * hidden + -(-head.head_vocab // ranks[0]) * hidden
         case _:
-            return count + 3 * hidden
+            return count + (2 + head.has_norm) * hidden

@@ -18,7 +18,7 @@ from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import read_header, stored_as, weight_files
-from runtime.options.draft_sizes import draft_sizes
+from runtime.options.draft_sizes import draft_sizes, ngram_bytes
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -64,6 +64,9 @@ class Footprint(Struct, frozen=True, kw_only=True):
     token_bytes: int  # keys and values of one token
     num_window_pages: int = 0  # of sliding-window layers, where they have their own, with a padding page
     states_bytes: int = 0  # of recurrent layers
+    draft_weights_bytes: int = 0  # of weights_bytes, those of a draft model
+    draft_token_bytes: int = 0  # of token_bytes, those of a draft model
+    ngram_bytes: int = 0  # host memory of a replica's event loop for remembered texts, when it is full
     num_states: int = 0  # with the padding state
     pool_tokens: int
     longest_tokens: int  # of one sequence, by context length and pool
@@ -164,7 +167,7 @@ def _of_stage(
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.num_ranks * plan.parallel.data_parallel_size
+    sharing = plan.parallel.ranks_on_node * plan.parallel.data_parallel_size
     budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
@@ -182,6 +185,7 @@ def _of_stage(
         adapters_bytes=adapters,
         host_bytes=all_weights if plan.weights.enable_weights_cpu_backup else offloaded,
         activations_bytes=drafts
+        + draft.slots_bytes
         + (
             0
             if stage.is_last
@@ -193,6 +197,9 @@ def _of_stage(
         num_window_pages=room[1] if pools.window else 0,
         states_bytes=(pools.states + 1) * state_bytes,
         num_states=pools.states + 1 if state_bytes else 0,
+        draft_weights_bytes=draft.weights_bytes,
+        draft_token_bytes=draft.token_count * kv_item,
+        ngram_bytes=ngram_bytes(plan.speculation.in_force),
         pool_tokens=pool,
         longest_tokens=min(pool, plan.model.context_length),
         budget_bytes=budget,

@@ -41,9 +41,9 @@ class Forward:
 
     def _program(self, model: Model, batch: ForwardBatch) -> ForwardProgram | None:
         """The program of this model and cache, made when either is another than before."""
-        if self.device.programs is None or not batch.kv:
+        if self.device.programs is None or not (batch.kv or batch.states):
             return None
-        cache = batch.kv[0][0].data_ptr()
+        cache = batch.kv[0][0].data_ptr() if batch.kv else 0  # states say by themselves where they are
         if self.opened is None or self.opened[0] is not model or self.opened[1] != cache:
             spec = decoder_spec(model)
             aux = getattr(model, "aux_layers", ())

@@ -194,8 +194,8 @@ class ModelRunner:
     def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
         torch_device = self.device.torch_device
-        self.effects.advance(plan, starts, rows)
         if not len(rows.rows):
+            self.effects.advance(plan, starts, rows)
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
         logits = forwarded.logits
@@ -214,6 +214,7 @@ class ModelRunner:
         tokens = self.device.collectives.broadcast(tokens)
         if self.pipeline is not None:
             self.pipeline.return_tokens(rows, tokens)
+        self.effects.advance(plan, starts, rows)
         accepted = self.effects.take(plan, starts, rows, tokens)
         penalties, is_accepted = self.slots.penalties, None
         if self.samples and (accepted is None or penalties.counts.rows):

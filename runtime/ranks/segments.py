@@ -49,7 +49,7 @@ def open_program(
     """The program of a decoder that also gives the inputs of `aux_layers`; None: there is none."""
     if not aux_layers:
         return programs.open(spec, kv)
-    if 0 in aux_layers:
+    if 0 in aux_layers or any(layer.attention is None or layer.mixer is not None for layer in spec.layers):
         return None
     opened, begin = list[tuple[int, ForwardProgram]](), 0
     for end in sorted({*aux_layers, len(spec.layers)}):

@@ -16,6 +16,7 @@ from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
+from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.sample_rows import SampleRows
@@ -35,7 +36,10 @@ class Slots:
         grammar_masks: GrammarMasks | None = None,
         processors: Processors | None = None,
         penalises: Penalises = penalise,
+        thresholds: Thresholds = EXACT,
     ) -> None:
+        """`thresholds`: of drafts that rows verify."""
+        self.thresholds = thresholds
         self.torch_device = torch_device
         self.vocab_size = vocab_size
         self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
@@ -168,6 +172,10 @@ class Slots:
                 *self.filters(slots),
             )
             tokens = logits_ops.choose(changed, inputs)
+            if rows.drafts is not None and not self.thresholds.is_exact:
+                tokens = self.thresholds.accept(
+                    clean(changed), inputs, tokens, rows.drafts, self.seeds[slots], rows.lengths
+                )
         else:
             tokens = logits_ops.choose(changed, None)
         if width < 0:

@@ -22,6 +22,7 @@ from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.sampling.processors import Processors
+from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
@@ -242,6 +243,9 @@ def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig,
         GrammarMasks(start.grammar if samples else None, config.vocab_size, samples=samples),
         Processors(start.processors if samples else []),
         fused_ops_of(device).penalise,
+        EXACT
+        if start.speculation is None
+        else Thresholds(start.speculation.accept_single, start.speculation.accept_acc),
     )
 
 

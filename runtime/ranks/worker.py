@@ -135,7 +135,7 @@ class RankWorker:
                 set_process_name(f"rank-{self._rank}")
             if start.log_level in log.LEVELS:
                 log.setup(start.log_level, start.log_format)
-            bind_to_node(start.numa_nodes, self._rank)
+            bind_to_node(start.numa_nodes, start.index_on_node(self._rank))
             self._reports = self._rank == start.reporter
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)

@@ -5,16 +5,19 @@ from collections.abc import Iterable
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft, landed
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.speculation.predicted import PredictedDrafter
 from runtime.scheduling.step_builder import StepBuilder
 
 
 class DraftPlanner:
-    """Chooses drafts for decoding sequences: what a grammar forces, else what the drafter proposes."""
+    """Chooses drafts for decoding sequences: what a grammar forces, else what the client predicts, else what
+    the drafter proposes."""
 
     def __init__(self, roster: Roster, drafter: Drafter | None, max_step_tokens: int) -> None:
         """`drafter`: None where only grammars have drafts."""
         self.roster = roster
         self.drafter = drafter
+        self.predicted = PredictedDrafter(roster.max_running)
         self.max_step_tokens = max_step_tokens
         self._nodes = 0  # tokens in rows of drafts for which recurrent layers have memory in the next step
         # sequences with forced tokens or drafts in flight, by id; others decode one token a row
@@ -23,7 +26,12 @@ class DraftPlanner:
     @property
     def is_active(self) -> bool:
         """Whether a sequence may have drafts, in the next step or in flight."""
-        return self.drafter is not None or bool(self._drafting)
+        return self.drafter is not None or bool(self._drafting) or bool(self.predicted)
+
+    def add(self, sequence: Sequence) -> None:
+        """The sequence was added to the scheduler."""
+        if sequence.request.prediction:
+            self.predicted.add(sequence)
 
     def force(self, sequence: Sequence, tokens: list[int]) -> None:
         """A grammar forces `tokens` after those that `sequence` has."""
@@ -32,8 +40,18 @@ class DraftPlanner:
 
     def begin(self) -> None:
         """A step is planned."""
+        rows = len(self.roster.decoding)
         if self.drafter is not None:
-            self.drafter.begin(len(self.roster.decoding))
+            self.drafter.begin(rows)
+        if self.predicted:
+            self.predicted.begin(rows)
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        """A step without prompts, of so many rows and drafts, took `seconds`."""
+        if self.drafter is not None:
+            self.drafter.learn(rows, drafts, seconds)
+        if self.predicted:
+            self.predicted.learn(rows, drafts, seconds)
 
     def budget(self) -> int:
         """Draft tokens of the next step, which is about to be planned; known tokens of prompts get at least
@@ -56,14 +74,16 @@ class DraftPlanner:
         draft = None
         if sequence.forced and not sequence.drafting:
             draft = forced_draft(sequence, last)
-        if draft is None and self.drafter is not None:
-            allowed = min(most, MAX_VERIFIED, params.max_drafts)
-            draft = self.drafter.propose(sequence, sequence.computed_len, last, allowed) if allowed else None
+        allowed = min(most, MAX_VERIFIED, params.max_drafts)
+        if draft is None and sequence.request.prediction and allowed:
+            draft = self.predicted.propose(sequence, last, allowed)
+        if draft is None and self.drafter is not None and allowed:
+            draft = self.drafter.propose(sequence, sequence.computed_len, last, allowed)
         if draft is None:
             return None
         most = min(most, len(draft.tokens) if draft.is_sure else MAX_VERIFIED)
         if cache.states is not None and not draft.is_sure:
-            if draft.is_tree or (draft.is_own and self.drafter is not None and self.drafter.branches > 1):
+            if draft.is_tree:
                 return None  # recurrent layers go from one token to the next
             most = min(most, self._nodes - 1)
         room = len(sequence.pages) * cache.page_size - last - 1
@@ -90,11 +110,12 @@ class DraftPlanner:
     def landed(self, sequence: Sequence, draft: Draft, num_tokens: int) -> None:
         """A verify row of these drafts has brought so many tokens, the one sampled last among them."""
         landed(sequence, draft, num_tokens)
-        if self.drafter is not None and not draft.is_sure and not sequence.is_finished:
+        if self.drafter is not None and draft.is_own and not sequence.is_finished:
             self.drafter.landed(sequence, len(draft.tokens), num_tokens - 1)
 
     def ended(self, sequence: Sequence) -> None:
-        """No tokens of it are taken in any more."""
+        """No tokens of the sequence are taken in any more."""
+        self.predicted.ended(sequence)
         if self.drafter is not None:
             self.drafter.ended(sequence)
 

@@ -71,15 +71,16 @@ class Drafter(ABC):
         return
 
     def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Of so many drafts of a row so many were accepted."""
+        """A verify row of `sequence` had `num_drafts` drafts that the ranks made (Draft.is_own), and
+        `num_accepted` of them were accepted."""
         return
 
     def ended(self, sequence: Sequence) -> None:
-        """No tokens of it come any more."""
+        """The sequence has ended, or another replica goes on with it: no tokens of it come any more."""
         return
 
     def forget(self) -> None:
-        """Texts of sequences that have ended are remembered no longer."""
+        """Forgets the texts of sequences that have ended."""
         return
 
 

@@ -152,6 +152,8 @@ class Scheduler:
         ]
         self._next_id += params.n * stride
         self.roster.join(request, sequences)
+        for sequence in sequences:
+            self.planner.drafts.add(sequence)
         self.deadlines.add(request)
         return [s.id for s in sequences]
 
@@ -205,8 +207,8 @@ class Scheduler:
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
         if flight.work is not None and self.planner.chunking is not None:
             self.planner.chunking.learn(flight.work, result.compute_s)
-        if flight.num_drafts is not None and (drafter := self.planner.drafts.drafter) is not None:
-            drafter.learn(len(flight.computed), flight.num_drafts, result.compute_s)
+        if flight.num_drafts is not None:
+            self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -236,10 +238,10 @@ class Scheduler:
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
         return step
 
-    def lose_ranks(self) -> Lost:
+    def lose_ranks(self, *, points_at_requests: bool = True) -> Lost:
         """The ranks died with all pages: running sequences wait again and will get the tokens that they would
-        have got. A guilty request ends."""
-        guilty = self.recovery.died(self.flights)
+        have got. A guilty request ends; with `points_at_requests` False none is, whatever was in flight."""
+        guilty = self.recovery.died(self.flights) if points_at_requests else None
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()
         self._prompts.clear()

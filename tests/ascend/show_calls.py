@@ -108,7 +108,7 @@ def calls(model: Path, options: argparse.Namespace) -> str:
     assert torch_npu  # the simulation comes with it
     trace: list[str] = []
 
-    def open_traced(rank: int, size: int, *_: Any) -> TracedCollectives:
+    def open_traced(rank: int, size: int, *_: Any, **__: Any) -> TracedCollectives:
         return TracedCollectives(size, trace)
 
     collectives.HcclCollectives = open_traced  # type: ignore[assignment,misc]

@@ -1,6 +1,7 @@
 """`runtime check`: golden text of explain and memory, JSON for programs, exit codes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,9 @@ from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, Stored
 from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
+from runtime.scheduling.speculation.corpus import Corpus
+from tests.models.make import make_checkpoint
+from tests.models.make_next_token import add_next_token_layers
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**33, entropy=7)
 
@@ -59,7 +63,35 @@ def test_explain_says_what_speculation_does(capsys: pytest.CaptureFixture[str]) 
     assert report["values"]["speculative_num_draft_tokens"]["value"] == 12
     assert any("up to 11 tokens of a sequence are guessed" in notice for notice in report["notices"])
     usual = json.loads(printed(capsys, "explain", "--json"))
-    assert "NGRAM" in usual["values"]["speculative_algorithm"]["reason"]
+    assert "NGRAM is worth a try" in usual["values"]["speculative_algorithm"]["reason"]
+
+
+def test_explain_recommends_next_token_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = add_next_token_layers(make_checkpoint("glm4_moe", tmp_path / "model"))
+    options = ("--model-path", str(folder), "--max-running-requests", "100")
+    report = json.loads(printed(capsys, "explain", "--json", *options))
+    reason = report["values"]["speculative_algorithm"]["reason"]
+    assert reason.startswith("--speculative-algorithm NEXTN") and "few of the 100 sequences" in reason
+
+
+def test_memory_of_drafts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Texts that are looked up, as much as the arrays take; and a draft model, as a part of the sums."""
+    options = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-capacity", "5000")
+    assert "5000 tokens are remembered" in printed(capsys, "memory", *options)
+    report = json.loads(printed(capsys, "memory", "--json", *options))
+    corpus = Corpus(5000, (3, 1))
+    arrays = [corpus.tokens, corpus._owners]
+    arrays += [part for one in corpus.windows for part in (one._heads.data, one._before.data)]
+    assert report["rank"]["ngram_bytes"] == sum(array.nbytes for array in arrays)
+    folder = add_next_token_layers(make_checkpoint("glm4_moe", tmp_path / "model"))
+    model = ("--model-path", str(folder), "--max-total-tokens", "1024")
+    usual = json.loads(printed(capsys, "memory", "--json", *model))["rank"]
+    with_drafts = (*model, "--speculative-algorithm", "NEXTN")
+    found = json.loads(printed(capsys, "memory", "--json", *with_drafts))["rank"]
+    for part in ("weights_bytes", "token_bytes"):
+        assert found[part] - usual[part] == found[f"draft_{part}"] > 0
+    assert found["activations_bytes"] > usual["activations_bytes"] and found["ngram_bytes"] == 0
+    assert "draft model" in printed(capsys, "memory", *with_drafts)
 
 
 def test_a_pasted_command(capsys: pytest.CaptureFixture[str]) -> None:

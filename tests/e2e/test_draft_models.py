@@ -13,6 +13,7 @@ from runtime import Engine
 from runtime.errors import StartError
 from tests.models.make import make_checkpoint
 from tests.models.make_heads import make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 
 pytestmark = pytest.mark.anyio
 
@@ -78,6 +79,25 @@ async def test_answers_are_those_without_drafts(folders: dict[str, Path]) -> Non
         assert found == expected
         if draft == "target":
             assert fewer < steps * 0.8  # how many drafts pay depends on what steps take
+
+
+@pytest.mark.parametrize(
+    ("family", "num_layers", "options"),
+    [
+        ("qwen3_next", 1, {}),
+        ("qwen3_next", 1, {"tensor_parallel_size": 2}),
+        ("deepseek_v3", 3, {"enable_multi_layer_eagle": True}),
+    ],
+)
+async def test_next_token_layers(
+    family: str, num_layers: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of a model with recurrent layers, and several that draft in turn."""
+    folder = add_next_token_layers(make_checkpoint(family, tmp_path / "model"), num_layers)
+    expected, _, preemptions = await answers(folder)
+    assert preemptions > 0
+    found, _, _ = await answers(folder, speculative_algorithm="NEXTN", **options)
+    assert found == expected
 
 
 async def test_on_two_ranks(folders: dict[str, Path]) -> None:

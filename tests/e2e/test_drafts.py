@@ -37,8 +37,10 @@ CASES: list[tuple[Rule | None, dict[str, Any]]] = [
 ]
 
 
-class Rehearsed(Drafter):
-    """Drafts of an answer that is known, some of them wrong, in chains and trees."""
+class KnownAnswer(Drafter):
+    """Proposes the tokens of an answer that was generated before, `answer`. Each is replaced by a random
+    token with probability 0.2. Half of the drafts are trees, with a wrong sibling before each of the first
+    two tokens."""
 
     def __init__(self) -> None:
         self.random = Random(1)
@@ -66,7 +68,7 @@ class Rehearsed(Drafter):
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines"])
 async def test_answers_are_those_without_drafts(backend: str) -> None:
-    drafter, answers, steps = Rehearsed(), list[Any](), list[int]()
+    drafter, answers, steps = KnownAnswer(), list[Any](), list[int]()
     async with Engine(**OPTIONS, grammar_backend=backend) as engine:
         scheduler = engine._core.replicas[0].scheduler
         for rule, params in CASES:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from runtime import Engine
 from runtime.errors import OptionsError
 from tests.e2e.conftest import Generate
+from tests.e2e.test_server import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -104,6 +106,55 @@ async def test_host_pages_of_all_stages(checkpoint: Callable[[str], Path], refer
                 answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=6)
                 assert answer.token_ids == reference("llama", prompt, 6)
         assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") > 0
+
+
+async def test_pages_of_all_stages_in_files(
+    checkpoint: Callable[[str], Path], reference: Generate, tmp_path: Path
+) -> None:
+    """A second server finds what the first one has stored."""
+    options = OPTIONS | {
+        "pipeline_parallel_size": 2,
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": 2.0,
+        "hicache_storage_backend": "file",
+        "hicache_storage_prefetch_policy": "wait_complete",
+        "hicache_storage_backend_extra_config": {"dir": str(tmp_path), "prefetch_threshold": 16},
+    }
+    prompt = list(range(10, 70))
+    for is_second in (False, True):
+        async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
+            answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=6)
+            assert answer.token_ids == reference("llama", prompt, 6) and answer.finish is not None
+            assert (answer.finish.cached_tokens > 40) is is_second
+            with anyio.fail_after(60):
+                while len(list(tmp_path.rglob("*.page"))) < 15:  # whole pages of 60 tokens
+                    await anyio.sleep(0.01)
+
+
+async def test_a_pipeline_sleeps_and_wakes(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    options = OPTIONS | {"pipeline_parallel_size": 2, "enable_memory_saver": True}
+    expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
+        assert await answers(engine) == expected
+        await engine.release_memory_occupation()
+        await engine.resume_memory_occupation()
+        assert await answers(engine) == expected
+
+
+def test_grammars_and_biases_on_the_last_stage() -> None:
+    """Of a server whose ranks start early; what a grammar forces is verified by both stages."""
+    with serve("--model-path", "pocket", "--pipeline-parallel-size", "2") as server:
+        ask = {"model": "pocket", "prompt": "Who?", "temperature": 0.5, "seed": 1, "max_tokens": 60}
+        for fields in (
+            {"regex": "(yes|no){2} a long tail that nothing else can follow"},
+            {"json_schema": '{"enum": ["one answer", "one more answer"]}'},
+        ):
+            for _ in range(2):
+                text = httpx.post(f"{server.url}/v1/completions", json=ask | fields).json()["choices"][0][
+                    "text"
+                ]
+                assert text.startswith(("yes", "no", '"one'))
+                assert text.endswith(("can follow", 'answer"'))
 
 
 async def test_what_needs_all_layers_is_refused(checkpoint: Callable[[str], Path]) -> None:

@@ -76,8 +76,16 @@ def in_baichuan_layout(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BaichuanForCausalLM"]}))
 
 
+def in_mimo_layout(folder: Path) -> None:
+    """Rewrites the configuration of a Qwen 2, which MiMo is but for its next-token layers."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 LAYOUTS = {
     "baichuan": Layout("BaichuanForCausalLM", "llama", in_baichuan_layout, {"num_key_value_heads": 4}),
     "internlm2": Layout("InternLM2ForCausalLM", "llama", in_internlm2_layout),
     "internlm3": Layout("InternLM3ForCausalLM", "llama", in_internlm3_layout),
+    "mimo": Layout("MiMoForCausalLM", "qwen2", in_mimo_layout),
 }

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaModel
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaModel
 
 from tests.models.make import SIZES
+from tests.models.make_next_token import DEEPSEEK, NAMES, block_folder, count_blocks, target_config
 
 EPS = 1e-5
 HEAD_VOCAB = 120
@@ -84,37 +85,19 @@ def _write_config(folder: Path, overrides: dict[str, Any]) -> LlamaConfig:
     return config
 
 
-def add_next_token_layer(folder: Path) -> Path:
-    """Adds a next-token layer to a checkpoint, as DeepSeek's and GLM's have it behind their last layer."""
-    config = json.loads((folder / "config.json").read_text())
-    config["num_nextn_predict_layers"] = 1
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    last, here = (f"model.layers.{config['num_hidden_layers'] - 1 + i}." for i in (0, 1))
-    torch.manual_seed(11)
-    hidden = config["hidden_size"]
-    for name in [name for name in tensors if name.startswith(last)]:
-        shape, dtype = tensors[name].shape, tensors[name].dtype
-        tensors[here + name.removeprefix(last)] = _random(tuple(shape), "norm" in name).to(dtype)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{here}{name}.weight"] = _random((hidden,), True)
-    tensors[f"{here}eh_proj.weight"] = _random((hidden, 2 * hidden))
-    tensors[f"{here}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors[f"{here}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 class HeadReference:
     """Drafts by a head, computed anew for each of them over the whole sequence."""
 
     def __init__(self, target: Path, head: Path, algorithm: str) -> None:
         self.algorithm = algorithm
         self.known: Tensor | None = None  # the tokens that it guesses; None: all
-        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.weights: dict[str, Tensor] = {}
+        self.target = AutoModelForCausalLM.from_pretrained(
+            target, config=target_config(target), dtype=torch.float32
+        ).eval()
         self.layers = self.target.config.num_hidden_layers
         if algorithm == "NEXTN":
-            self._open_next_token_layer(target)
+            self._open_next_token_layers(target)
             return
         self.config = LlamaConfig.from_pretrained(head)
         if algorithm == "EAGLE":
@@ -126,27 +109,19 @@ class HeadReference:
         else:
             self.weights = load_file(head / "model.safetensors")
 
-    def _open_next_token_layer(self, target: Path) -> None:
-        config = AutoConfig.from_pretrained(target)
-        here = f"model.layers.{config.num_hidden_layers}."
+    def _open_next_token_layers(self, target: Path) -> None:
+        config = target_config(target)
         every = load_file(target / "model.safetensors")
-        self.weights = {
-            name.removeprefix(here): value for name, value in every.items() if name.startswith(here)
-        }
-        config.num_hidden_layers, config.first_k_dense_replace = 1, 0
-        folder = target.parent / f"{target.name}-layer"
-        AutoModel.from_config(config).save_pretrained(folder)  # for its config.json alone
-        layer = {f"layers.0.{name}": value for name, value in self.weights.items()}
-        layer["norm.weight"] = self.weights["shared_head.norm.weight"]
-        layer["embed_tokens.weight"] = every["model.embed_tokens.weight"]
-        names = ("enorm", "hnorm", "eh_proj", "embed_tokens.", "shared_head")
-        layer = {
-            name: value
-            for name, value in layer.items()
-            if not name.startswith(tuple(f"layers.0.{n}" for n in names))
-        }
-        save_file(layer, folder / "model.safetensors", metadata={"format": "pt"})
-        self.block = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        names = NAMES.get(json.loads((target / "config.json").read_text())["model_type"], DEEPSEEK)
+        self.is_hidden_first = "input_proj" in names["fc"]
+        self.parts = []
+        for k in range(count_blocks(target)):
+            numbers = {"n": config.num_hidden_layers + k, "k": k}
+            block = AutoModel.from_pretrained(block_folder(target, k), dtype=torch.float32).eval()
+            if "norm" not in names:
+                block.norm = nn.Identity()
+            parts = {one: every[f"{names[one].format(**numbers)}.weight"] for one in ("enorm", "hnorm", "fc")}
+            self.parts.append((block, parts))
 
     @torch.inference_mode()
     def drafts(self, tokens: list[int], count: int) -> list[int]:
@@ -160,6 +135,8 @@ class HeadReference:
         else:
             states = out.last_hidden_state[0]
         following = list(tokens[1:])
+        if self.algorithm == "NEXTN" and len(self.parts) > 1:
+            return self._in_turn(following, states)[:count]
         for _ in range(count):
             embeds = self.target.get_input_embeddings()(torch.tensor(following))
             hidden, logits = getattr(self, f"_{self.algorithm.lower()}")(embeds, states)
@@ -178,14 +155,27 @@ class HeadReference:
         return hidden, self.target.lm_head(hidden[-1])
 
     def _nextn(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        eps = self.target.config.rms_norm_eps
-        both = (
-            _norm(embeds, self.weights["enorm.weight"], eps),
-            _norm(states, self.weights["hnorm.weight"], eps),
-        )
-        x = linear(torch.cat(both, dim=1), self.weights["eh_proj.weight"])
-        hidden = self.block(inputs_embeds=x[None]).last_hidden_state[0]
+        block, parts = self.parts[0]
+        x = self._joined(parts, embeds, states)
+        hidden = block(inputs_embeds=x[None]).last_hidden_state[0]
         return hidden, self.target.lm_head(hidden[-1])
+
+    def _in_turn(self, following: list[int], states: Tensor) -> list[int]:
+        """A draft of each next-token layer, which takes the tokens one place further than the one before."""
+        drafts: list[int] = []
+        for block, parts in self.parts:
+            shifted = (following + drafts)[len(drafts) :]
+            embeds = self.target.get_input_embeddings()(torch.tensor(shifted))
+            states = block(inputs_embeds=self._joined(parts, embeds, states)[None]).last_hidden_state[0]
+            drafts.append(int(self.target.lm_head(states[-1]).argmax()))
+        return drafts
+
+    def _joined(self, parts: dict[str, Tensor], embeds: Tensor, states: Tensor) -> Tensor:
+        config = self.target.config
+        eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
+        offset = 1.0 if config.model_type.startswith(("qwen3_next", "qwen3_5")) else 0.0
+        both = [_norm(embeds, parts["enorm"] + offset, eps), _norm(states, parts["hnorm"] + offset, eps)]
+        return linear(torch.cat(both[::-1] if self.is_hidden_first else both, dim=1), parts["fc"])
 
     def _eagle3(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         weights, config = self.weights, self.config

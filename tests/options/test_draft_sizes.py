@@ -12,7 +12,8 @@ from runtime.options.resolve import plan_for
 from runtime.ranks.open_executor import open_executor
 from runtime.settings import start_rank
 from tests.models.make import make_checkpoint
-from tests.models.make_heads import add_next_token_layer, make_eagle, make_eagle3
+from tests.models.make_heads import make_eagle, make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.options.test_footprint import MACHINE, planned
 
 
@@ -29,17 +30,35 @@ def draft_of(algorithm: str, folder: Path) -> dict[str, Any]:
     return {"speculative_draft_model_path": str(path)}
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "NEXTN"])
-def test_weights_and_pages_are_those_that_a_rank_takes(algorithm: str, tmp_path: Path) -> None:
-    family = "deepseek_v3" if algorithm == "NEXTN" else "llama"
-    folder = make_checkpoint(family, tmp_path / "model", num_hidden_layers=4)
-    if algorithm == "NEXTN":
-        add_next_token_layer(folder)
+@pytest.mark.parametrize(
+    ("algorithm", "family", "num_layers"),
+    [
+        ("STANDALONE", "llama", 0),
+        ("EAGLE", "llama", 0),
+        ("EAGLE3", "llama", 0),
+        ("NEXTN", "deepseek_v3", 1),
+        ("NEXTN", "deepseek_v3", 3),
+        ("NEXTN", "ernie4_5_moe", 1),
+        ("NEXTN", "nemotron_h", 1),
+        ("NEXTN", "qwen3_next", 1),
+    ],
+)
+def test_weights_and_pages_are_those_that_a_rank_takes(
+    algorithm: str, family: str, num_layers: int, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 4} if family in ("llama", "deepseek_v3") else {}
+    folder = make_checkpoint(family, tmp_path / "model", **sizes)
+    if num_layers:
+        add_next_token_layers(folder, num_layers)
     options: dict[str, Any] = {"max_total_tokens": 512, "device": "cpu", "num_threads": 1}
+    options |= {"enable_multi_layer_eagle": num_layers > 1}
     options |= {"speculative_algorithm": algorithm} | draft_of(algorithm, tmp_path / "draft")
     plan, found = planned(folder, **options)
     ready = open_executor(0, start_rank(plan, read_config(folder)), without_progress).ready
-    assert (found.weights_bytes, found.pages_bytes) == (ready.weights_bytes, ready.pages_bytes)
+    assert (found.weights_bytes, found.pages_bytes + found.states_bytes) == (
+        ready.weights_bytes,
+        ready.pages_bytes,
+    )
     without = plan_for(from_values({"model_path": str(folder), "max_total_tokens": 512}), MACHINE)
     alone = open_executor(0, start_rank(without, read_config(folder)), without_progress).ready
     assert ready.weights_bytes > alone.weights_bytes and ready.pages_bytes > alone.pages_bytes

@@ -204,6 +204,15 @@ class Recurrent(Model):
     num_recurrent_layers = 3
 
 
+def test_recurrent_layers_compute_no_trees() -> None:
+    words = "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-num-draft-tokens"
+    trees, chains = f"{words} 8 --speculative-eagle-topk 2", f"{words} 4 --speculative-eagle-topk 1"
+    with pytest.raises(OptionsError, match="--speculative-eagle-topk 2 asks for trees"):
+        resolve(from_argv(trees.split()), Recurrent, device_facts("auto"), MACHINE)
+    assert resolve(from_argv(trees.split()), Model, device_facts("auto"), MACHINE)
+    assert resolve(from_argv(chains.split()), Recurrent, device_facts("auto"), MACHINE)
+
+
 def test_states_need_recurrent_layers() -> None:
     words = ["--max-mamba-cache-size", "8", "--mamba-scheduler-strategy", "extra_buffer"]
     with pytest.raises(

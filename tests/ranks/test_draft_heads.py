@@ -13,16 +13,19 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.messages.speculation import DraftModel
+from runtime.messages.speculation import DraftModel, Speculation
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, sampling
+from tests.models.layouts import in_mimo_layout
 from tests.models.make import VOCAB_SIZE, make_checkpoint
-from tests.models.make_heads import HeadReference, add_next_token_layer, make_eagle, make_eagle3
+from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
 from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 20
+LFM2_LAYERS = ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]
 LAYERS = 6  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
 
 
@@ -40,13 +43,10 @@ class Recorded:
             runner.verifies.drafts.propose = self.record_captured
 
     def record(self, rows: OwnRows, slots: np.ndarray, starts: np.ndarray) -> Tensor:
-        tokens = self.chains(rows, slots, starts)
-        ends = rows.counts.cumsum()
-        self.latest = {
-            slot: tokens[end - count : end].tolist()
-            for slot, end, count in zip(slots.tolist(), ends.tolist(), rows.counts.tolist(), strict=True)
-        }
-        return tokens
+        chains = self.chains(rows, slots, starts)
+        found = zip(slots.tolist(), chains.tolist(), rows.counts.tolist(), strict=True)
+        self.latest = {slot: chain[:count] for slot, chain, count in found}
+        return chains
 
     def record_captured(self, size: int, filters: Any, slots: np.ndarray, counts: np.ndarray) -> Tensor:
         tokens = self.replayed(size, filters, slots, counts)
@@ -93,27 +93,69 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         family: make_checkpoint(family, folder / family, num_hidden_layers=LAYERS)
         for family in ("llama", "qwen3")
-    }
+    } | {"lfm2": make_checkpoint("lfm2", folder / "lfm2", num_hidden_layers=6, layer_types=LFM2_LAYERS)}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["lfm2", "llama", "qwen3"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_drafts_are_those_of_plain_torch(
     targets: dict[str, Path], family: str, algorithm: str, tmp_path: Path
 ) -> None:
     make = make_eagle if algorithm == "EAGLE" else make_eagle3
     head = make(tmp_path / "head")
-    expected = decoded(targets[family], {})
-    planner = opened(targets[family], speculation=speculation(algorithm, head))
+    expected = decoded(targets[family], {}, num_states=12)
+    planner = opened(targets[family], speculation=speculation(algorithm, head), num_states=12)
     check_drafts(planner, HeadReference(targets[family], head, algorithm), expected)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "deepseek_v3",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "mimo",
+        "nemotron_h",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ],
+)
 def test_next_token_layers(family: str, tmp_path: Path) -> None:
-    folder = add_next_token_layer(make_checkpoint(family, tmp_path / "model"))
-    expected = decoded(folder, {})
-    planner = opened(folder, speculation=speculation("NEXTN", None))
+    folder = make_checkpoint("qwen2" if family == "mimo" else family, tmp_path / "model")
+    if family == "mimo":
+        in_mimo_layout(folder)
+    add_next_token_layers(folder)
+    expected = decoded(folder, {}, num_states=12)
+    planner = opened(folder, speculation=speculation("NEXTN", None), num_states=12)
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo"])
+def test_next_token_layers_in_turn(family: str, tmp_path: Path) -> None:
+    """Each of several next-token layers makes one draft, of the tokens that the one before it took and its
+    draft."""
+    folder = make_checkpoint("qwen2" if family == "mimo" else family, tmp_path / "model")
+    if family == "mimo":
+        in_mimo_layout(folder)
+    add_next_token_layers(folder, 4)
+    expected = decoded(folder, {})
+    planner = opened(folder, speculation=in_turn(4))
+    check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+def test_more_layers_than_there_are(tmp_path: Path) -> None:
+    folder = add_next_token_layers(make_checkpoint("deepseek_v3", tmp_path / "model"), 2)
+    with pytest.raises(ModelError, match="--speculative-num-steps 3 .* the model has 2"):
+        opened(folder, speculation=in_turn(3))
+
+
+def in_turn(num_steps: int) -> Speculation:
+    model = DraftModel(is_multi_layer=True)
+    shape = {"num_steps": num_steps, "num_draft_tokens": num_steps + 1}
+    return structs.replace(speculation("NEXTN", None, **shape), draft_model=model)
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])
@@ -121,7 +163,7 @@ def test_a_token_map_leaves_some_tokens(algorithm: str, targets: dict[str, Path]
     if algorithm == "EAGLE":
         target, head = targets["llama"], make_eagle(tmp_path / "head")
     else:
-        target = head = add_next_token_layer(make_checkpoint("glm4_moe", tmp_path / "model"))
+        target = head = add_next_token_layers(make_checkpoint("glm4_moe", tmp_path / "model"))
     known = torch.arange(3, VOCAB_SIZE, 6)
     torch.save(known.flip(0), tmp_path / "map.pt")
     draft_model = DraftModel(

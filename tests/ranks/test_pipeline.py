@@ -129,7 +129,7 @@ def test_stages_compute_different_steps_at_a_time(checkpoints: Checkpoints) -> N
 
 
 def test_tokens_are_received_when_they_are_needed_and_no_later(checkpoints: Checkpoints) -> None:
-    """A sequence that has ended leaves a token that nobody asks for: it is taken after some steps."""
+    """A sequence that has ended leaves a token that no step needs: it is taken after some others."""
     folder, _, _ = checkpoints("llama")
     executor, planner = opened(folder, 2, steps_in_flight=3)
     rows = [planner.row(slot, [slot, 5], sampling()) for slot in range(8)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime.messages.requests import TokenBans
 from runtime.messages.sampling import Processor
+from runtime.messages.speculation import Speculation
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.transfers import Direct
 from runtime.scheduling.drafts import Draft
@@ -218,7 +219,8 @@ def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
     row = planner.row(0, PROMPTS[1], sampling())
     planner.prefill(row)
     loaded = planner.executor.runner  # type: ignore[attr-defined]
-    loaded.transfers, loaded.device.graphs.reads_lengths = Late(), False
+    loaded.transfers = loaded.effects.transfers = Late()
+    loaded.device.graphs.reads_lengths = False
     truth = expected[1]
     row.pages += [planner.free.pop() for _ in range(4)]
     plans = [planner.plan([], [], [(row, Draft([truth[1], truth[2], (truth[3] + 1) % VOCAB_SIZE]))])]
@@ -233,3 +235,21 @@ def test_captured_steps_do_not_wait_for_accepted_counts(folder: Path) -> None:
     assert tokens == truth[1 : 1 + len(tokens)] and len(tokens) == 3 + 3
     assert lengths.starts(np.array([0])).tolist() == [len(PROMPTS[1]) + 6]
     assert torch.equal(lengths.on_device[:1], torch.tensor([len(PROMPTS[1]) + 6]))
+
+
+@pytest.mark.parametrize(("temperature", "is_taken"), [(1.0, True), (0.0, False)])
+def test_thresholds_accept_what_is_not_sampled(temperature: float, is_taken: bool, tmp_path: Path) -> None:
+    """A threshold of 0 takes any draft where tokens are random, with its own log probability."""
+    speculation = Speculation(algorithm="NGRAM", num_steps=0, topk=1, num_draft_tokens=4, accept_single=0.0)
+    executor, ready = start(make_checkpoint("qwen3", tmp_path), speculation=speculation)
+    planner = Planner(executor, ready, PAGE_SIZE)
+    row = planner.row(0, PROMPTS[0], sampling(temperature=temperature, seed=4, top_logprobs=0))
+    planner.prefill(row)
+    count = len(row.tokens)
+    drafts = [201, 202, 203]
+    planner.run([], [], [(row, Draft(drafts))])
+    assert (row.tokens[count : count + 3] == drafts) is is_taken
+    known = planner.row(1, row.tokens, sampling(prompt_logprobs=0))
+    planner.prefill(known)
+    reported = known.prompt[-1].logprobs[count - len(row.tokens) - 1 : -1]  # of the tokens behind each
+    assert [found[1] for found in row.results[-len(reported) :]] == pytest.approx(list(reported), abs=1e-4)

@@ -122,6 +122,7 @@ class World:
         queue_timeout_s: float | None = None,
         namespace: str = "",
         is_idle: bool = False,
+        prediction: list[int] | None = None,
         **params: object,
     ) -> list[int]:
         request = Request(
@@ -137,6 +138,7 @@ class World:
             queue_timeout_s=queue_timeout_s,
             namespace=namespace,
             is_idle=is_idle,
+            prediction=prediction or [],
         )
         ids = self.scheduler.add(request)
         for i in ids:

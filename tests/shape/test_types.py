@@ -16,6 +16,8 @@ ROOMS = (
     "http",
     "messages",
     "metrics",
+    "node.py",
+    "nodes",
     "models/config",
     "options",
     "parsing",

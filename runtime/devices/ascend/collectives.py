@@ -40,7 +40,8 @@ class HcclBackend(Protocol):
         ...
 
 
-def group_name(rank: int) -> str:
-    """HCCL's name of the ranks, for operators that exchange by themselves."""
-    backend = dist.group.WORLD._get_backend(torch.device("npu"))
+def group_name(rank: int, group: dist.ProcessGroup | None = None) -> str:
+    """HCCL's name of the ranks of a group, for operators that exchange by themselves; None: of all ranks.
+    `rank`: this one's number in the group."""
+    backend = (dist.group.WORLD if group is None else group)._get_backend(torch.device("npu"))
     return str(cast(HcclBackend, backend).get_hccl_comm_name(rank))

@@ -81,14 +81,15 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
-    torch_device = set_device(options, rank, start.first_device)
+    torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     ranks: Collectives = SingleRank()
-    links = None
+    links = group = None
     if start.num_ranks > 1:
         ranks = hccl = HcclCollectives(
             rank, start.tp_size, start.rendezvous, torch_device, num_stages=start.pp_size
         )
-        links = open_links(hccl, torch_device, start.steps_in_flight)
+        links = open_links(hccl, torch_device, start.steps_in_flight) if start.pp_size > 1 else None
+        group = hccl.group if start.pp_size > 1 else None
     prologs = Prologs(
         start.page_size,
         wants_fused=options.mla_prolog,
@@ -105,14 +106,14 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         start.deepep_mode,
         ranks,
         experts,
-        lambda fixed: DispatchCombine(group_name(rank), rank, ranks.size, experts, fixed),
+        lambda fixed: DispatchCombine(group_name(ranks.rank, group), ranks.rank, ranks.size, experts, fixed),
     )
     return Device(
         FACTS,
         torch_device,
         ops,
         experts,
-        AscendMemory(start.num_ranks * start.num_replicas),
+        AscendMemory(start.ranks_on_machine),
         ranks,
         AscendGraphs(ops.triangle),
         ep_size=start.ep_size,

@@ -6,6 +6,8 @@ compute falls back to the model's layers, one operator after another: `problem_o
 dtype is.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,10 +16,11 @@ from runtime.devices.base import ForwardBatch
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.cache_numbers import CACHE_NUMBERS, MAX_DIM
 from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_problem, products_of_all
-from runtime.devices.cpu.kernels.library import Heads, Step
+from runtime.devices.cpu.kernels.library import Heads, Place, Step
 from runtime.devices.cpu.latent_phases import LatentPhases, latents_problem
 from runtime.devices.cpu.matrices import Matrix, Threads
 from runtime.devices.cpu.program import MULTIPLE, Buffer, Program, Then
+from runtime.devices.cpu.recurrent_phases import RecurrentPhases, mixer_problem, multiply
 from runtime.devices.decoder_spec import (
     AttentionSpec,
     DecoderLayerSpec,
@@ -26,6 +29,7 @@ from runtime.devices.decoder_spec import (
     Forwarded,
     LatentSpec,
     LinearSpec,
+    MixerSpec,
     NormSpec,
 )
 from runtime.devices.lora import LoraWeights
@@ -41,16 +45,21 @@ def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:
     """What the kernels do not compute of this decoder; None: they compute it."""
     if spec.width > MAX_WIDTH:
         return f"rows of {spec.width} are too wide"
-    for layer, (keys, _) in zip(spec.layers, kv, strict=True):
-        if problem := _attention_problem(layer.attention, keys):
+    caches = iter(kv)
+    for layer in spec.layers:
+        linears = _products_of(layer)
+        if layer.attention is not None and (problem := _attention_problem(layer.attention, next(caches)[0])):
             return problem
-        linears = [*_products_of(layer.attention), *products_of_all(layer.feed_forward)]
+        if layer.mixer is not None and (problem := mixer_problem(layer.mixer)):
+            return problem
         if isinstance(layer.feed_forward, ExpertsSpec) and (problem := experts_problem(layer.feed_forward)):
             return problem
         if not all(isinstance(linear.packed, Matrix) for linear in linears):
             return "a weight is quantized in a way that the kernels do not compute"
         if any(_is_too_large(linear.lora) for linear in linears):
             return "adapters have too large ranks"
+        if any(linear.lora is not None and linear.scale != 1.0 for linear in linears):
+            return "adapters of a product with a factor"
     return None
 
 
@@ -62,7 +71,15 @@ def _attention_problem(attention: AttentionSpec | LatentSpec, keys: Tensor) -> s
     return None if keys.dtype in CACHE_NUMBERS else f"the cache is {keys.dtype}"
 
 
-def _products_of(attention: AttentionSpec | LatentSpec) -> list[LinearSpec]:
+def _products_of(layer: DecoderLayerSpec) -> list[LinearSpec]:
+    """The products of a layer that all tokens pass."""
+    found = [] if layer.attention is None else _products_of_attention(layer.attention)
+    if layer.mixer is not None:
+        found += [*layer.mixer.projections, layer.mixer.o]
+    return found if layer.feed_forward is None else [*found, *products_of_all(layer.feed_forward)]
+
+
+def _products_of_attention(attention: AttentionSpec | LatentSpec) -> list[LinearSpec]:
     if isinstance(attention, AttentionSpec):
         return [attention.qkv, attention.o]
     return [attention.down, attention.o, *([] if attention.queries is None else [attention.queries])]
@@ -78,45 +95,87 @@ class DecoderProgram:
     def __init__(self, threads: Threads, spec: DecoderSpec, kv: KeysValues) -> None:
         """`problem_of(spec, kv)` is None."""
         self.spec = spec
-        self.num_pools = 1 + any(layer.attention.pool for layer in spec.layers)
+        attentions = [layer.attention for layer in spec.layers if layer.attention is not None]
+        self.num_pools = 1 + any(attention.pool for attention in attentions)
         self.program = Program(threads)
         self.rotary = self.program.rotary()
         self.tables: tuple[Tensor, Tensor] | None = None  # of the first positions
-        buffers = _Buffers(self.program, spec)
+        buffers = _Buffers(self.program, spec.width)
         self.experts = ExpertPhases(self.program, spec.width)
         self.latents = LatentPhases(self.program, self.rotary)
+        self.mixers = RecurrentPhases(self.program)
         assert isinstance(spec.embedding, Tensor | Matrix)
         self.program.embed(spec.embedding, spec.embed_scale, buffers.x)
-        for layer, pair in zip(spec.layers, kv, strict=True):
-            self._read_layer(layer, pair, buffers)
+        caches = iter(kv)
+        for layer in spec.layers:
+            self._read_layer(layer, caches, buffers)
         self.program.output(buffers.x)
         if (head := spec.head) is not None:
             assert isinstance(head.packed, Matrix)
             self.program.head(buffers.x, head.norm.weight, head.norm.eps, head.packed)
 
-    def _read_layer(self, layer: DecoderLayerSpec, kv: tuple[Tensor, Tensor], rows: "_Buffers") -> None:
-        attention = layer.attention
-        first, *_ = _products_of(attention)
-        self._linear(rows.x, layer.before_attention, first, rows.qkv, Then.STORE, rows)
+    def _read_layer(
+        self, layer: DecoderLayerSpec, caches: Iterator[tuple[Tensor, Tensor]], rows: "_Buffers"
+    ) -> None:
+        mixed = None if layer.mixer is None else self._mix(layer.mixer, rows)
+        if mixed is not None and layer.mixer is not None and layer.attention is None:
+            self._add(mixed, layer.mixer.o, None, rows)
+        elif mixed is not None and layer.mixer is not None:  # attention reads the same rows, so they wait
+            self._linear(mixed, None, layer.mixer.o, rows.output, Then.STORE, rows)
+        if layer.attention is not None:
+            attended = self._attend(layer.attention, layer.before_attention, next(caches), rows)
+            self._add(attended, layer.attention.o, layer.after_attention, rows)
+            if mixed is not None:
+                self.program.norm(rows.output, rows.x, None, adds=True)
+        self._add_feed_forward(layer, rows)
+
+    def _mix(self, mixer: MixerSpec, rows: "_Buffers") -> Buffer:
+        """What a recurrent layer makes of the hidden states, before its last product."""
+
+        def linear(source: Buffer, norm: NormSpec, of: LinearSpec, out: Buffer, is_same: bool) -> None:
+            self._linear(source, norm, of, out, Then.STORE, rows, is_same=is_same)
+
+        return self.mixers.add(mixer, rows.x, linear)
+
+    def _attend(
+        self,
+        attention: AttentionSpec | LatentSpec,
+        norm: NormSpec | None,
+        kv: tuple[Tensor, Tensor],
+        rows: "_Buffers",
+    ) -> Buffer:
+        """What attention makes of the hidden states, before its last product."""
+        first, *_ = _products_of_attention(attention)
+        projected = rows.floats("projected", first.outputs)
+        attended = rows.floats("attended", attention.o.inputs)
+        self._linear(rows.x, norm, first, projected, Then.STORE, rows)
         if isinstance(attention, LatentSpec):
 
             def linear(source: Buffer, norm: NormSpec | None, of: LinearSpec, out: Buffer) -> None:
                 self._linear(source, norm, of, out, Then.STORE, rows)
 
-            self.latents.add(attention, kv, rows.qkv, rows.attended, linear)
-        else:
-            self.program.attention(rows.qkv, rows.attended, self._heads(attention, kv))
-        self._add(rows.attended, attention.o, layer.after_attention, rows)
-        dense = layer.feed_forward
+            self.latents.add(attention, kv, projected, attended, linear)
+            return attended
+        self.program.attention(projected, attended, self._heads(attention, kv))
+        if attention.has_gate:
+            gates = (attention.num_heads + 2 * attention.num_kv_heads) * attention.dim
+            places = Place(attended, 0), Place(projected, gates)
+            multiply(self.program, *places, attended, is_sigmoid=True)
+        return attended
+
+    def _add_feed_forward(self, layer: DecoderLayerSpec, rows: "_Buffers") -> None:
+        dense, norm = layer.feed_forward, layer.before_feed_forward
+        if dense is None or norm is None:
+            return
         if isinstance(dense, ExpertsSpec):
-            return self._add_experts(dense, layer, rows)
-        inner = rows.inner(dense.down.inputs)
-        self._linear(rows.x, layer.before_feed_forward, dense.gate_up, inner, GATES[dense.gate], rows)
+            return self._add_experts(dense, norm, layer.after_feed_forward, rows)
+        inner = rows.floats("inner", dense.down.inputs)
+        self._linear(rows.x, norm, dense.gate_up, inner, GATES[dense.gate], rows)
         self._add(inner, dense.down, layer.after_feed_forward, rows)
 
-    def _add_experts(self, spec: ExpertsSpec, layer: DecoderLayerSpec, rows: "_Buffers") -> None:
-        norm, after = layer.before_feed_forward, layer.after_feed_forward
-
+    def _add_experts(
+        self, spec: ExpertsSpec, norm: NormSpec, after: NormSpec | None, rows: "_Buffers"
+    ) -> None:
         def linear(source: Buffer, of: LinearSpec, out: Buffer, then: Then) -> None:
             self._linear(source, None, of, out, then, rows)
 
@@ -133,20 +192,25 @@ class DecoderProgram:
         out: Buffer,
         then: Then,
         rows: "_Buffers",
+        *,
+        is_same: bool = False,
     ) -> None:
-        """A product, behind a norm if there is one, with what adapters add to it."""
+        """A product, behind a norm if there is one, with what adapters add to it. `is_same`: the product
+        before it has the same source and norm."""
         assert isinstance(linear.packed, Matrix)
         inputs = rows.inputs_of(linear.packed)
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        self.program.prepare(source, inputs, weight, eps)
+        if not is_same or inputs != rows.prepared:
+            self.program.prepare(source, inputs, weight, eps)
+        rows.prepared = inputs
         if linear.lora is None:
-            return self.program.linear(inputs, linear.packed, linear.bias, out, then)
+            return self.program.linear(inputs, linear.packed, linear.bias, out, then, linear.scale)
         is_gated = then in GATES.values()
-        sums = rows.gates_and_ups(linear.outputs) if is_gated else out
+        sums = rows.floats("gates and ups", linear.outputs) if is_gated else out
         self.program.linear(inputs, linear.packed, linear.bias, sums, Then.STORE if is_gated else then)
         self.program.lora(source, weight, eps, linear.lora, sums)
         if is_gated:
-            self.program.act(sums, out, then)
+            self.program.act(sums, out, then, linear.scale)
 
     def _add(self, source: Buffer, linear: LinearSpec, norm: NormSpec | None, rows: "_Buffers") -> None:
         """Adds a product to the residual, with a norm between them if there is one."""
@@ -185,30 +249,22 @@ class DecoderProgram:
     ) -> Forwarded | None:
         """See ForwardProgram.forward."""
         plan = batch.attention
-        assert isinstance(plan, CpuAttentionPlan)
-        if plan.rows.parents:
+        assert plan is None or isinstance(plan, CpuAttentionPlan)
+        if plan is not None and plan.rows.parents:
             return None
         if batch.page_loads is not None:
             for index in range(len(batch.kv)):
                 batch.page_loads.wait(index)
-        self._grow_tables(plan.longest)
         out = torch.empty(len(batch.token_ids), self.spec.width)
-        slots, starts, counts = plan.row_arrays
-        tables = plan.page_tables.contiguous()
-        locations = [each.contiguous() for each in batch.locations]
         step = Step(
             num_tokens=len(batch.token_ids),
             token_ids=batch.token_ids.data_ptr(),
             positions=batch.positions.data_ptr(),
-            num_rows=len(slots),
-            slots=slots.ctypes.data,
-            starts=starts.ctypes.data,
-            counts=counts.ctypes.data,
-            pages_per_slot=tables.shape[2],
-            page_size=plan.page_size,
             output=out.data_ptr(),
             lora_slots=None if lora_slots is None else lora_slots.ctypes.data,
+            states=self.mixers.begin(batch.states),
         )
+        pages = None if plan is None else self._set_pages(step, plan, batch.locations)
         if batch.embeds is not None:
             places, embeds = batch.embeds[0].contiguous(), batch.embeds[1].float().contiguous()
             step.num_embeds, step.embed_places, step.embeds = (
@@ -216,11 +272,6 @@ class DecoderProgram:
                 places.data_ptr(),
                 embeds.data_ptr(),
             )
-        table_bytes = tables.stride(0) * tables.itemsize
-        for pool in range(self.num_pools):
-            index = min(pool, len(locations) - 1)
-            step.locations[pool] = locations[index].data_ptr()
-            step.page_tables[pool] = tables.data_ptr() + index * table_bytes
         logits = None
         if self.spec.head is not None and len(samples):
             places, vocab_size = np.ascontiguousarray(samples, np.int64), self.spec.head.vocab_size
@@ -229,7 +280,24 @@ class DecoderProgram:
             step.logits, logits = logits.data_ptr(), logits[:, :vocab_size]
         self.experts.count()
         self.program.run(step)
+        del pages  # what the step points to
         return Forwarded(out, logits)
+
+    def _set_pages(self, step: Step, plan: CpuAttentionPlan, locations: tuple[Tensor, ...]) -> object:
+        """Says in `step` where the tokens' keys and values are. -> what must live as long as it"""
+        self._grow_tables(plan.longest)
+        slots, starts, counts = plan.row_arrays
+        tables = plan.page_tables.contiguous()
+        step.num_rows = len(slots)
+        step.slots, step.starts, step.counts = (each.ctypes.data for each in (slots, starts, counts))
+        step.pages_per_slot, step.page_size = tables.shape[2], plan.page_size
+        of_pools = [each.contiguous() for each in locations]
+        table_bytes = tables.stride(0) * tables.itemsize
+        for pool in range(self.num_pools):
+            index = min(pool, len(of_pools) - 1)
+            step.locations[pool] = of_pools[index].data_ptr()
+            step.page_tables[pool] = tables.data_ptr() + index * table_bytes
+        return slots, starts, counts, tables, of_pools
 
     def _grow_tables(self, length: int) -> None:
         """Cosines and sines of at least `length` positions, each a function of its position alone."""
@@ -244,30 +312,22 @@ class DecoderProgram:
 
 
 class _Buffers:
-    """What the layers of a decoder hand from phase to phase: all layers have the same widths."""
+    """What the phases of a decoder hand on: layers with rows of one width share them."""
 
-    def __init__(self, program: Program, spec: DecoderSpec) -> None:
-        layer = spec.layers[0]
+    def __init__(self, program: Program, width: int) -> None:
+        """`width`: of the hidden states."""
         self.program = program
-        self.x = program.buffer(spec.width)
-        self.qkv = program.buffer(_products_of(layer.attention)[0].outputs)
-        self.attended = program.buffer(layer.attention.o.inputs)
-        self.output = program.buffer(spec.width)
+        self.x = program.buffer(width)
+        self.output = program.buffer(width)
         self.inputs: dict[tuple[int, int], Buffer] = {}
-        self.inners: dict[int, Buffer] = {}
-        self.sums: dict[int, Buffer] = {}
+        self.others: dict[tuple[str, int], Buffer] = {}
+        self.prepared: Buffer | None = None  # the inputs of the latest product
 
-    def inner(self, width: int) -> Buffer:
-        """Rows of act(gate) * up: layers with and without experts differ in their width."""
-        if width not in self.inners:
-            self.inners[width] = self.program.buffer(width)
-        return self.inners[width]
-
-    def gates_and_ups(self, width: int) -> Buffer:
-        """Rows of [gate, up], where adapters add to them."""
-        if width not in self.sums:
-            self.sums[width] = self.program.buffer(width)
-        return self.sums[width]
+    def floats(self, name: str, width: int) -> Buffer:
+        """Rows of floats: layers differ in their widths."""
+        if (name, width) not in self.others:
+            self.others[name, width] = self.program.buffer(width)
+        return self.others[name, width]
 
     def inputs_of(self, matrix: Matrix) -> Buffer:
         """Rows in the form in which this weight is multiplied."""

@@ -32,7 +32,7 @@ from runtime.messages.ranks import StartRank
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """This rank's share of the CPU's threads. Raises StartError."""
     read_options(start, NoOptions)
-    num_threads = start.num_threads or max(1, usable_cores() // (start.num_ranks * start.num_replicas))
+    num_threads = start.num_threads or max(1, usable_cores() // start.ranks_on_machine)
     torch.set_num_threads(num_threads)
     library = load_library()
     threads = None if library is None else Threads(library, num_threads)
@@ -51,7 +51,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CpuMemory(start.num_ranks * start.num_replicas),
+        CpuMemory(start.ranks_on_machine),
         ranks,
         None,
         ep_size=start.ep_size,

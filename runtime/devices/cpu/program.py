@@ -71,16 +71,18 @@ class Program:
         """Rows of floats in the form of a product's inputs, behind RMSNorm if there is a norm."""
         self.functions.program_prepare(self.handle, source, self.keep(norm), eps, out, 0)
 
-    def norm(self, source: Buffer, out: Buffer, norm: Tensor, eps: float, *, adds: bool) -> None:
-        """RMSNorm from floats to floats, which may be added to what is there."""
+    def norm(self, source: Buffer, out: Buffer, norm: Tensor | None, eps: float = 0.0, *, adds: bool) -> None:
+        """RMSNorm, or none, from floats to floats, which may be added to what is there."""
         self.functions.program_prepare(self.handle, source, self.keep(norm), eps, out, 2 if adds else 1)
 
-    def linear(self, source: Buffer, matrix: Matrix, bias: Tensor | None, out: Buffer, then: Then) -> None:
-        """The product of rows with a weight."""
+    def linear(
+        self, source: Buffer, matrix: Matrix, bias: Tensor | None, out: Buffer, then: Then, scale: float = 1.0
+    ) -> None:
+        """The product of rows with a weight, times `scale`, or with scaled gates."""
         self.kept.append(matrix)
         outputs = self.threads.library.outputs * 2
         address = self.keep(bias, outputs)
-        self.functions.program_linear(self.handle, matrix.handle, address, source, out, then)
+        self.functions.program_linear(self.handle, matrix.handle, address, source, out, then, scale)
 
     def head(self, source: Buffer, norm: Tensor, eps: float, matrix: Matrix) -> None:
         """Logits of the tokens that a step names as its samples."""
@@ -88,9 +90,9 @@ class Program:
         inputs = self.buffer_for(matrix)
         self.functions.program_head(self.handle, source, self.keep(norm), eps, inputs, matrix.handle)
 
-    def act(self, source: Buffer, out: Buffer, act: Then) -> None:
-        """act(gate) * up of rows [gate, up]."""
-        self.functions.program_act(self.handle, source, out, act)
+    def act(self, source: Buffer, out: Buffer, act: Then, scale: float) -> None:
+        """act(scale * gate) * up of rows [gate, up]."""
+        self.functions.program_act(self.handle, source, out, act, scale)
 
     def lora(
         self, source: Buffer, norm: Tensor | None, eps: float, weights: LoraWeights, out: Buffer

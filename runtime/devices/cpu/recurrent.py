@@ -154,8 +154,9 @@ class CpuRecurrentLayer:
         out = None if self.is_conv else self.kernels.scratch(1, count, self.width)
         normed = mixed.new_empty(count, self.width) if self.has_norm else None
         self._run(states, self.kernels.rows(rows), inputs, convolved, out, normed)
-        if rows.verifies is not None:
-            self._keep(states, rows.verifies, mixed, rate, step)
+        if (verifies := rows.verifies) is not None:
+            kept = (None if x is None else x[verifies.tokens] for x in (rate, step))
+            self.keep(states, verifies, mixed[verifies.tokens], *kept)
         if normed is not None:
             return normed
         return (convolved if out is None else out).to(mixed.dtype, copy=True)
@@ -170,10 +171,7 @@ class CpuRecurrentLayer:
         normed: Tensor | None = None,
     ) -> None:
         """Without `out`, states alone are computed."""
-        layer = self.layer
-        layer.conv_state, layer.conv_kind = states[0].data_ptr(), CACHE_NUMBERS[states[0].dtype]
-        if not self.is_conv:
-            layer.state, layer.state_kind = states[1].data_ptr(), CACHE_NUMBERS[states[1].dtype]
+        self.point_at(states)
         tokens = RecurrentTokens(
             len(convolved),
             *(NO_LINES if x is None else lines(x) for x in inputs),
@@ -181,14 +179,21 @@ class CpuRecurrentLayer:
             None if out is None else out.data_ptr(),
             NO_LINES if normed is None else lines(normed),
         )
-        self.kernels.run(layer, rows, tokens, is_conv=self.is_conv)
+        self.kernels.run(self.layer, rows, tokens, is_conv=self.is_conv)
 
-    def _keep(
+    def point_at(self, states: StateTensors) -> None:
+        """The states are in these tensors from now on."""
+        layer = self.layer
+        layer.conv_state, layer.conv_kind = states[0].data_ptr(), CACHE_NUMBERS[states[0].dtype]
+        if not self.is_conv:
+            layer.state, layer.state_kind = states[1].data_ptr(), CACHE_NUMBERS[states[1].dtype]
+
+    def keep(
         self, states: StateTensors, rows: VerifyRows, mixed: Tensor, rate: Tensor | None, step: Tensor | None
     ) -> None:
-        """Keeps the inputs of rows of drafts, which `advance` computes again as far as they are accepted."""
-        rates, steps = (None if x is None else x[rows.tokens] for x in (rate, step))
-        inputs = (mixed[rows.tokens], None, rates, steps)
+        """Keeps the inputs of the tokens of rows of drafts, [tokens, ...] each, which `advance` computes
+        again as far as they are accepted."""
+        inputs = (mixed, None, rate, step)
         counts = np.array([count for _, _, count in rows.ranges])
         begins = counts.cumsum() - counts
 

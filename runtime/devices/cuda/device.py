@@ -67,7 +67,7 @@ def open_ranks(
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
-    torch_device = set_device(options, rank, start.first_device)
+    torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.fused import CudaFusedOps
@@ -105,7 +105,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        CudaMemory(start.num_ranks * start.num_replicas, torch_device),
+        CudaMemory(start.ranks_on_machine, torch_device),
         ranks,
         graphs,
         ep_size=start.ep_size,

@@ -21,7 +21,7 @@ from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
 from runtime.http.openai.custom_tools import custom_tools, grammars_of, input_of, with_functions
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from runtime.http.openai.messages import chat_prompt
+from runtime.http.openai.messages import chat_prompt, predicted_text
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import (
@@ -122,6 +122,7 @@ def prepare(
         cache_salt=salts(body, 1)[0],
         adapter=adapter,
         marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
+        prediction=predicted_text(body),
     )
     return request, reading, names
 

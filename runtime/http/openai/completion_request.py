@@ -64,6 +64,13 @@ class Part(Struct):
     refusal: str | None = None
 
 
+class Prediction(Struct, forbid_unknown_fields=True):
+    """What the client expects the answer to be like, in text or parts of type text."""
+
+    content: str | list[Part]
+    type: Literal["content"] = "content"
+
+
 class Message(Struct):
     """One message of the conversation."""
 
@@ -188,6 +195,7 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | float | None = None  # passed to the chat template
     enable_thinking: bool | None = None  # passed to the chat template
     reasoning: Reasoning | None = None
+    prediction: Prediction | None = None
     documents: list[JsonDict] | None = None
     input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; messages are then not rendered
     return_prompt_token_ids: bool | None = None
@@ -197,7 +205,6 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: bool | None = None  # False: reasoning is left out
     # accepted without effect
     verbosity: str | None = None
-    prediction: JsonValue = None
     modalities: list[Literal["text"]] | None = None
     # refused
     functions: JsonValue = None

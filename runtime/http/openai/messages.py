@@ -94,6 +94,16 @@ def _content(message: Message, path: str) -> str:
     return "\n".join([_text(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
 
 
+def predicted_text(body: ChatBody) -> str:
+    """What the client expects the answer to be like; "": it says nothing. Raises InvalidRequest."""
+    if body.prediction is None:
+        return ""
+    content, path = body.prediction.content, "prediction.content"
+    if isinstance(content, str):
+        return content
+    return "".join([_text(part, f"{path}[{i}]") for i, part in enumerate(content)])
+
+
 def _text(part: Part, path: str) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal

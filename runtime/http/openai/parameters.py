@@ -75,6 +75,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "reasoning_effort": "passed to the chat template, with `enable_thinking` and `thinking`: "
                 "false for `none`, else true; also a number, as in SGLang",
                 "modalities": "text only",
+                "prediction": "`{type: content, content}`: its tokens are drafts; speculation.md",
             },
         ),
         *_rows(
@@ -90,7 +91,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "prompt_cache_retention": "",
                 "prompt_cache_options": "",
                 "verbosity": "",
-                "prediction": "a hint for speed only",
             },
         ),
         *_rows(

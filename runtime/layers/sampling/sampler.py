@@ -14,7 +14,7 @@ NaN is thus uniform: greedy takes token 0. What such a model says has no meaning
 notice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -166,6 +166,12 @@ def _sample_sorted(
     values: Tensor, ids: Tensor, totals: Tensor, inputs: SamplingInputs, rows: Tensor
 ) -> Tensor:
     """Samples from weights in falling order; `totals` is their sum with those that are not among them."""
+    kept = _kept(values, totals, inputs, rows)
+    return ids.gather(1, _invert(kept, inputs.uniform[rows]).unsqueeze(1)).squeeze(1)
+
+
+def _kept(values: Tensor, totals: Tensor, inputs: SamplingInputs, rows: Tensor) -> Tensor:
+    """Weights in falling order, float64: 0 for those that top_k, top_p and min_p leave out."""
     top_k, top_p = inputs.top_k[rows], inputs.top_p[rows].double()
     places = torch.arange(values.shape[1], device=values.device)
     is_in_k = (places < top_k.unsqueeze(1)) | (top_k == 0).unsqueeze(1)
@@ -174,8 +180,22 @@ def _sample_sorted(
     mass = torch.where(top_k > 0, sums[:, -1], totals) * top_p
     is_in_p = (sums - kept < mass.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
     is_in_p[:, 0] = True
-    kept = kept * is_in_p * (values >= inputs.min_p[rows].unsqueeze(1))
-    return ids.gather(1, _invert(kept, inputs.uniform[rows]).unsqueeze(1)).squeeze(1)
+    return kept * is_in_p * (values >= inputs.min_p[rows].unsqueeze(1))
+
+
+def token_chances(logits: Tensor, inputs: SamplingInputs, rows: Tensor, tokens: Tensor) -> Tensor:
+    """The probability, float64 [M], with which `sample_tokens` finds each of `tokens`, int64 [M], in the rows
+    `rows`, int64 [M], of finite float32 logits [N, V]. Of rows with temperature 0 it means nothing."""
+    heated = replace(inputs, temperature=torch.where(inputs.temperature > 0, inputs.temperature, 1.0))
+    weights = _weights(logits, heated, rows)
+    if inputs.largest_k == 0 and not inputs.has_top_p:
+        kept = weights.double() * (weights >= inputs.min_p[rows, None])
+    else:
+        values, ids = weights.sort(dim=1, descending=True, stable=True)
+        totals = weights.sum(dim=1, dtype=torch.float64)
+        kept = torch.zeros_like(values, dtype=torch.float64)
+        kept.scatter_(1, ids, _kept(values, totals, inputs, rows))
+    return kept.gather(1, tokens.unsqueeze(1)).squeeze(1) / kept.sum(dim=1)
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:

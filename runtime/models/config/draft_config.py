@@ -8,14 +8,19 @@ from msgspec import Struct, structs
 from runtime.errors import ModelError
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.next_token_layers import (
+    block_config,
+    block_kinds,
+    ignored_names,
+    names_of,
+    next_token_layout,
+)
 from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import LLAMA, MODELS
 from runtime.models.config.renames import Renames
 
 Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
 OPTION = "--speculative-draft-model-path"
-# classes whose next-token layers are blocks of the model's own kind
-NEXTN_CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek")
 
 
 class DraftFiles(Protocol):
@@ -36,6 +41,11 @@ class DraftFiles(Protocol):
         """How its files are read; None: as the target's."""
         ...
 
+    @property
+    def is_multi_layer(self) -> bool:
+        """Whether each draft of a chain has a next-token layer of its own."""
+        ...
+
 
 class Speculation(Protocol):
     """What of the settings of speculation the config of a draft model depends on."""
@@ -48,6 +58,11 @@ class Speculation(Protocol):
     @property
     def is_own(self) -> bool:
         """Whether a draft model makes them."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Passes of the draft model for one draft."""
         ...
 
     @property
@@ -67,15 +82,18 @@ class HeadConfig(Struct, frozen=True, kw_only=True):
         int, ...
     ] = ()  # layers of the target whose inputs it is given; (): the last hidden state
     is_hidden_first: bool = False  # hidden state and embedding in this order
+    has_norm: bool = True  # a norm stands before the target's head
     renames: Renames = ()
+    owns: str = ""  # pattern of the names in checkpoints that are the head's, where it is one of several
     ignored: tuple[str, ...] = ()
 
 
 class DraftConfig(Struct, frozen=True):
-    """A draft model: one of its own, or with `head` a head behind its target, whose layers `model` says."""
+    """A draft model: one of its own, or with `heads` a head behind its target, or several of which each makes
+    one draft. `model` says the layers of them all."""
 
     model: ModelConfig
-    head: HeadConfig | None = None
+    heads: tuple[HeadConfig, ...] = ()
 
 
 class _EagleLayers(Struct, frozen=True, kw_only=True):
@@ -110,8 +128,8 @@ def read_draft_config(
     _check(found, path, target)
     if (quantization := found.model.quantization) is not None:
         model = structs.replace(found.model, quantization=quantization.on_device(schemes))
-        head = None if found.head is None else structs.replace(found.head, layers=model)
-        found = DraftConfig(model, head)
+        heads = tuple(structs.replace(head, layers=model) for head in found.heads)
+        found = DraftConfig(model, heads)
     return found
 
 
@@ -129,7 +147,7 @@ def _check(found: DraftConfig, path: str, target: ModelConfig) -> None:
             f"{OPTION} {path} has a vocabulary of {model.vocab_size} tokens, and the model one of "
             f"{target.vocab_size}; give a draft model with the same vocabulary"
         )
-    if found.head is not None and model.hidden_size != target.hidden_size:
+    if found.heads and model.hidden_size != target.hidden_size:
         raise ModelError(
             f"{OPTION} {path} is for hidden states of {model.hidden_size} numbers, and the model's have "
             f"{target.hidden_size}; give a head that was made for this model"
@@ -172,7 +190,7 @@ def _eagle_config(speculation: Speculation, path: str, target: ModelConfig) -> D
             *((r"(^|\.)t2d$",) if is_third else (r"(^|\.)lm_head\.", r"^(model\.)?norm\.")),
         ),
     )
-    return DraftConfig(head.layers, head)
+    return DraftConfig(head.layers, (head,))
 
 
 def _aux_layers(given: _EagleLayers | None, num_layers: int) -> tuple[int, ...]:
@@ -188,36 +206,33 @@ def _aux_layers(given: _EagleLayers | None, num_layers: int) -> tuple[int, ...]:
 
 
 def _next_token_config(speculation: Speculation, path: str | None, target: ModelConfig) -> DraftConfig:
-    """The next-token layer of the target's checkpoint, or of an export that has nothing else."""
-    kind = MODELS.get(target.architecture, "")
-    if not (target.draft_layers or path) or kind not in NEXTN_CLASSES or target.recurrent is not None:
+    """The next-token layers of the target's checkpoint, or of an export that has nothing else."""
+    layout = next_token_layout(target)
+    count = target.draft_layers or int(path is not None or (layout is not None and not layout.is_counted))
+    if layout is None or not count or not block_kinds(target):
         raise ModelError(
             f"--speculative-algorithm {speculation.algorithm}: the model ({target.architecture}) has no "
             f"next-token layers that are known here; give a draft model ({OPTION}), or another algorithm"
         )
-    index = target.num_layers if path is None else 0
-    here = f"layers.{index}."
-    layer = structs.replace(
-        target,
-        num_layers=1,
-        windows=(0,),
-        layer_ropes=(),
-        position_scales=(),
-        cache_scales=(),
-        draft_layers=0,
-        moe=None if target.moe is None else structs.replace(target.moe, layers=(True,)),
+    count = 1 if layout.is_single else count
+    wanted = speculation.num_steps if speculation.draft_model.is_multi_layer else 1
+    if wanted > count:
+        raise ModelError(
+            f"--enable-multi-layer-eagle with --speculative-num-steps {wanted} takes as many next-token "
+            f"layers, and the model has {count}; lower --speculative-num-steps"
+        )
+    layers = names_of(layout, target, target.num_layers if path is None else 0, wanted)
+    heads = tuple(
+        HeadConfig(
+            algorithm="NEXTN",
+            layers=block_config(target, layout, 1),
+            target_size=target.hidden_size,
+            is_hidden_first=layout.is_hidden_first,
+            has_norm=bool(layout.norm),
+            renames=names.renames,
+            owns=names.owns,
+            ignored=ignored_names(layers),
+        )
+        for names in layers
     )
-    head = HeadConfig(
-        algorithm="NEXTN",
-        layers=layer,
-        target_size=target.hidden_size,
-        renames=(
-            (here + "shared_head.norm.", "norm."),
-            (here + "enorm.", "enorm."),
-            (here + "hnorm.", "hnorm."),
-            (here + "eh_proj.", "fc."),
-            (here, "layers.0."),
-        ),
-        ignored=(rf"^(?!model\.layers\.{index}\.)", r"\.embed_tokens\.", r"\.shared_head\.head\."),
-    )
-    return DraftConfig(layer, head)
+    return DraftConfig(block_config(target, layout, wanted), heads)

@@ -15,6 +15,7 @@ HYBRID = "runtime.models.hybrid:HybridDecoder"
 QWEN3_5 = Family(
     model_class=HYBRID,
     hybrid=deltas.qwen3_5,
+    keys=(("mtp_num_hidden_layers", "num_nextn_predict_layers"),),
     norm="rms_offset",
     qk_norm="head",
     renames=names.QWEN3_NEXT_NAMES,

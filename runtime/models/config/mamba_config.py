@@ -243,6 +243,8 @@ class HfNemotronH(Struct, frozen=True, kw_only=True):
 
     layers_block_type: A[list[str], Meta(min_length=1, max_length=4096)] | None = None
     hybrid_override_pattern: A[str, Meta(min_length=1, max_length=4096)] | None = None
+    mtp_layers_block_type: A[list[str], Meta(max_length=64)] | None = None  # of a next-token layer
+    mtp_hybrid_override_pattern: A[str, Meta(max_length=64)] | None = None
     mamba_num_heads: sizes.Heads = 128
     mamba_head_dim: sizes.Width = 64
     ssm_state_size: sizes.Width = 128
@@ -286,7 +288,9 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
         step_limits=_step_limits(raw.get("time_step_limit")),
     )
     return Hybrid(
-        Recurrent(kinds=kinds, mixer=_checked(mixer), has_feed_forward=False),
+        Recurrent(
+            kinds=kinds, mixer=_checked(mixer), has_feed_forward=False, next_token_kinds=_next_token_kinds(hf)
+        ),
         {
             "num_hidden_layers": len(names),
             "rms_norm_eps": hf.layer_norm_epsilon,
@@ -296,3 +300,11 @@ def nemotron_h(raw: JsonDict) -> Hybrid:
             "tie_word_embeddings": False,  # whatever config.json says
         },
     )
+
+
+def _next_token_kinds(hf: HfNemotronH) -> tuple[LayerKind, ...]:
+    """Blocks of a next-token layer: attention, and experts; () for other ones."""
+    pattern = hf.mtp_hybrid_override_pattern or ""
+    names = hf.mtp_layers_block_type or [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    kinds: dict[str, LayerKind] = {"attention": "attention", "full_attention": "attention", "moe": "none"}
+    return tuple(kinds[name] for name in names) if set(names) <= kinds.keys() else ()

@@ -93,7 +93,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # multi-head latent attention, with num_kv_heads 1 and the head_dim of the rotary part; None: keys and
     # values of each head
     mla: MlaConfig | None
-    # multi-token prediction layers of the checkpoint, behind the others; they are not loaded
+    # next-token layers of the checkpoint, which only draft heads load
     draft_layers: int
     altup: AltUp | None = None  # alternating updates; None: a token has one hidden state
     layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers

@@ -265,6 +265,8 @@ class Recurrent(Struct, frozen=True, kw_only=True):
     has_feed_forward: bool = True  # mixers are followed by a feed-forward in the same layer
     gates_attention: bool = False  # the query projection makes a gate on the attention output as well
     multipliers: Multipliers | None = None  # None: all are 1
+    # blocks of a next-token layer (next_token_layers.py); (): the checkpoint has none that are known
+    next_token_kinds: tuple[LayerKind, ...] = ("attention",)
 
     @property
     def num_recurrent_layers(self) -> int:

@@ -172,6 +172,8 @@ FAMILIES = {
         ),
     ),
     "Mellum": Family(qk_norm="head", moe=experts.mellum, read=families.two_ropes),
+    # Qwen 2 with next-token layers (next_token_layers.py)
+    "MiMo": Family(qkv_bias=True, o_bias=False, window="by_layer_types"),
     "MiniCPM3": Family(
         model_class="runtime.models.deepseek:DeepSeek",
         is_mla=True,

@@ -78,13 +78,14 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     EnvironmentSetting(
         name="HCCL_SOCKET_IFNAME",
         kind="read",
-        counterpart="left to the user; several nodes need it",
+        counterpart="the interface by which --dist-init-addr is reached, unless it is set",
         about="network interface of HCCL",
     ),
     EnvironmentSetting(
         name="GLOO_SOCKET_IFNAME",
         kind="read",
-        counterpart="left to the user for several nodes; the loopback interface on one",
+        counterpart="the interface by which --dist-init-addr is reached, unless it is set; the loopback "
+        "interface on one node",
         about="network interface of gloo",
     ),
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),

@@ -79,13 +79,13 @@ SUPERSEDED: tuple[tuple[str, Value, str, str], ...] = (
         "--world-rank",
         None,
         "Number of this process among them.",
-        "the server starts and numbers its ranks itself.",
+        "the server starts and numbers its ranks itself; of several nodes, --node-rank says which this is.",
     ),
     (
         "--local-world-size",
         None,
         "Ranks on this node.",
-        "the number of ranks follows from --tensor-parallel-size.",
+        "the number of ranks follows from --tensor-parallel-size and --nnodes.",
     ),
     (
         "--concurrency-with-block",

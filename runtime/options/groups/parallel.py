@@ -20,6 +20,7 @@ from runtime.options.declare import (
 )
 from runtime.options.facts import MachineFacts
 
+NODE_TIMEOUT_S = 300.0  # without --dist-timeout
 STANDBY_SHARE = 1 / 8  # of the free memory, for standby ranks
 
 
@@ -52,7 +53,7 @@ class Parallel(Group, frozen=True, kw_only=True):
     pp_max_micro_batch_size: A[
         Count | None,
         option(
-            "Most sequences of one micro-batch in the pipeline; by default they are shared out evenly.",
+            "Most sequences that decode in one micro-batch; by default they are shared out evenly.",
             aliases=("--max-micro-batch-size",),
         ),
     ] = None
@@ -95,10 +96,14 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_attn_tp_input_scattered: A[bool, planned("Scatter the input of attention over its ranks.")] = False
     dist_init_addr: A[
         str | None,
-        planned("Address and port of the first node, where all nodes meet.", aliases=("--nccl-init-addr",)),
+        option(
+            "Address and port of node 0, where the other nodes reach it.",
+            note="docs/parallelism.md",
+            aliases=("--nccl-init-addr",),
+        ),
     ] = None
-    nnodes: A[Count, planned("Nodes that share the model.")] = 1
-    node_rank: A[Whole, planned("Which of the nodes this is, from 0.")] = 0
+    nnodes: A[Count, option("Nodes that share the ranks of the model.")] = 1
+    node_rank: A[Whole, option("Which of the nodes this is, from 0, which has the HTTP server.")] = 0
     nccl_port: A[
         Port | None,
         superseded(
@@ -106,7 +111,19 @@ class Parallel(Group, frozen=True, kw_only=True):
             "they meet through an inherited file, no port is taken.",
         ),
     ] = None
-    dist_timeout: A[Count | None, planned("Seconds that ranks wait for one another at start.")] = None
+    dist_timeout: A[
+        Count | None,
+        option(
+            "Seconds that nodes wait for one another, at start and when one is gone, before they end.",
+            note="none is 300; of one node it does nothing",
+        ),
+    ] = None
+    dist_secret_file: A[
+        str | None,
+        option(
+            "File with the secret that all nodes share; without it RUNTIME_DIST_SECRET of the environment."
+        ),
+    ] = None
     standby_ranks: A[
         Whole | Auto,
         option(
@@ -167,10 +184,21 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         stages = self.pipeline_parallel_size
         return stages + self.pp_async_batch_depth if stages > 1 else 1
 
+    @property
+    def node_timeout_s(self) -> float:
+        """Seconds that nodes wait for one another."""
+        return float(self.dist_timeout or NODE_TIMEOUT_S)
+
+    @property
+    def ranks_on_node(self) -> int:
+        """Ranks of one replica on each node."""
+        return self.num_ranks // self.nnodes
+
     def numa_nodes(self, replica: int) -> tuple[int, ...]:
         """The nodes of a replica's ranks, or one for all; empty: any."""
         nodes = self.numa_node or ()
-        return nodes[replica * self.num_ranks :][: self.num_ranks] if len(nodes) > self.num_ranks else nodes
+        count = self.ranks_on_node
+        return nodes[replica * count :][:count] if len(nodes) > count else nodes
 
 
 def device(facts: DeviceFacts) -> Derived:
@@ -188,9 +216,10 @@ def num_ranks(tensor_parallel_size: int, pipeline_parallel_size: int) -> Derived
     return Derived(tensor_parallel_size * pipeline_parallel_size, "one process for each part of the model")
 
 
-def num_threads(machine: MachineFacts, num_ranks: int, data_parallel_size: int) -> Derived:
-    """The ranks of all replicas share the cores; one stays with the event loop where there are enough."""
-    ranks = num_ranks * data_parallel_size
+def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, data_parallel_size: int) -> Derived:
+    """The ranks of all replicas on a node share its cores; one stays with the event loop where there are
+    enough."""
+    ranks = max(1, num_ranks // nnodes) * data_parallel_size
     spare = 1 if machine.cores > 2 * ranks else 0
     return Derived(
         max(1, (machine.cores - spare) // ranks),
@@ -200,10 +229,12 @@ def num_threads(machine: MachineFacts, num_ranks: int, data_parallel_size: int) 
 
 
 def standby_ranks(
-    device: DeviceFacts, machine: MachineFacts, num_ranks: int, data_parallel_size: int
+    device: DeviceFacts, machine: MachineFacts, num_ranks: int, nnodes: int, data_parallel_size: int
 ) -> Derived:
     """One set for each replica, where their processes together take at most STANDBY_SHARE of the free
     memory."""
+    if nnodes > 1:
+        return Derived(0, "with several nodes the ranks of all are started anew")
     needed = device.standby_bytes * num_ranks * data_parallel_size
     if not needed:
         return Derived(0, f"ranks of {device.name} have next to nothing to import")

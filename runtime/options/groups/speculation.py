@@ -6,17 +6,7 @@ from typing import Literal
 from msgspec import Meta
 
 from runtime.messages import speculation as messages
-from runtime.options.declare import (
-    Amount,
-    Auto,
-    Count,
-    Derived,
-    Group,
-    on_device,
-    option,
-    planned,
-    superseded,
-)
+from runtime.options.declare import Auto, Count, Derived, Group, option, superseded
 from runtime.options.groups.experts import MoeExchange, MoeRunner
 from runtime.options.groups.model import LoadFormat
 from runtime.options.groups.precision import Quantization
@@ -55,10 +45,18 @@ class Speculation(Group, frozen=True, kw_only=True):
         ),
     ] = "auto"
     speculative_accept_threshold_single: A[
-        Amount, on_device("cuda", "Accept a draft token whose probability is at least this.")
+        A[float, Meta(ge=0, le=1)],
+        option(
+            "Accept a draft whose probability is at least this, also where it is not what is sampled.",
+            note="below 1 answers at temperatures above 0 are others than without drafts",
+        ),
     ] = 1.0
     speculative_accept_threshold_acc: A[
-        Amount, on_device("cuda", "Raise the probability of acceptance to at least this.")
+        A[float, Meta(gt=0, le=1)],
+        option(
+            "Accept a draft of probability p with the probability min(1, p / this).",
+            note="below 1 answers at temperatures above 0 are others than without drafts",
+        ),
     ] = 1.0
     speculative_token_map: A[
         str | None,
@@ -102,7 +100,13 @@ class Speculation(Group, frozen=True, kw_only=True):
     ] = "BFS"
     speculative_ngram_branch_length: A[Count, option("Longest branch that is remembered.")] = 18
     speculative_ngram_capacity: A[Count, option("Tokens that the n-gram memory holds.")] = 10_000_000
-    enable_multi_layer_eagle: A[bool, planned("Draft with several prediction layers.")] = False
+    enable_multi_layer_eagle: A[
+        bool,
+        option(
+            "Draft with several next-token layers of the model, of which each makes one draft of a chain.",
+            note="of NEXTN; as many as --speculative-num-steps",
+        ),
+    ] = False
 
 
 # why one might want to change the default
@@ -126,9 +130,16 @@ class SpeculationPlan(Speculation, frozen=True, kw_only=True):
                 how = "looked up in prompts and answers, of one tenant and adapter at a time"
             case _:
                 how = "made by the draft model on the ranks"
+        is_exact = self.speculative_accept_threshold_single == self.speculative_accept_threshold_acc == 1
+        effect = (
+            "none of it changes a token"
+            if is_exact
+            else "the acceptance thresholds change tokens at temperatures above 0, and which ones depends on "
+            "the load"
+        )
         return (
             f"up to {self.speculative_num_draft_tokens - 1} tokens of a sequence are guessed for a step, "
-            f"{how}; fewer or none where they are not expected to pay, and none of it changes a token"
+            f"{how}; fewer or none where they are not expected to pay, and {effect}"
         )
 
     @property

@@ -5,6 +5,15 @@ from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 
+# (option, its value when off, why several nodes do not have it)
+NOT_ON_NODES = (
+    ("data_parallel_size", 1, "each replica would need nodes of its own"),
+    ("enable_hierarchical_cache", False, "host memory of one node cannot be relied upon by another"),
+    ("standby_ranks", 0, "the ranks of all nodes are started anew"),
+    ("enable_torch_symm_mem", False, "cards of different machines share no memory"),
+    ("enable_profile_cuda_graph", False, "the folder of traces is one of node 0"),
+)
+
 
 def nodes_divide_ranks(options: Values) -> str | None:
     """All nodes have the same number of ranks."""
@@ -30,6 +39,20 @@ def node_is_one_of_them(options: Values) -> str | None:
             "--nnodes above 1 requires --dist-init-addr, where the nodes meet; give the address of the "
             "first one"
         )
+    return None
+
+
+def nodes_have_what_they_can(options: Values) -> str | None:
+    """What several nodes do not have yet, and what does nothing on one."""
+    if options["nnodes"] == 1:
+        return (
+            "--dist-secret-file is for several nodes; add --nnodes, or leave it out"
+            if options["dist_secret_file"] is not None
+            else None
+        )
+    for name, off, reason in NOT_ON_NODES:
+        if options[name] not in (off, "auto"):
+            return f"--nnodes above 1 does not go with {flag(name)}: {reason}; leave one out"
     return None
 
 
@@ -114,7 +137,7 @@ def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFac
 
 def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--numa-node names one node for all ranks, or one for each rank of one replica, or of all."""
-    ranks, nodes = plan.parallel.num_ranks, plan.parallel.numa_node
+    ranks, nodes = plan.parallel.ranks_on_node, plan.parallel.numa_node
     replicas = plan.parallel.data_parallel_size
     if nodes is not None and len(nodes) not in (1, ranks, ranks * replicas):
         of = f" in each of {replicas} replicas" if replicas > 1 else ""
@@ -128,6 +151,7 @@ def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 OPTION_RULES: tuple[OptionRule, ...] = (
     nodes_divide_ranks,
     node_is_one_of_them,
+    nodes_have_what_they_can,
     attention_replicas_divide_ranks,
     transfer_sizes_divide,
     multiplexing_stands_alone,

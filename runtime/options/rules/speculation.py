@@ -42,6 +42,29 @@ def drafts_have_a_model(options: Values) -> str | None:
     return None
 
 
+def layers_draft_in_turn(options: Values) -> str | None:
+    """Several next-token layers make one chain, each a draft of it."""
+    algorithm, branches = options["speculative_algorithm"], options["speculative_eagle_topk"]
+    if not options["enable_multi_layer_eagle"]:
+        return None
+    if algorithm not in ("NEXTN", "EAGLE") or options["speculative_token_map"] is not None:
+        return (
+            "--enable-multi-layer-eagle is of the next-token layers of a model with its own output; take "
+            "--speculative-algorithm NEXTN without --speculative-token-map, or leave it out"
+        )
+    if algorithm == "EAGLE" and options["speculative_draft_model_path"] is not None:
+        return (
+            "--enable-multi-layer-eagle is of the next-token layers in the model's own checkpoint; leave "
+            "--speculative-draft-model-path out, or take --speculative-algorithm NEXTN"
+        )
+    if branches not in ("auto", 1):
+        return (
+            f"--enable-multi-layer-eagle makes chains, and --speculative-eagle-topk {branches} asks for "
+            "trees; take 1"
+        )
+    return None
+
+
 def branches_need_kernels(options: Values) -> str | None:
     """Branches of a draft share pages, which only some attention kernels support."""
     branches, page, kernels = (
@@ -90,12 +113,24 @@ def drafts_are_of_tokens(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
     return None
 
 
+def trees_need_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Recurrent layers go from one token to the next, so they compute no trees."""
+    branches, algorithm = plan.speculation.speculative_eagle_topk, plan.speculation.speculative_algorithm
+    if algorithm in (None, "NGRAM") or branches == 1 or not model.num_recurrent_layers:
+        return None
+    return (
+        f"--speculative-eagle-topk {branches} asks for trees of drafts, and the recurrent layers of this "
+        "model compute chains only; take 1"
+    )
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
     drafts_are_fully_described,
     drafts_have_a_model,
+    layers_draft_in_turn,
     branches_need_kernels,
     ngram_drafts_have_no_passes,
     ngram_bounds_are_in_order,
 )
 
-PLAN_RULES: tuple[PlanRule, ...] = (drafts_are_of_tokens,)
+PLAN_RULES: tuple[PlanRule, ...] = (drafts_are_of_tokens, trees_need_attention)

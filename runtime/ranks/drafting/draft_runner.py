@@ -27,6 +27,7 @@ from runtime.layers.sampling.sampler import clean, host_uniform
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.speculation import Speculation
 from runtime.messages.steps import Admit, Samples, StepPlan
+from runtime.ranks.drafting.head_network import HeadsInTurn
 from runtime.ranks.drafting.network import Computed, Network
 from runtime.ranks.drafting.own_rows import Drafted, OwnRows, own_rows, with_trees
 from runtime.ranks.drafting.pending import Pending
@@ -64,7 +65,9 @@ class DraftRunner:
         self.branches = speculation.topk if device.facts.has_tree_attention else 1
         self.num_levels = speculation.num_steps
         depth = speculation.max_drafts + 1
-        self.pending = Pending(slots.padding + 1, depth, network.width, dtype, device.torch_device)
+        self.pending = Pending(
+            slots.padding + 1, depth, network.num_remade, network.width, dtype, device.torch_device
+        )
 
     @property
     def network(self) -> Network:
@@ -86,7 +89,7 @@ class DraftRunner:
     def admit(self, admits: list[Admit]) -> None:
         """Slots are taken by other sequences, whose cached pages have entries."""
         slots, lengths = [admit.slot for admit in admits], [admit.length for admit in admits]
-        self.pending.reached(np.array(slots, np.int64), np.array(lengths, np.int64))
+        self.pending.admit(np.array(slots, np.int64), np.array(lengths, np.int64))
 
     # ── before the target's forward ───────────────────────────────────────────────────────────────────────
 
@@ -109,13 +112,15 @@ class DraftRunner:
         if self.branches > 1:
             trees = Trees(self, rows, slots, starts[rows.rows])
             return with_trees(plan, rows, *trees.grown(self.num_levels, self.branches)), None
-        drafted = Drafted(rows, self.chains(rows, slots, starts[rows.rows]))
+        drafted = Drafted(rows, rows.picked(self.chains(rows, slots, starts[rows.rows])))
         if self.is_host or self.slots.contextual.intersection(slots.tolist()):
             return drafted.known(plan), None
         return plan, drafted
 
     def chains(self, rows: OwnRows, slots: np.ndarray, starts: np.ndarray) -> Tensor:
-        """int64 [D]: a chain of drafts for each row."""
+        """A chain of drafts for each of `V` rows, int64 [V, any]; of a row those count that it is to have."""
+        if isinstance(self.network, HeadsInTurn):
+            return chains_in_turn(self, self.network, slots, starts)
         at = starts - self.network.shift  # the entry that gives the first draft
         found: Computed | None
         found, tokens, _ = self.catch_up(slots, starts)
@@ -139,8 +144,7 @@ class DraftRunner:
                 None if found.states is None else found.states[index],
                 np.arange(len(active)),
             )
-        own, place = rows.cells()
-        return drafts[upload_int64(own, tokens.device), upload_int64(place, tokens.device)]
+        return drafts
 
     def catch_up(self, slots: np.ndarray, starts: np.ndarray) -> tuple[Computed, Tensor, Tensor]:
         """Makes pending entries. -> what the last one of each slot gives, and the token and the state that it
@@ -236,6 +240,7 @@ class DraftRunner:
         last = None
         if shift:
             last = self.network.states_of(hidden[upload_int64(begins + counts - 1, torch_device)])
+        self.pending.put_before(slots, totals, tokens, states)
         self.pending.put_last(slots, self.slots.last_token[upload_int64(slots, torch_device)], last)
         self.pending.reached(slots, starts + counts - shift)
 
@@ -306,3 +311,19 @@ class DraftRunner:
         )
         plan = self.device.ops.plan_attention(rows, tables, self.page_size, self.network.windows)
         return ForwardBatch(tokens, positions, locations, self.kv, plan, is_decode=is_decode)
+
+
+def chains_in_turn(
+    runner: DraftRunner, network: HeadsInTurn, slots: np.ndarray, starts: np.ndarray
+) -> Tensor:
+    """A draft of each head for each of `V` slots, int64 [V, heads], whose lengths are `starts`."""
+    counts = runner.pending.counts(slots, starts, 1)
+    tokens, states = runner.pending.taken(slots, counts)
+    batch = runner.batch(slots, starts - counts, counts, tokens)
+    runner.pending.reached(slots, starts)
+    return network.drafts(
+        batch,
+        states,
+        counts.cumsum() - 1,
+        lambda logits, number: runner.sampled(logits, slots, starts + number + 1),
+    )

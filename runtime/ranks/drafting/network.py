@@ -38,6 +38,7 @@ class Network(Protocol):
 
     shift: int
     width: int  # numbers of a state; 0: there are none
+    num_remade: int  # entries before a slot's last one that are made again with each new one
     windows: tuple[int, ...]  # sliding windows of its layers, 0 for full attention
     # int64: the target's token for each of the draft model's, rising; None: both have the same tokens
     ids: Tensor | None
@@ -73,7 +74,7 @@ class OwnModel:
     """A draft model that knows nothing of its target but the tokens."""
 
     shift = 0
-    width = 0
+    width = num_remade = 0
     ids = None
 
     def __init__(self, device: Device, model: GenerativeModel, windows: tuple[int, ...]) -> None:

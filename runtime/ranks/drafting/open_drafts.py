@@ -18,11 +18,15 @@ from runtime.models.base import Model, generative
 from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import SCHEMES, require_supported
-from runtime.models.draft_heads import DraftHead, read_token_map
+from runtime.models.draft_heads import DraftHead, NextTokenHeads, read_token_map
+from runtime.models.hybrid import HybridDecoder
 from runtime.models.llama import Llama
-from runtime.ranks.drafting.head_network import HeadNetwork, token_ids
+from runtime.ranks.drafting.head_network import HeadNetwork, HeadsInTurn, token_ids
 from runtime.ranks.drafting.network import Network, OwnModel
 from runtime.ranks.weights_loader import WeightsLoader
+
+# of targets whose hidden states are what heads are made for
+KNOWN_FORWARDS = (Llama.piecewise, HybridDecoder.piecewise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +68,26 @@ class DraftLoader:
 
     def load(self, target: Model, progress: Progress = without_progress) -> LoadedDraft:
         """Reads the weights. `target`: whose embedding and head it may share. Raises ModelError."""
-        model, head = self.config.model, self.config.head
-        if head is None:
+        model, heads = self.config.model, self.config.heads
+        if not heads:
             loaded = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes).load(progress)
             network: Network = OwnModel(self.device, generative(loaded.model), model.windows)
             return LoadedDraft(network, loaded.num_bytes)
-        if not isinstance(target, Llama) or type(target).piecewise is not Llama.piecewise:
+        if not isinstance(target, Llama) or type(target).piecewise not in KNOWN_FORWARDS:
             raise ModelError(
                 f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "
                 f"{self.target.architecture}; take STANDALONE or NGRAM"
             )
-        target.aux_layers = head.aux_layers
-        make = partial(DraftHead, dtype=self.dtype, config=head, target=target)
+        target.aux_layers = heads[0].aux_layers
+        make = (
+            partial(DraftHead, dtype=self.dtype, config=heads[0], target=target)
+            if len(heads) == 1
+            else partial(NextTokenHeads, dtype=self.dtype, config=heads, target=target)
+        )
         loader = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes, make)
         loaded = loader.load(progress)
+        if isinstance(loaded.model, NextTokenHeads):
+            return LoadedDraft(HeadsInTurn(loaded.model.heads), loaded.num_bytes)
         assert isinstance(loaded.model, DraftHead), "it was made here"
         return LoadedDraft(HeadNetwork(loaded.model, self._token_ids(loaded.model, target)), loaded.num_bytes)
 

@@ -27,6 +27,11 @@ class OwnRows:
             begins, self.counts
         )
 
+    def picked(self, chains: Tensor) -> Tensor:
+        """int64 [D]: of chains [V, any] the drafts that each row is to have, row after row."""
+        own, place = self.cells()
+        return chains[upload_int64(own, chains.device), upload_int64(place, chains.device)]
+
 
 def own_rows(plan: StepPlan) -> OwnRows | None:
     """None: the ranks make no drafts in this step."""

@@ -17,15 +17,25 @@ class Pending:
     """
 
     def __init__(
-        self, num_slots: int, depth: int, width: int, dtype: torch.dtype, torch_device: torch.device
+        self,
+        num_slots: int,
+        num_new: int,
+        num_remade: int,
+        width: int,
+        dtype: torch.dtype,
+        torch_device: torch.device,
     ) -> None:
-        self.depth = depth
+        """Room for `num_new` entries that are to be made, and for `num_remade` before them that are made
+        again with them."""
+        self.num_new, self.num_remade = num_new, num_remade
+        self.depth = depth = num_new + num_remade
         self.tokens = torch.zeros(num_slots, depth, dtype=torch.int64, device=torch_device)
         self.states = torch.zeros(num_slots, depth, width, dtype=dtype, device=torch_device)
         # entries before this position are made, int64 [num_slots]
         self._reach = np.zeros(num_slots, np.int64)
         self._is_behind = False  # captured passes have made entries that `_reach` does not know of
         self.reach_on_device: Tensor | None = None  # the same; None: nothing reads it there
+        self.first = np.zeros(num_slots, np.int64)  # those before this one are of a cached prefix
         self.torch_device = torch_device
 
     def reserve(self) -> Tensor:
@@ -33,6 +43,11 @@ class Pending:
         if self.reach_on_device is None:
             self.reach_on_device = upload_int64(self._reach, self.torch_device)
         return self.reach_on_device
+
+    def admit(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """The slots are other sequences', of which so many tokens have entries."""
+        self.first[slots] = lengths
+        self.reached(slots, lengths)
 
     def reached(self, slots: np.ndarray, ends: np.ndarray) -> None:
         """Entries before the positions `ends` are made, int64."""
@@ -49,12 +64,15 @@ class Pending:
             self._reach[slots] = ends
 
     def counts(self, slots: np.ndarray, ends: np.ndarray, least: int) -> np.ndarray:
-        """int64: how many entries before the positions `ends` are pending; of more than are kept the others
-        are given up. Waits for the device where captured passes ran since."""
+        """int64: how many entries before the positions `ends` are to be made, those that are made again among
+        them; of more than are kept the others are given up. Waits for the device where captured passes ran
+        since."""
         if self._is_behind and self.reach_on_device is not None:
             self._reach = self.reach_on_device.cpu().numpy().copy()
             self._is_behind = False
-        return np.clip(ends - self._reach[slots], least, self.depth)
+        new = np.clip(ends - self._reach[slots], least, self.num_new)
+        again = np.clip(ends - new - self.first[slots], 0, self.num_remade)
+        return np.where(new > 0, new + again, 0)
 
     def taken(self, slots: np.ndarray, counts: np.ndarray) -> tuple[Tensor, Tensor]:
         """The last `counts` tokens of each slot and their states, slot after slot."""
@@ -69,6 +87,19 @@ class Pending:
         self.tokens[index, -1] = tokens
         if states is not None:
             self.states[index, -1] = states
+
+    def put_before(
+        self, slots: np.ndarray, counts: np.ndarray, tokens: Tensor, states: Tensor | None
+    ) -> None:
+        """Tokens and states of the last entries of each slot that are made again: of `counts` entries, slot
+        after slot, in `tokens` and `states`."""
+        ends = counts.cumsum()
+        for back in range(1, self.num_remade + 1):
+            has = counts >= back
+            index, place = (upload_int64(ids[has], self.torch_device) for ids in (slots, ends - back))
+            self.tokens[index, -1 - back] = tokens[place]
+            if states is not None:
+                self.states[index, -1 - back] = states[place]
 
     def columns(self, num_accepted: Tensor) -> Tensor:
         """int64 [V, depth]: which of the accepted tokens, 0 the first, stands in which column in the end;

@@ -38,8 +38,18 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--nnodes 1 --node-rank 0 --attn-cp-size 1", "--model-path /m", "it is what happens anyway"),
-    (SGLANG + "--nnodes 2", "--model-path /m --nnodes 2", "this version refuses --nnodes: --only-working"),
+    (SGLANG + "--attn-cp-size 1 --moe-dp-size 1", "--model-path /m", "it is what happens anyway"),
+    (
+        SGLANG + "--attn-cp-size 2",
+        "--model-path /m --attention-context-parallel-size 2",
+        "this version refuses --attention-context-parallel-size: --only-working",
+    ),
+    (
+        SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",
+        "--model-path /m --tensor-parallel-size 4 --nnodes 2 --node-rank 1 --dist-init-addr a:1 "
+        "--dist-timeout 9",
+        "",
+    ),
     (SGLANG + "--quantization qoq", "--model-path /m --quantization qoq", "qoq is not here yet"),
     (SGLANG + "--json-model-override-args {", "--model-path /m", "is left out: serve takes json"),
     # variables

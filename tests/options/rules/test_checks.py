@@ -55,6 +55,21 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
     ({"nnodes": 2, "tensor_parallel_size": 2}, "--dist-init-addr", {"dist_init_addr": "h:1"}),
+    ({"dist_secret_file": "s"}, "--dist-secret-file is for several nodes", {"dist_secret_file": None}),
+    *(
+        (
+            {"nnodes": 2, "tensor_parallel_size": 2, "dist_init_addr": "h:1", name: value},
+            f"--nnodes above 1 does not go with --{name.replace('_', '-')}",
+            {name: off},
+        )
+        for name, value, off in (
+            ("data_parallel_size", 2, 1),
+            ("enable_hierarchical_cache", True, False),
+            ("standby_ranks", 1, 0),
+            ("enable_torch_symm_mem", True, False),
+            ("enable_profile_cuda_graph", True, False),
+        )
+    ),
     (
         {"enable_dp_attention": True},
         "--data-parallel-size above 1",
@@ -129,6 +144,31 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"speculative_algorithm": "NGRAM", "speculative_ngram_min_bfs_breadth": 11},
         "is above --speculative-ngram-max-bfs-breadth 10",
         {"speculative_ngram_min_bfs_breadth": 10},
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "enable_multi_layer_eagle": True},
+        "take --speculative-algorithm NEXTN",
+        {"speculative_algorithm": "NEXTN"},
+    ),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "enable_multi_layer_eagle": True,
+            "speculative_draft_model_path": "x",
+        },
+        "leave --speculative-draft-model-path out",
+        {"speculative_draft_model_path": None},
+    ),
+    (
+        {
+            "speculative_algorithm": "NEXTN",
+            "enable_multi_layer_eagle": True,
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 8,
+        },
+        "makes chains",
+        {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
     ),
     ({"speculative_algorithm": "EAGLE3"}, "needs a draft model", {"speculative_draft_model_path": "x"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),

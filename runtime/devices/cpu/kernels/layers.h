@@ -160,13 +160,13 @@ class PrepareSamples final : public Phase {
     Prepare prepare_;
 };
 
-// out = in W^T + bias, or added to out, or act(gate) * up of the two halves of W's outputs.
+// out = scale * (in W^T + bias), or added to out, or act(scale * gate) * up of the two halves of W's outputs.
 class Linear final : public Phase {
   public:
     enum Then { STORE = 0, ADD = 1, SILU_AND_MUL = 2, GELU_AND_MUL = 3 };
 
-    Linear(const weights::Matrix* weight, const float* bias, Buffer* in, Buffer* out, Then then, int num_threads)
-        : w_(*weight), bias_(bias), in_(in), out_(out), then_(then), num_threads_(num_threads),
+    Linear(const weights::Matrix* weight, const float* bias, Buffer* in, Buffer* out, Then then, int num_threads, float scale = 1)
+        : w_(*weight), bias_(bias), in_(in), out_(out), then_(then), num_threads_(num_threads), scale_(scale),
           num_blocks_(weights::num_blocks(w_) / (is_gated() ? 2 : 1)) {}
 
     // CHUNKS_OF_THREAD chunks for each thread, of CHUNK_BYTES to MOST_BYTES of weights: a stream of weights begins slowly,
@@ -208,7 +208,7 @@ class Linear final : public Phase {
             for (int v = 0; v < VECTORS; v++) {
                 int output = block * weights::OUTPUTS + v * LANES;
                 float* to = out_->row(m) + output;
-                Floats value = sums[v] + bias_at(output);
+                Floats value = (sums[v] + bias_at(output)) * scale_;
                 store(to, then_ == ADD ? load<Floats>(to) + value : value);
             }
         });
@@ -221,7 +221,7 @@ class Linear final : public Phase {
             Floats gates[product::MOST_ROWS_OF_PAIR][VECTORS];
             product::multiply(w_, in_->prepared, row, stop, block, [&](int m, const Floats* sums) {
                 for (int v = 0; v < VECTORS; v++)
-                    gates[m - row][v] = sums[v] + bias_at(block * weights::OUTPUTS + v * LANES);
+                    gates[m - row][v] = (sums[v] + bias_at(block * weights::OUTPUTS + v * LANES)) * scale_;
             });
             product::multiply(w_, in_->prepared, row, stop, block + num_blocks_, [&](int m, const Floats* sums) {
                 for (int v = 0; v < VECTORS; v++) {
@@ -239,6 +239,7 @@ class Linear final : public Phase {
     Buffer* out_;
     const Then then_;
     const int num_threads_;
+    const float scale_;
     const int num_blocks_;
     int num_rows_ = 0, blocks_per_chunk_ = 1, num_panels_ = 1;
 };
@@ -261,10 +262,10 @@ class Head final : public Phase {
     Linear linear_;
 };
 
-// act(gate) * up of rows [gate, up], for widths of which a half is not a whole number of blocks.
+// act(scale * gate) * up of rows [gate, up], for widths of which a half is not a whole number of blocks.
 class ActAndMul final : public Phase {
   public:
-    ActAndMul(Buffer* in, Buffer* out, Linear::Then act) : in_(in), out_(out), act_(act) {}
+    ActAndMul(Buffer* in, Buffer* out, Linear::Then act, float scale) : in_(in), out_(out), act_(act), scale_(scale) {}
 
     int begin(const Step& step) override { return (int)step.num_tokens; }
 
@@ -275,6 +276,7 @@ class ActAndMul final : public Phase {
             Floats gate{}, up{};
             size_t bytes = (left < LANES ? left : LANES) * sizeof(float);
             memcpy(&gate, gates + i, bytes);
+            gate *= scale_;
             memcpy(&up, gates + out_->width + i, bytes);
             Floats value = (act_ == Linear::SILU_AND_MUL ? silu(gate) : gelu_tanh(gate)) * up;
             memcpy(to + i, &value, bytes);
@@ -285,6 +287,7 @@ class ActAndMul final : public Phase {
     Buffer* in_;
     Buffer* out_;
     Linear::Then act_;
+    const float scale_;
 };
 
 // Cosines and sines of positions, float32 [positions, dim / 2] each. Python grows them.

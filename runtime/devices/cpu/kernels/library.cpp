@@ -267,16 +267,16 @@ void program_prepare(Program* program, Buffer* in, const float* norm, float eps,
     program->add(new layers::Prepare(in, norm, eps, out, (layers::Prepare::Then)then));
 }
 
-void program_linear(Program* program, const Matrix* weight, const float* bias, Buffer* in, Buffer* out, int then) {
+void program_linear(Program* program, const Matrix* weight, const float* bias, Buffer* in, Buffer* out, int then, float scale) {
     auto what = (layers::Linear::Then)then;
     bool halves_fit = weight->outputs % (2 * weights::OUTPUTS) == 0;
     if (what < layers::Linear::SILU_AND_MUL || halves_fit) {
-        program->add(new layers::Linear(weight, bias, in, out, what, program->num_threads()));
+        program->add(new layers::Linear(weight, bias, in, out, what, program->num_threads(), scale));
         return;
     }
     Buffer* both = program->add_buffer(weight->outputs, -1);
     program->add(new layers::Linear(weight, bias, in, both, layers::Linear::STORE, program->num_threads()));
-    program->add(new layers::ActAndMul(both, out, what));
+    program->add(new layers::ActAndMul(both, out, what, scale));
 }
 
 // Logits of the step's samples, behind the last norm; `in` are rows as the head takes them.
@@ -285,9 +285,9 @@ void program_head(Program* program, Buffer* x, const float* norm, float eps, Buf
     program->add(new layers::Head(weight, in, program->num_threads()));
 }
 
-// act(gate) * up of rows [gate, up], where something is added between the product and this.
-void program_act(Program* program, Buffer* in, Buffer* out, int act) {
-    program->add(new layers::ActAndMul(in, out, (layers::Linear::Then)act));
+// act(scale * gate) * up of rows [gate, up], where something is added between the product and this.
+void program_act(Program* program, Buffer* in, Buffer* out, int act, float scale) {
+    program->add(new layers::ActAndMul(in, out, (layers::Linear::Then)act, scale));
 }
 
 void program_lora(Program* program, Buffer* in, const float* norm, float eps, const lora::Weights* weights, Buffer* out) {
@@ -338,6 +338,31 @@ void program_keep_latents(Program* program, Buffer* down, Buffer* queries, const
 void program_latent_attention(Program* program, Buffer* queries, Buffer* out, const latent::Buffers* rows,
                               const latent::Latents* latents) {
     latent::add_phases(queries, out, *rows, *latents, program->scratches(), [&](Phase* phase) { program->add(phase); });
+}
+
+void program_columns(Program* program, Buffer* in, const recurrent::Run* runs, int num_runs, Buffer* out) {
+    program->add(new recurrent::Columns(in, runs, num_runs, out));
+}
+
+void program_multiply(Program* program, const recurrent::Place* a, const recurrent::Place* b, int is_sigmoid, Buffer* out) {
+    program->add(new recurrent::Multiply(*a, *b, is_sigmoid != 0, out));
+}
+
+// A recurrent layer between its products, or a gated convolution; `layer` and `kept` must outlive the program. 0; 1: there
+// is no memory.
+int program_recurrent(Program* program, const recurrent::Layer* layer, const recurrent::Kept* kept,
+                      const recurrent::Between* rows, int is_conv) {
+    recurrent::Mixer mixer{layer, kept, *rows};
+    program->add(new recurrent::Keep(mixer));
+    program->add(new recurrent::Convolve(mixer));
+    if (is_conv) {
+        program->add(new recurrent::GateConvolved(mixer));
+        return 0;
+    }
+    if (!program->recurrent_scratches().reserve(*layer)) return 1;
+    program->add(new recurrent::Recur(mixer, program->recurrent_scratches()));
+    program->add(new recurrent::NormTokens(mixer));
+    return 0;
 }
 
 // 0; 1: there is no memory for its buffers.

@@ -55,8 +55,11 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_output": (None, (_POINTER, _POINTER)),
     "program_prepare": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _INT)),
     "program_head": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
-    "program_linear": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
-    "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT)),
+    "program_linear": (None, (*(_POINTER,) * 5, _INT, _FLOAT)),
+    "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT, _FLOAT)),
+    "program_columns": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "program_multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "program_recurrent": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "program_lora": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
     "program_attention": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "program_pair_buffer": (_POINTER, (_POINTER, _INT, _INT, _INT)),
@@ -100,6 +103,7 @@ class Step(ctypes.Structure):
         ("num_samples", _LONG),
         ("sample_places", _POINTER),
         ("logits", _POINTER),
+        ("states", _POINTER),
     ]
 
 
@@ -257,6 +261,33 @@ class RecurrentTokens(ctypes.Structure):
         ("convolved", _POINTER),
         ("out", _POINTER),
         ("normed", TokenLines),
+    ]
+
+
+class Place(ctypes.Structure):
+    """recurrent::Place of recurrent_phases.h: numbers of each token in the rows of a buffer."""
+
+    _fields_ = [("buffer", _POINTER), ("first", _LONG)]
+
+
+class Run(ctypes.Structure):
+    """recurrent::Run of recurrent_phases.h: columns that go to others, times a factor."""
+
+    _fields_ = [*((name, _INT) for name in ("start", "to", "count")), ("factor", _FLOAT)]
+
+
+class Kept(ctypes.Structure):
+    """recurrent::Kept of recurrent_phases.h: what rows of drafts bring to one layer."""
+
+    _fields_ = [("count", _LONG), *((name, _POINTER) for name in ("tokens", "mixed", "rate", "step"))]
+
+
+class Between(ctypes.Structure):
+    """recurrent::Between of recurrent_phases.h: rows that the phases of a recurrent layer hand on."""
+
+    _fields_ = [
+        *((name, Place) for name in ("mixed", "gate", "rate", "step")),
+        *((name, _POINTER) for name in ("convolved", "out", "normed")),
     ]
 
 

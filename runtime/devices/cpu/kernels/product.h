@@ -91,6 +91,10 @@ inline void int8_tile(const Matrix& w, const rows::Rows& x, int row, int block, 
 template <int COUNT>
 inline void add_codes(const char* const* inputs, int at, const char* data, Ints (*sums)[VECTORS]) {
     if constexpr (HAS_PAIRS) return pairs::add_codes<COUNT>(inputs, at, data, sums);
+    static_assert(words_of_partial(15) >= rows::GROUP / 4);
+    Partial parts[COUNT][VECTORS];
+    for (int m = 0; m < COUNT; m++)
+        for (int v = 0; v < VECTORS; v++) parts[m][v] = begin_partial(sums[m][v]);
 #pragma GCC unroll 4
     for (int eight = 0; eight < rows::GROUP / 8; eight++, data += OUTPUTS * 4) {
         Words low[VECTORS], high[VECTORS];
@@ -104,9 +108,11 @@ inline void add_codes(const char* const* inputs, int at, const char* data, Ints 
             int word = at * (rows::GROUP / 4) + eight * 2;
             Words first = word_at(inputs[m], word), second = word_at(inputs[m], word + 1);
             for (int v = 0; v < VECTORS; v++)
-                sums[m][v] = dot_unsigned(dot_unsigned(sums[m][v], low[v], first), high[v], second);
+                parts[m][v] = add_partial(add_partial(parts[m][v], low[v], first), high[v], second);
         }
     }
+    for (int m = 0; m < COUNT; m++)
+        for (int v = 0; v < VECTORS; v++) sums[m][v] = end_partial(sums[m][v], parts[m][v]);
 }
 
 // Sums are integers within 32 inputs, and float32 from one 32 to the next. `open` reads
@@ -187,12 +193,17 @@ inline void tile(const Matrix& w, const rows::Rows& x, int row, int block, Float
             else return bf16_tile<COUNT>(w, x, row, data, out);
         case weights::INT8:
             if constexpr (HAS_PAIRS) return pairs::int8_tile<COUNT>(w, x, row, block, data, out);
-            else return int8_tile<COUNT>(w, x, row, block, data, out);
+            else if constexpr (COUNT <= BYTE_ROWS) int8_tile<COUNT>(w, x, row, block, data, out);
+            return;
         case weights::INT4:
             if constexpr (COUNT <= GROUPED_ROWS) int4_tile<COUNT>(w, x, row, data, out);
             return;
-        case weights::FLOAT8: return float8::tile<COUNT>(w, x, row, data, out);
-        case weights::MXFP4: return float8::mxfp4_tile<COUNT>(w, x, row, data, out);
+        case weights::FLOAT8:
+            if constexpr (COUNT <= BYTE_ROWS) float8::tile<COUNT>(w, x, row, data, out);
+            return;
+        case weights::MXFP4:
+            if constexpr (COUNT <= BYTE_ROWS) float8::mxfp4_tile<COUNT>(w, x, row, data, out);
+            return;
         case weights::INT4_ZEROS:
             if constexpr (COUNT <= GROUPED_ROWS) int4_zeros_tile<COUNT>(w, x, row, data, out);
             return;
@@ -210,7 +221,9 @@ inline void tile_of(int count, const Matrix& w, const rows::Rows& x, int row, in
 }
 
 inline int rows_of_tile(const Matrix& w) {
-    return weights::is_ggml(w.kind) ? GGML_ROWS : weights::is_int4(w.kind) ? GROUPED_ROWS : ROWS;
+    if (weights::is_ggml(w.kind)) return GGML_ROWS;
+    if (weights::is_int4(w.kind)) return GROUPED_ROWS;
+    return w.kind == weights::INT8 || weights::is_float8(w.kind) ? BYTE_ROWS : ROWS;
 }
 
 // Rows for which the results of two blocks are kept, until they are multiplied.

@@ -92,17 +92,30 @@ template <class Type, int COUNT> class GgmlTile {
 
     const int32_t* halves_of(int m, int at) const { return sums_ + ((size_t)m * per_row_ + at) * 2; }
 
+    // Words that one partial sum takes: of codes as large as this type has them.
+    static constexpr int STRIDE = Type::BITS == 8 ? 1 : words_of_partial((1 << Type::BITS) - 1);
+
     template <int BEGIN, int END> void add_words(int at, const Group<Type>& group, Ints (*sums)[VECTORS]) const {
 #pragma GCC unroll 8
-        for (int i = BEGIN; i < END; i++) {
-            Words codes[VECTORS];
-            for (int v = 0; v < VECTORS; v++) codes[v] = group.word(i, v);
+        for (int first = BEGIN; first < END; first += STRIDE) {
+            Partial parts[COUNT][VECTORS];
+            for (int m = 0; m < COUNT; m++)
+                for (int v = 0; v < VECTORS; v++) parts[m][v] = begin_partial(sums[m][v]);
 #pragma GCC unroll 8
-            for (int m = 0; m < COUNT; m++) {
-                Words four = word_at(inputs_[m], at * WORDS + i);
-                for (int v = 0; v < VECTORS; v++)
-                    sums[m][v] = Type::BITS == 8 ? dot_signed(sums[m][v], codes[v], four) : dot_unsigned(sums[m][v], codes[v], four);
+            for (int i = first; i < (first + STRIDE < END ? first + STRIDE : END); i++) {
+                Words codes[VECTORS];
+                for (int v = 0; v < VECTORS; v++) codes[v] = group.word(i, v);
+#pragma GCC unroll 8
+                for (int m = 0; m < COUNT; m++) {
+                    Words four = word_at(inputs_[m], at * WORDS + i);
+                    for (int v = 0; v < VECTORS; v++)
+                        if constexpr (Type::BITS == 8) sums[m][v] = dot_signed(sums[m][v], codes[v], four);
+                        else parts[m][v] = add_partial(parts[m][v], codes[v], four);
+                }
             }
+            if constexpr (Type::BITS != 8)
+                for (int m = 0; m < COUNT; m++)
+                    for (int v = 0; v < VECTORS; v++) sums[m][v] = end_partial(sums[m][v], parts[m][v]);
         }
     }
 

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "layers.h"
+#include "recurrent_phases.h"
 #include "team.h"
 
 namespace program {
@@ -19,7 +20,7 @@ using step::Step;
 // Phases, and the buffers that they share.
 class Program final : public team::Work {
   public:
-    explicit Program(team::Team* team) : team_(team), scratches_(team::num_threads(team)) {}
+    explicit Program(team::Team* team) : team_(team), scratches_(team::num_threads(team)), recurrent_(team::num_threads(team)) {}
 
     Buffer* add_buffer(int width, int form, int rows_per_token = 1) {
         buffers_.emplace_back(new Buffer(width, form, rows_per_token));
@@ -46,6 +47,7 @@ class Program final : public team::Work {
     int num_threads() const { return team::num_threads(team_); }
 
     attention::Scratches& scratches() { return scratches_; }
+    recurrent::Scratches& recurrent_scratches() { return recurrent_; }
 
     bool run(const Step& step) {
         for (auto& buffer : buffers_)
@@ -66,6 +68,7 @@ class Program final : public team::Work {
   private:
     team::Team* team_;
     attention::Scratches scratches_;
+    recurrent::Scratches recurrent_;
     const Step* step_ = nullptr;
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<std::unique_ptr<RotaryTables>> rotaries_;

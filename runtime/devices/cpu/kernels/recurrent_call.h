@@ -1,8 +1,6 @@
 // A recurrent layer between its projections, computed by a team.
 #pragma once
 
-#include <vector>
-
 #include "recurrent_heads.h"
 #include "team.h"
 
@@ -10,20 +8,12 @@ namespace recurrent {
 
 class Call final : public team::Work {
   public:
-    explicit Call(int num_threads) : scratches_(num_threads, nullptr), floats_(num_threads, 0) {}
-    ~Call() { for (float* memory : scratches_) free(memory); }
+    explicit Call(int num_threads) : scratches_(num_threads) {}
 
     // The convolution alone where `convolves_only`. False: there is no memory.
     bool run(team::Team* team, const Layer& layer, const Rows& rows, const Tokens& tokens, bool convolves_only) {
         layer_ = &layer, rows_ = &rows, tokens_ = &tokens, convolves_only_ = convolves_only;
-        int64_t floats = convolves_only ? 0 : Scratch::floats(layer);
-        for (size_t i = 0; i < scratches_.size(); i++)
-            if (floats > floats_[i]) {
-                free(scratches_[i]);
-                scratches_[i] = (float*)step::allocate(floats * sizeof(float));
-                floats_[i] = scratches_[i] ? floats : 0;
-                if (!scratches_[i]) return false;
-            }
+        if (!convolves_only && !scratches_.reserve(layer)) return false;
         team::run(team, this);
         return true;
     }
@@ -38,15 +28,11 @@ class Call final : public team::Work {
     void compute(int phase, int chunk, int thread) override {
         if (phase == 0) return convolve_chunk(*layer_, *rows_, *tokens_, chunk);
         if (phase == 2) return norm_token(*layer_, *tokens_, chunk);
-        int row = chunk / layer_->value_heads, head = chunk % layer_->value_heads;
-        Scratch scratch(*layer_, scratches_[thread]);
-        if (rows_->by_blocks[row]) row_by_blocks(*layer_, *rows_, *tokens_, row, head, scratch);
-        else row_by_tokens(*layer_, *rows_, *tokens_, row, head, scratch);
+        recur_chunk(*layer_, *rows_, *tokens_, chunk, scratches_.of(thread));
     }
 
   private:
-    std::vector<float*> scratches_;
-    std::vector<int64_t> floats_;
+    Scratches scratches_;
     const Layer* layer_ = nullptr;
     const Rows* rows_ = nullptr;
     const Tokens* tokens_ = nullptr;

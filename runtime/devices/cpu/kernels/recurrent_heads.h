@@ -9,6 +9,8 @@
 // triangular system), and the state through two more; it stays in the cache of a core from block to block.
 #pragma once
 
+#include <vector>
+
 #include "recurrent.h"
 
 namespace recurrent {
@@ -308,5 +310,43 @@ inline void row_by_tokens(const Layer& layer, const Rows& rows, const Tokens& to
     if (!in_place && rows.targets[row] >= 0)
         store_state(state_of(layer, rows.targets[row], head), layer.state_kind, height, width, stride, false, state);
 }
+
+// A row and a head of it: chunk row * value_heads + head.
+inline void recur_chunk(const Layer& layer, const Rows& rows, const Tokens& tokens, int chunk, float* memory) {
+    int row = chunk / layer.value_heads, head = chunk % layer.value_heads;
+    Scratch scratch(layer, memory);
+    if (rows.by_blocks[row]) row_by_blocks(layer, rows, tokens, row, head, scratch);
+    else row_by_tokens(layer, rows, tokens, row, head, scratch);
+}
+
+// The memory of each thread for Scratch.
+class Scratches {
+  public:
+    explicit Scratches(int num_threads) : memory_(num_threads, nullptr) {}
+    ~Scratches() {
+        for (float* memory : memory_) free(memory);
+    }
+    Scratches(const Scratches&) = delete;
+
+    // For layers of this shape, and smaller ones. False: there is no memory.
+    bool reserve(const Layer& layer) {
+        int64_t floats = Scratch::floats(layer);
+        if (floats <= floats_) return true;
+        floats_ = 0;
+        for (float*& memory : memory_) {
+            free(memory);
+            memory = (float*)step::allocate(floats * sizeof(float));
+            if (!memory) return false;
+        }
+        floats_ = floats;
+        return true;
+    }
+
+    float* of(int thread) const { return memory_[thread]; }
+
+  private:
+    std::vector<float*> memory_;
+    int64_t floats_ = 0;
+};
 
 }  // namespace recurrent

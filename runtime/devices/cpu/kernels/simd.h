@@ -21,11 +21,13 @@ namespace simd {
 constexpr int LANES = 16;  // float32 in a vector
 constexpr int VECTORS = 2;  // vectors of outputs in a block of packed weights
 constexpr int ROWS = 12;  // rows of inputs that a product holds in registers
+constexpr int BYTE_ROWS = 12;    // the same, of products of bytes and of 8-bit floats
 constexpr int GROUPED_ROWS = 4;  // the same, where each group of inputs has a scale
 #elif defined(__aarch64__)
 constexpr int LANES = 4;
 constexpr int VECTORS = 4;
 constexpr int ROWS = 6;
+constexpr int BYTE_ROWS = 6;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int GROUPED_ROWS = 4;
 #else
@@ -35,7 +37,8 @@ constexpr int GROUPED_ROWS = 2;
 constexpr int LANES = 8;
 constexpr int VECTORS = 2;
 constexpr int ROWS = 4;
-constexpr int GROUPED_ROWS = 2;
+constexpr int BYTE_ROWS = 4;
+constexpr int GROUPED_ROWS = 4;
 #endif
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
@@ -296,6 +299,33 @@ inline Ints dot_unsigned(Ints total, Words bytes, Words signed_bytes) {
     return total + (Ints)vpaddq_s32(low, high);
 #endif
 }
+
+// Sums of products of codes (unsigned bytes) with inputs from -127 to 127, on the way to sums of 32 bits. AVX2 adds pairs
+// of products in 16 bits, which hold those of a few words: a widening for each word would cost as much as the products.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+typedef int16_t Partial __attribute__((vector_size(LANES * 4)));
+
+// Words of codes up to `most` whose products one partial sum holds.
+constexpr int words_of_partial(int most) { return 32767 / (2 * 127 * most); }
+
+inline Partial begin_partial(Ints) { return Partial{}; }
+
+inline Partial add_partial(Partial sum, Words codes, Words inputs) {
+    sum += (Partial)_mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs);
+    asm("" : "+x"(sum));  // keeps the order of sums, which compilers else turn into a tree of more registers than there are
+    return sum;
+}
+
+inline Ints end_partial(Ints total, Partial sum) {
+    return total + (Ints)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+}
+#else
+typedef Ints Partial;
+constexpr int words_of_partial(int) { return 1 << 16; }
+inline Partial begin_partial(Ints total) { return total; }
+inline Partial add_partial(Partial sum, Words codes, Words inputs) { return dot_unsigned(sum, codes, inputs); }
+inline Ints end_partial(Ints, Partial sum) { return sum; }
+#endif
 
 // The same of inputs (int8, INPUT_OFFSET added) with int8 weights.
 inline Ints dot_int8(Ints total, Words inputs, Words weights) {

@@ -5,6 +5,10 @@
 
 #include "rows.h"
 
+namespace recurrent {
+struct Rows;
+}
+
 namespace step {
 
 enum Number { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, E4M3 = 3, E5M2 = 4 };  // of tables and caches
@@ -33,6 +37,7 @@ struct Step {
     int64_t num_samples;                     // tokens behind which logits are wanted
     const int64_t* sample_places;            // [samples]: their places among the tokens
     float* logits;                           // [samples, vocabulary padded to a multiple of 64]
+    const recurrent::Rows* states;           // rows as recurrent layers see them; null: there are none
 };
 
 inline void* allocate(size_t bytes) {

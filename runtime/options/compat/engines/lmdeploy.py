@@ -11,7 +11,6 @@ from runtime.options.compat.engines.table import (
     switch,
 )
 
-_NODES = left_out("several nodes are planned and not here yet")
 _IMAGES = left_out("images are not here yet")
 
 OPTIONS = named(
@@ -85,7 +84,7 @@ OPTIONS = named(
         "--migration-backend": left_out("see --disaggregation-transfer-backend"),
         "--nnodes": Option("--nnodes"),
         "--node-rank": Option("--node-rank"),
-        "--dist-init-addr": _NODES,
+        "--dist-init-addr": Option("--dist-init-addr"),
         "--proxy-url": left_out("no server reports to a proxy; name it to nginx, see docs/deploy.md"),
         "--communicator": left_out("see --disable-custom-all-reduce"),
         "--logprobs-mode": HAPPENS,
