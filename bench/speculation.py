@@ -3,8 +3,9 @@
     python -m bench.speculation [--model-path pocket] [--tokens 200] [--rounds 5] [--only planning|serving]
 
 Planning: microseconds of CPU time for plan and apply of a step of 64 sequences that decode, without a
-drafter, with one that finds nothing, and with one whose drafts are all accepted. The bound of the second one
-is 1.3 times a decode step.
+drafter, with one that finds nothing, with one whose drafts are all accepted, and with 4 drafts of a draft
+model for each sequence. The bound of the second one is 1.3 times a decode step; of the others, 1.3 times its
+time for each token that they bring.
 Serving: tokens a second of two engines that answer in turns, one of them with NGRAM, and the CPU time of
 server and rank, which others on the machine change less.
 The bounds are 1.5 times on repetitive text, and 0.97 times elsewhere.
@@ -25,11 +26,12 @@ from bench.record import record
 from bench.scheduler import NO_FLOATS, add, scheduler
 from runtime import Engine
 from runtime.messages.speculation import Ngram, Speculation
-from runtime.messages.steps import Samples, StepPlan, StepResult
+from runtime.messages.steps import OWN_DRAFT, Samples, StepPlan, StepResult
 from runtime.metrics.table import process_usage
 from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.speculation.ngram import NgramDrafter
+from runtime.scheduling.speculation.own import OwnDrafter
 
 OPTIONS = Speculation(algorithm="NGRAM", num_steps=0, topk=10, num_draft_tokens=12, ngram=Ngram())
 FUNCTION = """def area_of_{0}(width, height):
@@ -61,6 +63,7 @@ def drafted(plan: StepPlan, random: Random | None) -> StepResult:
     for row, count in enumerate(plan.counts.tolist()):
         drafts = plan.token_ids[at : at + count - 1].tolist() if row >= plan.num_decodes else []
         at += len(drafts)
+        drafts = [5 if token == OWN_DRAFT else token for token in drafts]
         is_all = plan.samples[row] == Samples.ALL
         brought = [*(drafts if is_all else []), 5 if random is None else random.randrange(5000)]
         tokens += brought
@@ -119,8 +122,9 @@ def planning(running: int = 64) -> dict[str, Any]:
         "decode": opened(None, Random(1)),
         "nothing found": opened(NgramDrafter(OPTIONS, has_trees=False), Random(1)),
         "accepted": opened(NgramDrafter(OPTIONS, has_trees=False), None),
+        "own drafts": opened(OwnDrafter(4), None),
     }
-    randoms = {name: None if name == "accepted" else Random(2) for name in kinds}
+    randoms = dict(zip(kinds, (Random(2), Random(2), None, None), strict=True))
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     for _ in range(7):  # in turns, as others use the machine
         for name, it in kinds.items():
@@ -129,9 +133,11 @@ def planning(running: int = 64) -> dict[str, Any]:
         found[name] = {key: median(one[key] for one in measured) for key in measured[0]}
         print(f"{name:14}", found[name])
     base = found["decode"]["plan_us"] + found["decode"]["apply_us"]
-    for name in ("nothing found", "accepted"):
+    for name in ("nothing found", "accepted", "own drafts"):
         cost = found[name]["plan_us"] + found[name]["apply_us"]
         found[name]["times_a_decode_step"] = round(cost / base, 2)
+        found[name]["times_for_each_token"] = round(cost / base * running / found[name]["tokens"], 2)
+        print(f"{name:14}", found[name])
     return found
 
 
@@ -141,10 +147,13 @@ class Turn(Struct):
     seconds: float
     cpu_s: float  # of this process and of the ranks
     steps: int
+    drafts: int  # tokens
 
 
-async def answers(engine: Engine, prompts: list[str], tokens: int) -> Turn:
-    """Greedy answers to all prompts at once."""
+async def answers(
+    engine: Engine, prompts: list[str], tokens: int, *, temperature: float = 0.0, seed: int = 0
+) -> Turn:
+    """Answers to all prompts at once, greedy ones by default."""
     replica = engine._core.replicas[0]
     assert replica.scheduler is not None and replica.supervisor.ranks is not None
 
@@ -152,12 +161,16 @@ async def answers(engine: Engine, prompts: list[str], tokens: int) -> Turn:
         ranks = [process_usage(pid) for pid in replica.supervisor.ranks.pids]
         return time.process_time() + sum(usage[1] for usage in ranks if usage is not None)
 
-    before, cpu, begin = replica.num_steps, used(), time.perf_counter()
-    params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    totals = replica.scheduler.totals
+    before, drafts = replica.num_steps, totals.drafted_tokens
+    cpu, begin = used(), time.perf_counter()
+    params = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
     async with anyio.create_task_group() as tasks:
         for prompt in prompts:
             tasks.start_soon(partial(engine.generate, prompt, **params))
-    return Turn(time.perf_counter() - begin, used() - cpu, replica.num_steps - before)
+    return Turn(
+        time.perf_counter() - begin, used() - cpu, replica.num_steps - before, totals.drafted_tokens - drafts
+    )
 
 
 async def compare(engines: list[Engine], turns: list[list[str]], tokens: int) -> dict[str, float]:

@@ -21,12 +21,13 @@ from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import CompileConfig, KeepWeights, Reading, StartRank
+from runtime.messages.ranks import KeepWeights, Reading, StartRank
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.nodes.addresses import node_environment
+from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
 from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.groups.precision import requested_quantization
@@ -152,28 +153,6 @@ def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
     middle, base, count = numbers
     steps = [base**i for i in range(1, math.ceil(count / 2) + 1)]
     return (middle, *(middle + step for step in steps), *(max(0.0, middle - step) for step in steps))
-
-
-def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
-    """Batch sizes whose decode steps are captured; none for a model that pools."""
-    return (
-        [] if plan.graphs.disable_cuda_graph or model.pooling is not None else list(plan.graphs.cuda_graph_bs)
-    )
-
-
-def piecewise_sizes(plan: Plan) -> list[int]:
-    """Numbers of tokens for which steps with prompts are captured as piecewise graphs."""
-    return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []
-
-
-def compiled(plan: Plan) -> CompileConfig:
-    """Which captured steps run through torch.compile."""
-    return CompileConfig(
-        max_rows=plan.graphs.torch_compile_max_bs if plan.graphs.enable_torch_compile else 0,
-        is_piecewise=plan.graphs.enable_piecewise_cuda_graph
-        and plan.graphs.piecewise_cuda_graph_compiler == "inductor",
-        explains=plan.graphs.enable_torch_compile_debug_mode,
-    )
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:

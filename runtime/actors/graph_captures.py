@@ -32,7 +32,8 @@ class GraphCapturing:
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: tuple[CapturingRanks, int] | None = None
-        self._counted = (0, 0, 0)  # steps so far, those with prompts in them, tokens of these prompts
+        # steps so far, those with prompts in them, tokens of these prompts; of the others, steps with drafts
+        self._counted = (0, 0, 0, 0)
         self._log = log.get("graphs")
 
     def observe(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
@@ -63,13 +64,15 @@ class GraphCapturing:
     def _count_steps(self, scheduler: Scheduler) -> None:
         """Counts which sizes would have been used: the few steps between two rounds count as alike."""
         totals, rows = scheduler.totals, scheduler.roster.num_running
-        now = (totals.steps, totals.prompt_steps, totals.known_tokens)
-        steps, with_prompts, known = (
+        now = (totals.steps, totals.prompt_steps, totals.known_tokens, totals.verify_steps)
+        steps, with_prompts, known, with_drafts = (
             after - before for after, before in zip(now, self._counted, strict=True)
         )
         self._counted = now
         if "sequences" in self._captures:
-            self._captures["sequences"].ran(rows, steps - with_prompts)
+            self._captures["sequences"].ran(rows, steps - with_prompts - with_drafts)
+        if "verifies" in self._captures:
+            self._captures["verifies"].ran(rows, with_drafts)
         if with_prompts and "tokens" in self._captures:
             self._captures["tokens"].ran(known // with_prompts + rows, with_prompts)
 
@@ -91,9 +94,12 @@ class GraphCapturing:
                 reason=reply.error,
             )
             return
-        (self._metrics.captured_sizes if reply.unit == "sequences" else self._metrics.captured_piecewise).set(
-            len(captures.done)
-        )
+        gauges = {
+            "sequences": self._metrics.captured_sizes,
+            "verifies": self._metrics.captured_verifies,
+            "tokens": self._metrics.captured_piecewise,
+        }
+        gauges[reply.unit].set(len(captures.done))
         self._log.info(
             "captured",
             **size,

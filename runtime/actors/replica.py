@@ -35,6 +35,7 @@ from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import StepLog
 from runtime.metrics.meter import Meter
 from runtime.models.config.model_config import ModelConfig
+from runtime.options.captures import capture_sizes
 from runtime.options.facts import device_facts
 from runtime.options.plan import Plan
 from runtime.scheduling.graph_captures import Captures
@@ -42,7 +43,7 @@ from runtime.scheduling.handover import fits, hand_over
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
-from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank
+from runtime.settings import limits, scheduler_config, start_rank
 
 
 class Replica:
@@ -251,7 +252,7 @@ class Replica:
         """Functions that see the scheduler after each round."""
         plan = self._plan
         observers: list[Callable[[Scheduler, Ranks], None]] = []
-        kinds = {"sequences": graph_sizes(plan, self._model), "tokens": piecewise_sizes(plan)}
+        kinds = capture_sizes(plan, self._model)
         if captures := [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]:
             observers.append(GraphCapturing(captures, self._metrics).observe)
         if plan.logs.decode_log_interval is not None:

@@ -10,7 +10,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady
+from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import StepPlan, StepResult
 
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """Launches one step; the device computes steps in the order of their launches."""
         ...
 
-    def capture(self, size: int, unit: str = "sequences") -> Captured:
+    def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """Captures steps of a size (messages/ranks.py, Capture). All ranks capture the same sizes between the
         same steps."""
         ...

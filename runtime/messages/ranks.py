@@ -158,12 +158,16 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
         return rank % self.ranks_on_node
 
 
+# what is captured: decode steps, verify steps, pieces of steps with prompts
+CaptureUnit = Literal["sequences", "verifies", "tokens"]
+
+
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps of `size` sequences, or piecewise graphs of steps of `size` tokens. Captured
+    """Capture decode steps or verify steps of `size` sequences, or pieces of steps of `size` tokens. Captured
     answers it."""
 
     size: int
-    unit: str = "sequences"  # sequences or tokens
+    unit: CaptureUnit = "sequences"
 
 
 class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
@@ -274,7 +278,7 @@ class Captured(Struct, frozen=True, array_like=True, tag="captured"):
     seconds: float
     num_bytes: int  # device memory that it took
     error: str  # why it failed; empty: it succeeded
-    unit: str = "sequences"
+    unit: CaptureUnit = "sequences"
     is_fatal: bool = False  # a rank failed while others wait for it in a collective: all ranks end
 
 

@@ -1,8 +1,11 @@
 """What scheduler and ranks must know of speculative decoding."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
+
+MAX_CAPTURED_TOKENS = 512  # of a verify step that is a graph; larger ones are computed longer than launched
 
 Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
 
@@ -49,6 +52,23 @@ class Speculation(Struct, frozen=True, kw_only=True, array_like=True):
     def max_drafts(self) -> int:
         """Drafts of a verify row, at most."""
         return self.num_draft_tokens - 1
+
+    def captured_widths(self, size: int) -> tuple[int, ...]:
+        """Query tokens of a row for which steps of `size` rows are captured, rising: the most that a row may
+        have, half of it, a quarter ... With a draft model also 1, as that follows decode rows too."""
+        widths, width = set[int](), self.num_draft_tokens
+        while width > 1:
+            widths.add(width)
+            width = (width + 1) // 2 if width > 2 else 1
+        if not any(size * width <= MAX_CAPTURED_TOKENS for width in widths):
+            return ()
+        if self.is_own:
+            widths.add(1)
+        return tuple(sorted(width for width in widths if size * width <= MAX_CAPTURED_TOKENS))
+
+    def captured_sizes(self, sizes: Iterable[int]) -> list[int]:
+        """Those of the `sizes`, numbers of rows, for which steps that verify are captured."""
+        return [size for size in sizes if self.captured_widths(size)]
 
     @property
     def is_own(self) -> bool:

@@ -285,6 +285,9 @@ class Metrics:
         self.captured_sizes = Gauge(
             "runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs."
         )
+        self.captured_verifies = Gauge(
+            "runtime_captured_verify_sizes", "Numbers of sequences whose steps that verify drafts are graphs."
+        )
         self.captured_piecewise = Gauge(
             "runtime_captured_piece_sizes",
             "Numbers of tokens for which steps with prompts are piecewise graphs.",

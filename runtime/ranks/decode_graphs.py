@@ -12,7 +12,8 @@ no other work of the host.
     head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
       other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
-    prompts, drafts, pages from host memory,      no graph here: the step is launched kernel by kernel,
+    drafts                                        verify_graphs.py
+    prompts, pages from host memory,              no graph here: the step is launched kernel by kernel,
       admits, encoders, pooling models            or in piecewise graphs
 
 Recurrent layers find their states by the slots. States are copied outside of graphs, behind them.
@@ -39,16 +40,12 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
+from runtime.devices.base import Device, Graph
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
-from runtime.layers.lora import LoraAdapters
-from runtime.layers.sampling.sampler import clean
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
-from runtime.models.base import CompiledLayer, GenerativeModel
-from runtime.ranks.recurrent_states import RecurrentStates
-from runtime.ranks.slots import Slots
+from runtime.ranks.captured_forward import CapturedForward
 from runtime.ranks.transfers import Transfers
 
 T = TypeVar("T")
@@ -98,41 +95,17 @@ class DecodeGraphs:
     """The graphs of a rank, and the static tensors that they read and write."""
 
     def __init__(
-        self,
-        device: Device,
-        graphs: Graphs,
-        model: GenerativeModel,
-        slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
-        page_size: int,
-        windows: tuple[int, ...],
-        transfers: Transfers,
-        sizes: Sequence[int],
-        *,
-        pads: bool,
-        masks: bool = False,
-        adapters: LoraAdapters | None = None,
-        compiled: CompiledLayer | None = None,
-        compiled_rows: int = 0,
-        states: RecurrentStates | None = None,
+        self, target: CapturedForward, transfers: Transfers, sizes: Sequence[int], *, pads: bool
     ) -> None:
-        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences.
-        `masks`: layers must know which rows are padding; `adapters`: None without LoRA adapters; `compiled`:
-        computes captures of up to `compiled_rows` sequences."""
-        self.device = device
-        self.graphs = graphs
-        self.model = model
-        self.slots = slots
-        self.kv = kv
-        self.page_size = page_size
-        self.windows = windows
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of
+        sequences."""
+        self.target = target
+        self.device = device = target.device
+        self.graphs = target.graphs
+        self.slots = slots = target.slots
+        self.states = target.states
         self.transfers = transfers
         self.pads = pads
-        self.adapters = adapters
-        self.masks = masks
-        self.compiled = compiled
-        self.compiled_rows = compiled_rows
-        self.states = states
         # elsewhere all rows would pay for penalties in several launches
         self.penalises = device.fused is not None
         if self.penalises:
@@ -141,8 +114,7 @@ class DecodeGraphs:
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
-        self.lengths = slots.lengths.reserve()
-        self.width = 1 + 3 * len(slots.page_tables)
+        self.width = 1 + target.num_updates
         self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.torch_device)
         self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.torch_device)
         self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
@@ -221,7 +193,7 @@ class DecodeGraphs:
         bodies: list[Callable[[int], None]] = [
             self.forward_body,
             partial(self.sample_body, None),
-            *([] if self.adapters is None else [partial(self.forward_body, is_adapted=True)]),
+            *([] if self.target.adapters is None else [partial(self.forward_body, is_adapted=True)]),
         ]
         captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
         if graphs is None:
@@ -266,15 +238,8 @@ class DecodeGraphs:
         return captured
 
     def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Graph]:
-        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its
-        first call has done so.
-
-        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails
-        keeps no other rank waiting.
-        """
-        for body in bodies:
-            body(size)
-        return [self.graphs.capture(partial(body, size)) for body in bodies]
+        """The graph of each body; see CapturedForward.record."""
+        return self.target.record([partial(body, size) for body in bodies])
 
     def blank(self, size: int) -> np.ndarray:
         """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which
@@ -287,60 +252,26 @@ class DecodeGraphs:
 
     def forward_body(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""
-        rows = self.inputs(size)
+        rows, target = self.inputs(size), self.target
         slots = rows[0]
-        positions = self.lengths[slots]
-        if self.adapters is not None:
-            self.adapters.use_slots(slots if is_adapted else None)
-        tables = self.slots.page_tables
-        for pool, table in enumerate(tables):
-            at, row, ids = rows[1 + 3 * pool : 4 + 3 * pool]
-            table.index_put_((at, row), ids.int())
-        pages = tables[:, slots, positions // self.page_size].long()
-        locations = (pages * self.page_size + positions % self.page_size).unbind()
-        attention = None
-        if self.kv:
-            attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
-        hidden = self.model.forward(
-            ForwardBatch(
-                self.slots.last_token[slots],
-                positions,
-                locations,
-                self.kv,
-                attention,
-                is_decode=True,
-                is_real=slots != self.slots.padding if self.masks else None,
-                states=None if self.states is None else self.states.captured_rows(slots),
-            ),
-            self.compiled if size <= self.compiled_rows else None,
-        )
+        target.set_pages(rows[1:])
+        tokens = self.slots.last_token[slots]
+        hidden = target.hidden(slots, target.lengths[slots], tokens, is_adapted=is_adapted)
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
 
     def sample_body(self, filters: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
         """From hidden states to tokens, which become their slots' last ones, and one more in the slots'
-        lengths; greedy ones, or sampled with filters (largest top_k, whether top_p)."""
+        lengths. Arguments as of CapturedForward.sampled."""
         assert self.hidden is not None
-        slots = self.inputs(size)[0]
-        positions = self.lengths[slots]
-        logits = self.model.logits(self.hidden[:size])
-        tokens = self.tokens[:size]
-        if self.device.collectives.rank == 0:
-            clean(logits)
-            if penalises:
-                self.slots.penalties.counts.apply_captured(logits, slots)
-                clean(logits)
-            inputs = None
-            if filters is not None:
-                numbers = self.slots.random_numbers(slots, positions + 1)
-                inputs = self.slots.sampling_inputs(slots, numbers, *filters)
-            tokens.copy_(logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs))
-            if penalises:
-                self.slots.penalties.counts.add_captured(slots, tokens)
-        self.device.collectives.broadcast(tokens)
+        target, slots = self.target, self.inputs(size)[0]
+        positions = target.lengths[slots]
+        logits = target.model.logits(self.hidden[:size])
+        tokens = target.sampled(logits, slots, positions + 1, filters, penalises=penalises)
+        self.tokens[:size].copy_(tokens)
         self.slots.last_token.index_put_((slots,), tokens)
-        self.lengths.index_put_((slots,), positions + (slots != self.slots.padding))
+        target.lengths.index_put_((slots,), positions + (slots != self.slots.padding))
 
     def inputs(self, size: int) -> Tensor:
         """int64 [1 + 3 * pools, size]: slots, and page updates."""

@@ -53,7 +53,7 @@ def drop_graphs(runner: ModelRunner) -> None:
     """Drops all captured graphs, because what they refer to is released. No step is running."""
     runner.unsettled = None  # its step is complete
     if (runner.graphs is not None or runner.piecewise is not None) and runner.device.graphs is not None:
-        runner.graphs = runner.piecewise = None
+        runner.graphs = runner.verifies = runner.piecewise = None
         runner.device.graphs.forget()
 
 
@@ -240,7 +240,7 @@ class MemorySaver:
 
     def open_graphs(self) -> None:
         """Makes the runner ready for captures, of which it has none."""
-        self.runner.graphs, self.runner.piecewise = open_graphs(self.runner)
+        self.runner.graphs, self.runner.verifies, self.runner.piecewise = open_graphs(self.runner)
 
     def empty_cache(self) -> None:
         """Returns unused memory to the device. Layers and their adapters are in reference cycles, which the

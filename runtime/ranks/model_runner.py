@@ -101,7 +101,7 @@ class ModelRunner:
         self.unsettled: Launched | None = None
         self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
         self.ended_s = 0.0  # when the latest result had come
-        self.graphs, self.piecewise = open_graphs(self)
+        self.graphs, self.verifies, self.piecewise = open_graphs(self)
 
     @property
     def model(self) -> Model:
@@ -130,6 +130,13 @@ class ModelRunner:
         self.slots.forced = {}
         page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
+        step = None if self.verifies is None else self.verifies.step_for(plan)
+        if self.verifies is not None and step is not None:
+            sampled = self.verifies.launch(step, plan, is_adapted=is_adapted)
+            self.sampled_step = plan.step
+            if self.load is not None:
+                self.load.ended(plan)
+            return self.report(plan, sampled, [], [], begin)
         size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
             return self.launch_captured(self.graphs, size, plan, begin, is_adapted=is_adapted)
@@ -271,8 +278,8 @@ class ModelRunner:
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
             width, values = (-1, list(NO_LOGPROBS)) if found is None else (rest[-2].shape[1], rest[-3:])
             places, counts = np.arange(len(token_ids)), None
-            if accepted and sampled.rows is not None:
-                places, counts = sampled.rows.accepted(*arrays[1 : 1 + len(accepted)])
+            if accepted:
+                places, counts = sampled.accepted(*arrays[1 : 1 + len(accepted)])
                 token_ids = token_ids[places]
                 values = values if found is None else [value[places] for value in values]
             failed = self.took(plan, token_ids, places, counts) if follows else {}

@@ -3,39 +3,50 @@
 from typing import TYPE_CHECKING
 
 from runtime.models.base import is_generative, is_piecewise
+from runtime.ranks.captured_forward import CapturedForward
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
+from runtime.ranks.verify_graphs import VerifyGraphs
 
 if TYPE_CHECKING:
     from runtime.ranks.model_runner import ModelRunner
 
 
-def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
-    """Graphs of decode steps, and of what lies between the attentions of other steps, none of them
-    captured yet. None where the device has no graphs, the setup no sizes, or the model decodes nothing.
+def open_graphs(
+    runner: "ModelRunner",
+) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
+    """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
+    steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
+    decodes nothing; of verify steps also where the model has recurrent layers, or several heads
+    that draft in turn.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
-        return None, None
-    decode_graphs = piecewise_graphs = None
+        return None, None, None
+    decode_graphs = verify_graphs = piecewise_graphs = None
     if setup.sizes and runner.pooling is None:
-        decode_graphs = DecodeGraphs(
+        forward = CapturedForward(
             device,
             device.graphs,
             runner.model,
             runner.slots,
+            runner.slots.lengths.reserve(),
             runner.kv,
             runner.page_size,
             runner.windows,
-            runner.transfers,
-            setup.sizes,
-            pads=setup.pads,
             masks=runner.load is not None,
             adapters=runner.adapters,
             compiled=runner.compiled,
             compiled_rows=setup.compiled_rows,
             states=runner.states,
         )
+        decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
+        sizes = [] if setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
+        is_captured = runner.drafts is None or not runner.drafts.network.num_remade
+        if setup.speculation is not None and sizes and runner.states is None and is_captured:
+            verify_graphs = VerifyGraphs(
+                forward, runner.transfers, setup.speculation, sizes, runner.drafts, pads=setup.pads
+            )
     if setup.piecewise_sizes and is_piecewise(runner.model):
         piecewise_graphs = PiecewiseGraphs(
             device,
@@ -50,4 +61,4 @@ def open_graphs(runner: "ModelRunner") -> tuple[DecodeGraphs | None, PiecewiseGr
             compiled=runner.compiled if setup.compiles_piecewise else None,
             states=runner.states,
         )
-    return decode_graphs, piecewise_graphs
+    return decode_graphs, verify_graphs, piecewise_graphs

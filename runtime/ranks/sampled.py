@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from runtime.layers.sampling.sampler import Logprobs
@@ -19,3 +20,13 @@ class Sampled:
     # chains
     num_accepted: Tensor | None = None
     path: Tensor | None = None
+    # of a captured verify step: N / R, and `num_accepted` is of all R rows; 0: of no such step
+    width: int = 0
+
+    def accepted(self, num: np.ndarray, path: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """`num_accepted` and `path` on the host -> int64: places among the N whose tokens the step brings, in
+        order, and how many of them each row that samples has."""
+        if self.rows is not None:
+            return self.rows.accepted(num, path)
+        columns = np.arange(self.width)
+        return np.flatnonzero(columns < num[:, None]), num

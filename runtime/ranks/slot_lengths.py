@@ -61,6 +61,10 @@ class SlotLengths:
         if self.on_device is not None:
             index = upload_int64(slots, self.torch_device)
             self.on_device[index] = self.on_device[index] + num_accepted
+        self.accepted_on_device(slots, fetched)
+
+    def accepted_on_device(self, slots: np.ndarray, fetched: Fetched) -> None:
+        """A captured step has added to each of these slots as many tokens as `fetched` brings, int64 [R]."""
         self._coming.append((slots, fetched))
         if fetched.is_done():
             self._settle()

@@ -11,7 +11,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, Profile
+from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import StepPlan
 from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.profiler import Recording
@@ -50,9 +50,10 @@ class TorchExecutor:
                 self.runner.load.step.zero_()  # counts of the failed launch
             return self.runner.launch(plan)
 
-    def capture(self, size: int, unit: str = "sequences") -> Captured:
+    def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """See Executor.capture."""
-        graphs = self.runner.graphs if unit == "sequences" else self.runner.piecewise
+        runner = self.runner
+        graphs = {"sequences": runner.graphs, "verifies": runner.verifies, "tokens": runner.piecewise}[unit]
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.ready.device_name} captures no steps of this model", unit)
         if self.runner.adapters is not None:

@@ -67,14 +67,14 @@ class DraftPlanner:
 
         Takes pages for them where there are some, from no other sequence.
         """
-        cache = self.roster.cache
+        cache, params = self.roster.cache, sequence.request.params
         most = min(budget, sequence.max_len - last - 2)
-        if most <= 0 or sequence.request.params.hidden_states is not None:
+        if most <= 0 or params.hidden_states is not None:
             return None
         draft = None
         if sequence.forced and not sequence.drafting:
             draft = forced_draft(sequence, last)
-        allowed = min(most, MAX_VERIFIED, sequence.request.params.max_drafts)
+        allowed = min(most, MAX_VERIFIED, params.max_drafts)
         if draft is None and sequence.request.prediction and allowed:
             draft = self.predicted.propose(sequence, last, allowed)
         if draft is None and self.drafter is not None and allowed:
@@ -86,12 +86,12 @@ class DraftPlanner:
             if draft.is_tree:
                 return None  # recurrent layers go from one token to the next
             most = min(most, self._nodes - 1)
-        wanted = last + 1 + min(most, len(draft.tokens))
+        room = len(sequence.pages) * cache.page_size - last - 1
         # the windows' pages are promised to prompts that are under way
         may_grow = cache.window is None or not self.roster.extending
-        while len(sequence.pages) * cache.page_size < wanted and may_grow and cache.grow(sequence):
-            pass
-        draft = draft.first(min(most, len(sequence.pages) * cache.page_size - last - 1))
+        while room < len(draft.tokens) and room < most and may_grow and cache.grow(sequence):
+            room += cache.page_size
+        draft = draft.first(min(most, room))
         if cache.states is not None and draft is not None and not draft.is_sure:
             self._nodes -= 1 + len(draft.tokens)
             cache.states.drafted(sequence, len(draft.tokens))

@@ -152,11 +152,8 @@ def split_rows(result: StepResult, verified: Iterable[Verified]) -> list[list[in
 
 def take(sequence: Sequence, tokens: list[int]) -> list[int]:
     """Appends the tokens that come before the sequence's end, and returns them."""
-    room = sequence.max_len - len(sequence.tokens)
-    taken = tokens[:room]
-    for count, token in enumerate(taken, 1):
-        if token in sequence.stop_ids:
-            taken = taken[:count]
-            break
+    taken = tokens[: sequence.max_len - len(sequence.tokens)]
+    if not sequence.stop_ids.isdisjoint(taken):
+        taken = taken[: 1 + next(i for i, token in enumerate(taken) if token in sequence.stop_ids)]
     sequence.tokens.extend(taken)
     return taken

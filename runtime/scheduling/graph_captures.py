@@ -10,7 +10,7 @@ back, and not before the last one is a while ago.
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from runtime.messages.ranks import Captured
+from runtime.messages.ranks import Captured, CaptureUnit
 
 BUSY_STEPS = 100  # of a size, after which it is captured under load
 BUSY_EVERY_S = 5.0  # between two captures under load
@@ -20,7 +20,7 @@ class Captures:
     """The sizes of one model's graphs of one kind: which there are, which are left, how often each would have
     been used."""
 
-    def __init__(self, sizes: Sequence[int], unit: str = "sequences") -> None:
+    def __init__(self, sizes: Sequence[int], unit: CaptureUnit = "sequences") -> None:
         """`unit`: as of messages.Capture."""
         self.unit = unit
         self.sizes = sorted(sizes)  # those that can be captured, as far as is known

@@ -121,6 +121,8 @@ class Planner:
         if builder.num_known:
             self.totals.prompt_steps += 1
             self.totals.known_tokens += builder.num_known
+        elif builder.verified:
+            self.totals.verify_steps += 1
         if page_copies is not None:
             self.totals.saved_pages += len(page_copies.save_pages)
         if roster.shares.is_on and builder.sequences:

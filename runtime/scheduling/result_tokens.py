@@ -49,10 +49,12 @@ class ResultTokens:
         """One token or more for each sequence that was sampled; what comes behind its end is dropped."""
         drafts = {verified.row: verified.draft for verified in flight.verified}
         at = 0  # where the row's tokens begin in the result
+        counts = [1] * len(flight.sampled) if result.num_tokens is None else result.num_tokens.tolist()
+        more, verified = step.more, step.verified
         for row, (sequence, tokens) in enumerate(
             zip(flight.sampled, split_rows(result, flight.verified), strict=True)
         ):
-            first, at = at, at + (1 if result.num_tokens is None else int(result.num_tokens[row]))
+            first, at = at, at + counts[row]
             if (draft := drafts.get(row)) is None:
                 sequence.in_flight -= 1
             else:
@@ -67,9 +69,9 @@ class ResultTokens:
             step.sequence_ids.append(sequence.id)
             step.token_ids.append(taken[0])
             if draft is not None and not draft.is_sure:
-                step.verified[sequence.id] = (len(draft.tokens), min(len(tokens) - 1, len(taken)))
+                verified[sequence.id] = (len(draft.tokens), min(len(tokens) - 1, len(taken)))
             if len(taken) > 1:
-                step.more[sequence.id] = taken[1:]
+                more[sequence.id] = taken[1:]
             if result.width >= 0 and sequence.request.params.logprobs:
                 step.logprobs[sequence.id] = logprobs.of_tokens(
                     result, first, len(taken), sequence.request.params

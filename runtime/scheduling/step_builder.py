@@ -20,6 +20,7 @@ from runtime.scheduling.drafts import Draft, Verified
 from runtime.scheduling.hidden_states import Shown
 from runtime.scheduling.step_costs import Work
 
+LAST, ALL = int(Samples.LAST), int(Samples.ALL)  # an attribute of an enumeration is looked up slowly
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
 
@@ -70,7 +71,8 @@ class StepBuilder:
         self._starts: list[int] = []
         self._counts: list[int] = []
         self._samples: list[int] = []
-        self._tokens: list[np.ndarray] = []
+        self._drafts: list[int] = []  # of the verify rows
+        self._tokens: list[np.ndarray] = []  # of the extend rows
         self._targets: list[np.ndarray] = []
         self._admits: list[Admit] = []
         self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
@@ -135,10 +137,11 @@ class StepBuilder:
         self.sampled.append(sequence)
         self._slots.append(sequence.slot)
         self._starts.append(start)
-        self._counts.append(len(draft.tokens) + 1)
-        self._samples.append(Samples.LAST if draft.is_sure else Samples.ALL)
-        self._tokens.append(np.array(draft.tokens, dtype=np.int32))
-        self.num_tokens += len(draft.tokens) + 1
+        count = len(draft.tokens) + 1
+        self._counts.append(count)
+        self._samples.append(LAST if draft.is_sure else ALL)
+        self._drafts += draft.tokens
+        self.num_tokens += count
 
     def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
         """A row of `count` known tokens from `start`; samples if they are the last known ones."""
@@ -212,7 +215,7 @@ class StepBuilder:
             slots=np.array(self._slots, dtype=np.int32),
             counts=np.array(self._counts, dtype=np.int32),
             samples=np.array(self._samples, dtype=np.uint8),
-            token_ids=np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+            token_ids=self._token_ids(),
             page_slots=np.array(slots, dtype=np.int32),
             page_rows=np.array(rows, dtype=np.int32),
             page_ids=np.array(pages, dtype=np.int32),
@@ -227,6 +230,10 @@ class StepBuilder:
             lora_assignment=lora_assignment,
             follows=follows,
         )
+
+    def _token_ids(self) -> np.ndarray:
+        drafts = np.array(self._drafts, dtype=np.int32) if self._drafts else _NO_TOKENS
+        return np.concatenate((drafts, *self._tokens)) if self._tokens else drafts
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None

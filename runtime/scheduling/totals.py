@@ -8,6 +8,7 @@ class Totals(Struct):
 
     steps: int = 0
     prompt_steps: int = 0  # of them, with known tokens in them
+    verify_steps: int = 0  # of the others, with drafts in them
     known_tokens: int = 0  # in those, of prompts above all
     prompt_tokens: int = 0
     cached_tokens: int = 0

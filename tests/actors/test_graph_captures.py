@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.actors.graph_captures import GraphCapturing
+from runtime.cache.sequence import Sequence
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.scheduler import Arrive
-from runtime.messages.steps import StepPlan
+from runtime.messages.steps import StepPlan, StepResult
 from runtime.metrics import Metrics
+from runtime.scheduling.drafts import Draft, Drafter
 from runtime.scheduling.graph_captures import Captures
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.actors.test_scheduler import Bench, FakeRanks, bench, request
@@ -104,6 +107,41 @@ async def test_two_kinds_one_after_the_other() -> None:
             await b.settle()
         assert len(request().prompt_ids) == 3 and ranks.asked == [1, 4, 2, 8] and ranks.unit == "tokens"
         assert (metrics.captured_sizes.value, metrics.captured_piecewise.value) == (1, 2)
+
+
+class OneDraft(Drafter):
+    """Proposes a draft for every row."""
+
+    def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
+        return Draft([7]) if most else None
+
+
+def test_steps_that_verify_drafts_are_a_kind_of_their_own() -> None:
+    """Their sizes are counted by steps that have drafts, and captured behind those of decode steps."""
+    config = SchedulerConfig(
+        max_running=2, max_step_tokens=8, max_len=20, page_size=1, num_pages=30, eos_ids=()
+    )
+    scheduler, metrics = Scheduler(config, drafter=OneDraft()), Metrics()
+    decodes, verifies, ranks = Captures([1, 2]), Captures([1, 2], "verifies"), CapturingRanks()
+    capturing = GraphCapturing([decodes, verifies], metrics)
+    scheduler.add(request(max_new_tokens=6))
+    for tokens in ([1], [2], [7, 3]):
+        plan = scheduler.plan()
+        assert plan is not None
+        num = np.array([len(tokens)], np.int32) if plan.num_verifies else None
+        empty = np.empty(0, np.float32)
+        ids = np.array(tokens, np.int32)
+        scheduler.apply(StepResult(plan.step, ids, -1, empty, empty, empty, [], 0.01, num_tokens=num))
+        capturing.observe(scheduler, ranks)
+    assert scheduler.totals.verify_steps == 2
+    assert (decodes.uses, verifies.uses) == ({1: 0, 2: 0}, {1: 2, 2: 0})
+    scheduler.end([next(iter(scheduler.roster.live))])
+    for _ in range(4):
+        capturing.observe(scheduler, ranks)
+        ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "", ranks.unit))
+    capturing.observe(scheduler, ranks)
+    assert ranks.asked == [1, 2, 1, 2] and ranks.unit == "verifies"
+    assert metrics.captured_sizes.value == metrics.captured_verifies.value == 2
 
 
 async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:

@@ -271,6 +271,8 @@ class TapedRunner(TorchExecutor):
         self.tapes = device.tapes
         for size in start.graph_sizes:
             assert self.capture(size).error == ""
+        for size in () if self.runner.verifies is None else start.graph_sizes:
+            assert self.capture(size, "verifies").error == ""
         for size in start.piecewise_sizes:
             assert self.capture(size, "tokens").error == ""
 

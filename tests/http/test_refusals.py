@@ -64,6 +64,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),
+    ({"speculation": {"max_draft_tokens": 256}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"drafts": 1}}, "speculation.drafts"),
     ({"frequency_penalty": 3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"seed": 2**63}, "seed"),

@@ -30,13 +30,17 @@ LAYERS = 6  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
 
 
 class Recorded:
-    """Drafts of each pass of a draft runner, by slot."""
+    """Drafts of each step of a draft runner, by slot."""
 
     def __init__(self, planner: Planner) -> None:
-        runner = planner.executor.runner.drafts  # type: ignore[attr-defined]
+        runner = planner.executor.runner  # type: ignore[attr-defined]
         self.latest: dict[int, list[int]] = {}
-        self.chains: Callable[..., Tensor] = runner.chains
-        runner.chains = self.record
+        self.num_captured = 0  # steps whose drafts came from graphs
+        self.chains: Callable[..., Tensor] = runner.drafts.chains
+        runner.drafts.chains = self.record
+        if runner.verifies is not None:
+            self.replayed: Callable[..., Tensor] = runner.verifies.drafts.propose
+            runner.verifies.drafts.propose = self.record_captured
 
     def record(self, rows: OwnRows, slots: np.ndarray, starts: np.ndarray) -> Tensor:
         chains = self.chains(rows, slots, starts)
@@ -44,9 +48,17 @@ class Recorded:
         self.latest = {slot: chain[:count] for slot, chain, count in found}
         return chains
 
+    def record_captured(self, size: int, filters: Any, slots: np.ndarray, counts: np.ndarray) -> Tensor:
+        tokens = self.replayed(size, filters, slots, counts)
+        self.num_captured += 1
+        rows = zip(slots.tolist(), counts.tolist(), tokens.tolist(), strict=True)
+        self.latest = {slot: drafts[:count] for slot, count, drafts in rows if count}
+        return tokens
 
-def check_drafts(planner: Planner, reference: HeadReference, expected: list[list[int]]) -> None:
-    """Decodes with own drafts, drafts that are right and none, and compares each own draft."""
+
+def check_drafts(planner: Planner, reference: HeadReference, expected: list[list[int]]) -> int:
+    """Decodes with own drafts, drafts that are right and none, and compares each own draft. -> steps whose
+    drafts came from graphs"""
     random, recorded = Random(5), Recorded(planner)
     rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(PROMPTS)]
     for row in rows:
@@ -72,6 +84,7 @@ def check_drafts(planner: Planner, reference: HeadReference, expected: list[list
     for row, truth in zip(rows, expected, strict=True):
         assert row.tokens[row.prompt_len :][:NUM_TOKENS] == truth[:NUM_TOKENS]
     assert compared > 15
+    return recorded.num_captured
 
 
 @pytest.fixture(scope="module")

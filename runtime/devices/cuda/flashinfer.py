@@ -129,7 +129,8 @@ class FlashInferBackend:
         self.workspace: Tensor | None = None
         # (key, whether rows decode) -> wrapper of steps that are not captured
         self.eager_wrappers: dict[tuple[WrapperKey, bool], PlannedWrapper] = {}
-        self.captured_plans: dict[int, FlashInferPlan] = {}  # number of rows -> plan
+        # number of rows, and windows of the layers -> plan
+        self.captured_plans: dict[tuple[int, tuple[int, ...]], FlashInferPlan] = {}
 
     def plan(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
@@ -152,10 +153,11 @@ class FlashInferBackend:
             window: decode_page_table(slots, lengths, page_tables[-1 if window else 0], page_size, window)
             for window in windows
         }
-        if num not in self.captured_plans:
+        key = num, windows
+        if key not in self.captured_plans:
             # rows of padding, one token each
             single = np.arange(num + 1, dtype=np.int32), np.ones(num, np.int32)
-            self.captured_plans[num] = FlashInferPlan(
+            self.captured_plans[key] = FlashInferPlan(
                 page_size,
                 {
                     window: PageIndices(
@@ -166,7 +168,7 @@ class FlashInferBackend:
                 None,
                 is_captured=True,
             )
-        metadata = self.captured_plans[num]
+        metadata = self.captured_plans[key]
         for window, (table, keys) in tables.items():
             flatten_pages(table, keys, page_size, metadata.pages[window].ids)
         return metadata

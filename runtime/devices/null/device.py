@@ -33,7 +33,15 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.ranks import (
+    Captured,
+    CaptureUnit,
+    CountExperts,
+    ExpertCounts,
+    Profile,
+    RankReady,
+    StartRank,
+)
 from runtime.messages.steps import Admit, PromptLogprobs, Samples, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
@@ -132,7 +140,7 @@ class NullExecutor:
     def move_experts(self) -> None:
         """Moves nothing: there are no experts."""
 
-    def capture(self, size: int, unit: str = "sequences") -> Captured:
+    def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """Succeeds without doing anything."""
         return Captured(size, 0.0, 0, "", unit)
 

@@ -88,8 +88,8 @@ class DraftRunner:
 
     def admit(self, admits: list[Admit]) -> None:
         """Slots are taken by other sequences, whose cached pages have entries."""
-        for admit in admits:
-            self.pending.admit(admit.slot, admit.length)
+        slots, lengths = [admit.slot for admit in admits], [admit.length for admit in admits]
+        self.pending.admit(np.array(slots, np.int64), np.array(lengths, np.int64))
 
     # ── before the target's forward ───────────────────────────────────────────────────────────────────────
 
@@ -124,7 +124,7 @@ class DraftRunner:
         at = starts - self.network.shift  # the entry that gives the first draft
         found: Computed | None
         found, tokens, _ = self.catch_up(slots, starts)
-        self.pending.reach[slots] = at + (1 if self.network.shift else rows.counts)
+        self.pending.reached(slots, at + (1 if self.network.shift else rows.counts))
         drafts = torch.empty(len(slots), int(rows.counts.max()), dtype=torch.int64, device=tokens.device)
         active = np.arange(len(slots))
         for depth in range(drafts.shape[1]):
@@ -242,7 +242,7 @@ class DraftRunner:
             last = self.network.states_of(hidden[upload_int64(begins + counts - 1, torch_device)])
         self.pending.put_before(slots, totals, tokens, states)
         self.pending.put_last(slots, self.slots.last_token[upload_int64(slots, torch_device)], last)
-        self.pending.reach[slots] = starts + counts - shift
+        self.pending.reached(slots, starts + counts - shift)
 
     def flush(self, slots: np.ndarray, starts: np.ndarray) -> None:
         """Makes entries of what is pending in rows that verify drafts of others: there is room for one step's
@@ -252,7 +252,7 @@ class DraftRunner:
         slots, ends, counts = (each[counts > 0] for each in (slots, ends, counts))
         if len(slots):
             self.compute(slots, ends - counts, counts, *self.pending.taken(slots, counts), NO_PLACES)
-            self.pending.reach[slots] = ends
+            self.pending.reached(slots, ends)
 
     def keep(self, slots: np.ndarray, hidden: Tensor, sampled: Sampled, rows: SampleRows) -> None:
         """Keeps the last tokens that verify rows have brought, and the states of those before them."""
@@ -320,7 +320,7 @@ def chains_in_turn(
     counts = runner.pending.counts(slots, starts, 1)
     tokens, states = runner.pending.taken(slots, counts)
     batch = runner.batch(slots, starts - counts, counts, tokens)
-    runner.pending.reach[slots] = starts
+    runner.pending.reached(slots, starts)
     return network.drafts(
         batch,
         states,

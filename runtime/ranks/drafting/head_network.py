@@ -50,6 +50,11 @@ class HeadNetwork:
             return None
         return Computed(*self.head.finish(selected(hidden, samples)))
 
+    def captured(self, batch: ForwardBatch, states: Tensor | None, samples: Tensor) -> Computed:
+        """See Network."""
+        assert states is not None, "a head continues states"
+        return Computed(*self.head.finish(self.head.forward(batch, states)[samples]))
+
     def forget(self) -> None:
         """See Network: there is nothing."""
 
@@ -110,6 +115,10 @@ class HeadsInTurn:
                 drafts.append(sample(head.logits(states.index_select(0, ends)), number))
                 tokens[ends] = drafts[-1]
         return drafts
+
+    def captured(self, batch: ForwardBatch, states: Tensor | None, samples: Tensor) -> Computed:
+        """See Network: they are in no graph (open_graphs.py)."""
+        raise AssertionError("heads in turn in a captured body")
 
     def forget(self) -> None:
         """See Network: there is nothing."""

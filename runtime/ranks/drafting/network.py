@@ -61,6 +61,10 @@ class Network(Protocol):
         which of them something is sampled; None: N is 0."""
         ...
 
+    def captured(self, batch: ForwardBatch, states: Tensor | None, samples: Tensor) -> Computed:
+        """As `compute`, in a body that is captured. `samples`: on the device."""
+        ...
+
     def forget(self) -> None:
         """Drops what refers to caches that are released."""
         ...
@@ -99,6 +103,10 @@ class OwnModel:
         if forwarded.logits is not None:
             return Computed(forwarded.logits, None)
         return Computed(self.model.logits(selected(forwarded.hidden, samples)), None)
+
+    def captured(self, batch: ForwardBatch, states: Tensor | None, samples: Tensor) -> Computed:
+        """See Network."""
+        return Computed(self.model.logits(self.model.forward(batch)[samples]), None)
 
     def forget(self) -> None:
         """See Network."""

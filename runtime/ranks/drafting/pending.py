@@ -12,8 +12,8 @@ class Pending:
     """The `depth` last tokens of each slot, and with a width the states of those before them.
 
     The last column belongs to the slot's last token, at position `length`, which has no keys and values yet.
-    The host knows up to where entries are made (`reach`), so that a slot of a known length has a known number
-    of pending ones.
+    It is known up to where entries are made (`reach`), so that a slot of a known length has a known number of
+    pending ones: on the host, and where passes are captured, on the device too.
     """
 
     def __init__(
@@ -31,18 +31,46 @@ class Pending:
         self.depth = depth = num_new + num_remade
         self.tokens = torch.zeros(num_slots, depth, dtype=torch.int64, device=torch_device)
         self.states = torch.zeros(num_slots, depth, width, dtype=dtype, device=torch_device)
-        self.reach = np.zeros(num_slots, np.int64)  # entries before this position are made
+        # entries before this position are made, int64 [num_slots]
+        self._reach = np.zeros(num_slots, np.int64)
+        self._is_behind = False  # captured passes have made entries that `_reach` does not know of
+        self.reach_on_device: Tensor | None = None  # the same; None: nothing reads it there
         self.first = np.zeros(num_slots, np.int64)  # those before this one are of a cached prefix
         self.torch_device = torch_device
 
-    def admit(self, slot: int, length: int) -> None:
-        """The slot is another sequence's, of which `length` tokens have entries."""
-        self.reach[slot] = self.first[slot] = length
+    def reserve(self) -> Tensor:
+        """Up to where entries are made, on the device, kept up to date from now on."""
+        if self.reach_on_device is None:
+            self.reach_on_device = upload_int64(self._reach, self.torch_device)
+        return self.reach_on_device
+
+    def admit(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """The slots are other sequences', of which so many tokens have entries."""
+        self.first[slots] = lengths
+        self.reached(slots, lengths)
+
+    def reached(self, slots: np.ndarray, ends: np.ndarray) -> None:
+        """Entries before the positions `ends` are made, int64."""
+        self._reach[slots] = ends
+        if self.reach_on_device is not None and len(slots):
+            index = upload_int64(slots, self.torch_device)
+            self.reach_on_device[index] = upload_int64(ends, self.torch_device)
+
+    def reached_on_device(self, slots: np.ndarray, ends: np.ndarray | None) -> None:
+        """Captured passes have made entries; `ends` as of `reached`, None: the host does not know."""
+        if ends is None:
+            self._is_behind = True
+        else:
+            self._reach[slots] = ends
 
     def counts(self, slots: np.ndarray, ends: np.ndarray, least: int) -> np.ndarray:
         """int64: how many entries before the positions `ends` are to be made, those that are made again among
-        them; of more than are kept the others are given up."""
-        new = np.clip(ends - self.reach[slots], least, self.num_new)
+        them; of more than are kept the others are given up. Waits for the device where captured passes ran
+        since."""
+        if self._is_behind and self.reach_on_device is not None:
+            self._reach = self.reach_on_device.cpu().numpy().copy()
+            self._is_behind = False
+        new = np.clip(ends - self._reach[slots], least, self.num_new)
         again = np.clip(ends - new - self.first[slots], 0, self.num_remade)
         return np.where(new > 0, new + again, 0)
 
@@ -82,7 +110,11 @@ class Pending:
     def append(self, slots: np.ndarray, columns: Tensor, tokens: Tensor, states: Tensor | None) -> None:
         """Puts accepted tokens behind those that are pending; the first ones leave. `columns`: as of
         `columns`; `tokens` int64 [V, depth] and `states` [V, depth, width]: by column, where it is new."""
-        index, is_new = upload_int64(slots, self.torch_device), columns >= 0
+        self.append_on_device(upload_int64(slots, self.torch_device), columns, tokens, states)
+
+    def append_on_device(self, index: Tensor, columns: Tensor, tokens: Tensor, states: Tensor | None) -> None:
+        """As `append`, of slots that the device knows, int64 [V]."""
+        is_new = columns >= 0
         before = (columns + self.depth).clamp_max(self.depth - 1)
         self.tokens[index] = torch.where(is_new, tokens, self.tokens[index].gather(1, before))
         if states is not None:

@@ -91,7 +91,7 @@ class Trees:
         that a level looks behind, and tokens behind each."""
         runner, everything = self.runner, np.arange(len(self.slots))
         found, self.roots, self.root_states = runner.catch_up(self.slots, self.starts)
-        runner.pending.reach[self.slots] = self.at + 1
+        runner.pending.reached(self.slots, self.at + 1)
         new = self.add(found, everything, [-1] * len(everything), branches)
         for _ in range(num_levels - 1):
             beams = [

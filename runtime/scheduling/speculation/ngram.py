@@ -20,7 +20,9 @@ LONG = 3  # tokens of the window that is looked up first
 CANDIDATES = 5  # places that are compared for one window
 FEW_CANDIDATES = 2  # for one of less than LONG tokens, which says little
 INDEXED = 4096  # tokens that one plan indexes, at most: half a millisecond
-LONGEST_PAUSE = 16  # tokens between two looks at a text of which nothing is found
+# tokens between two looks at a text of which nothing is found: so many, or of long answers a part
+PAUSE, LONGEST_PAUSE = 16, 64
+PAUSED_PART = 8
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
@@ -36,6 +38,8 @@ class Reader:
         "is_own",
         "at",
         "matched",
+        "ahead",
+        "ahead_from",
         "record",
         "pause",
     )
@@ -49,6 +53,8 @@ class Reader:
         self.is_own = True  # the match is in these tokens, else in the corpus
         self.at = -1  # where the match's next token stands; -1: there is no match
         self.matched = 0  # its length
+        self.ahead: list[int] = []  # the match's tokens behind the first `ahead_from`, as last proposed
+        self.ahead_from = -1
         self.record = Record()
         self.pause = 1  # tokens until the next look, if the last one found nothing
 
@@ -114,7 +120,8 @@ class NgramDrafter(Drafter):
         reader.pause = 1
         if self.breadth > 1:
             return self._tree(reader, skipped, min(most, self.most_nodes))
-        tokens = self._next(reader, skipped + count)[skipped:]
+        reader.ahead, reader.ahead_from = self._next(reader, skipped + count), len(reader.tokens)
+        tokens = reader.ahead[skipped:]
         return Draft(tokens) if tokens else None
 
     def ended(self, sequence: Sequence) -> None:
@@ -147,7 +154,11 @@ class NgramDrafter(Drafter):
         if count > MOST_UNSEEN:
             reader.at = -1
             return
-        guesses = self._guesses(reader, seen, count)
+        if reader.ahead_from == seen and len(reader.ahead) >= count:
+            guesses = reader.ahead[:count]
+        else:
+            guesses = self._guesses(reader, seen, count)
+        reader.ahead_from = -1
         come = tokens[seen:].tolist()
         if guesses == come:
             num_right = count
@@ -176,7 +187,8 @@ class NgramDrafter(Drafter):
     def _wait(self, sequence: Sequence, reader: Reader, last: int) -> None:
         """Asks for no drafts for a while, which is longer each time."""
         sequence.draft_from = last + reader.pause
-        reader.pause = min(2 * reader.pause, LONGEST_PAUSE)
+        longest = min(max(PAUSE, sequence.num_generated // PAUSED_PART), LONGEST_PAUSE)
+        reader.pause = min(2 * reader.pause, longest)
 
     def _look_up(self, reader: Reader) -> bool:
         """Begins to follow a match, if there is one."""

@@ -5,6 +5,7 @@ from runtime.scheduling.step_costs import MIN_STEPS, LeastSquares
 SURE = 0.98  # no guess is taken to be right more often
 MOST_TRIALS = 200.0  # that a class of guesses remembers
 RECENT = 0.9  # weight of older guesses of one sequence, at each new one
+WEIGHTS = tuple(RECENT**count for count in range(16))  # of older guesses behind so many new ones
 FIRST_FIT = (1.0, 0.05, 0.0, 0.0)
 GUESSED = 0.05  # of a step without rows: what a draft costs more than a row
 FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as much as what is guessed
@@ -16,6 +17,7 @@ PROBED = 4  # drafts
 OWN_WEIGHT = 4.0  # guesses of its class that a sequence starts with
 # chance of a guess after a match of 1, 2 to 3, 4 to 7, 8 to 15 tokens, and of more, before any was seen
 FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
+CLASSES = (0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3)  # of a match, by its length; longer ones: the last
 
 
 class Record:
@@ -28,10 +30,11 @@ class Record:
 
     def add(self, num_right: int, is_wrong: bool) -> None:
         """So many more guesses that were right, and then perhaps a wrong one."""
-        weight = RECENT**num_right
-        gained = (1.0 - weight) / (1.0 - RECENT)
-        self.right = self.right * weight + gained
-        self.trials = self.trials * weight + gained
+        if num_right:
+            weight = WEIGHTS[num_right] if num_right < len(WEIGHTS) else RECENT**num_right
+            gained = (1.0 - weight) / (1.0 - RECENT)
+            self.right = self.right * weight + gained
+            self.trials = self.trials * weight + gained
         if is_wrong:
             self.right *= RECENT
             self.trials = self.trials * RECENT + 1.0
@@ -57,10 +60,11 @@ class Chances:
         """The chance of the next guess of a sequence with this record, and of each after it."""
         kind = self._kind(matched)
         prior = self._right[kind] / self._trials[kind]
-        return min(SURE, (record.right + OWN_WEIGHT * prior) / (record.trials + OWN_WEIGHT))
+        chance = (record.right + OWN_WEIGHT * prior) / (record.trials + OWN_WEIGHT)
+        return chance if chance < SURE else SURE
 
     def _kind(self, matched: int) -> int:
-        return min(max(matched, 1).bit_length(), len(FIRST_CHANCES)) - 1
+        return CLASSES[matched] if matched < len(CLASSES) else len(FIRST_CHANCES) - 1
 
 
 class Pace:
@@ -77,8 +81,8 @@ class Pace:
         self._with_drafts = 0  # steps learnt that had some
         self._usual = 1.0  # drafts of a step that has some
         self._fit = (0.0, 0.0, 0.0, 0.0)
-        self._rows = 1
         self._declined = 0  # drafts with a good chance that did not pay
+        self.begin(1)
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
@@ -99,18 +103,18 @@ class Pace:
 
     def begin(self, rows: int) -> None:
         """The next step has so many rows that may have drafts."""
-        self._rows = rows
+        a, b, c, d = self._fit if self._fit[0] + self._fit[1] > 0.0 else FIRST_FIT
+        self._tokens, self._seconds = float(rows), a + b * rows  # of the step without drafts
+        # little is known of drafts at first: they cost somewhat more than rows
+        known = self._with_drafts / (self._with_drafts + FIRST_WEIGHT)
+        self._draft_s = known * (d + c / max(self._usual, 1.0)) + (1.0 - known) * (b + GUESSED * a)
 
     def count(self, chance: float, skipped: int, most: int) -> int:
         """How many drafts of a row pay, at most `most`, where each is right with `chance` if all before it
         are, `skipped` guesses that are in flight among these."""
         if most <= 0:
             return 0
-        a, b, c, d = self._fit if self._fit[0] + self._fit[1] > 0.0 else FIRST_FIT
-        seconds, tokens = a + b * self._rows, float(self._rows)
-        # little is known of drafts at first: they cost somewhat more than rows
-        known = self._with_drafts / (self._with_drafts + FIRST_WEIGHT)
-        cost = known * (d + c / max(self._usual, 1.0)) + (1.0 - known) * (b + GUESSED * a)
+        seconds, tokens, cost = self._seconds, self._tokens, self._draft_s
         reached = chance ** (skipped + 1)
         count = 0
         while count < most and reached * seconds > cost * tokens:

@@ -10,7 +10,7 @@ _BASE = 2_097_169  # above every token id that there is, so that up to three tok
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 SMALL = 1 << 20  # bytes; larger arrays take memory as they are written to
-_FEW = 24  # places; fewer are added one by one, more with numpy
+_FEW = 128  # places; fewer are added one by one, more with numpy
 
 
 def mixed(tokens: Iterable[int]) -> int:
@@ -55,10 +55,17 @@ class Windows:
         if end - begin > _FEW:
             self._add_many(np.array(tokens[begin - self.length + 1 : end], np.int32), begin)
             return
-        for place in range(begin, end):
-            key = mixed(tokens[place - self.length + 1 : place + 1]) >> self._shift
-            self._link[place] = self._head[key]
-            self._head[key] = place + 1
+        head, link, shift = self._head, self._link, self._shift
+        cut = _BASE ** (self.length - 1)
+        number = 0  # as of `mixed`, of the tokens of a window but for the last one
+        for token in tokens[begin - self.length + 1 : begin]:
+            number = number * _BASE + token
+        for place, token in enumerate(tokens[begin:end], begin):
+            number = number * _BASE + token
+            key = (number * _MULTIPLIER & _MASK) >> shift
+            link[place] = head[key]
+            head[key] = place + 1
+            number %= cut
 
     def places(self, window: int, most: int) -> list[int]:
         """Up to `most` places, the latest first, where tokens may have ended whose `mixed` is `window`."""

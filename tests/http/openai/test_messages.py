@@ -10,7 +10,7 @@ from runtime.http.openai.completion_request import ChatBody, CompletionBody
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.sampling import sampling_params
 from runtime.messages.requests import Chat
-from runtime.messages.sampling import SamplingParams
+from runtime.messages.sampling import SamplingParams, SpeculationLimit
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -129,6 +129,11 @@ def test_a_last_message_that_goes_on() -> None:
             {"ignore_eos": True, "skip_special_tokens": False, "no_stop_trim": True},
             {},
             SamplingParams(ignore_eos=True, skip_special_tokens=False, include_stop=True),
+        ),
+        (
+            {"speculation": {"enabled": False, "max_draft_tokens": 4}},
+            {},
+            SamplingParams(speculation=SpeculationLimit(enabled=False, max_draft_tokens=4)),
         ),
         (
             {

@@ -1,0 +1,110 @@
+"""What the bodies of captured steps share: the target's forward, and sampling, with values read on the device
+alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
+from runtime.layers.lora import LoraAdapters
+from runtime.layers.sampling.sampler import clean
+from runtime.models.base import CompiledLayer, GenerativeModel
+from runtime.ranks.recurrent_states import RecurrentStates
+from runtime.ranks.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedForward:
+    """The model of a rank, its caches and its slots, as captured bodies use them."""
+
+    device: Device
+    graphs: Graphs
+    model: GenerativeModel
+    slots: Slots
+    lengths: Tensor  # int64 [slots + 1], of SlotLengths.reserve
+    kv: list[tuple[Tensor, Tensor]]
+    page_size: int
+    windows: tuple[int, ...]
+    masks: bool = False  # layers must know which rows are padding
+    adapters: LoraAdapters | None = None  # None: no LoRA adapters
+    compiled: CompiledLayer | None = None  # computes captures of up to `compiled_rows` tokens
+    compiled_rows: int = 0
+    states: RecurrentStates | None = None  # None: no recurrent layers
+
+    @property
+    def num_updates(self) -> int:
+        """Rows of a captured step's page updates: slots, page-table rows and ids of each pool."""
+        return 3 * len(self.slots.page_tables)
+
+    def set_pages(self, updates: Tensor) -> None:
+        """Page updates, int64 [3 * pools, P]; those of padding set the padding slot's first page to the
+        padding page, which it is already."""
+        for pool, table in enumerate(self.slots.page_tables):
+            at, row, ids = updates[3 * pool : 3 * pool + 3]
+            table.index_put_((at, row), ids.int())
+
+    def hidden(self, slots: Tensor, positions: Tensor, token_ids: Tensor, *, is_adapted: bool) -> Tensor:
+        """Hidden states [N, hidden] of a token for each of `slots` at `positions`, int64 [N]. Tokens of one
+        slot stand at consecutive positions, and each attends to those before it."""
+        if self.adapters is not None:
+            self.adapters.use_slots(slots if is_adapted else None)
+        tables = self.slots.page_tables
+        attention = None
+        if self.kv:
+            attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
+        batch = ForwardBatch(
+            token_ids,
+            positions,
+            locations(tables, slots, positions, self.page_size),
+            self.kv,
+            attention,
+            is_decode=True,
+            is_real=slots != self.slots.padding if self.masks else None,
+            states=None if self.states is None else self.states.captured_rows(slots),
+        )
+        return self.model.forward(batch, self.compiled if len(slots) <= self.compiled_rows else None)
+
+    def sampled(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        filters: tuple[int, bool] | None,
+        *,
+        penalises: bool = False,
+    ) -> Tensor:
+        """Tokens at positions `lengths` of `slots`, int64 [N], the same on all ranks: greedy ones, or sampled
+        with `filters` (largest top_k, whether top_p). `logits` are overwritten."""
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
+        if self.device.collectives.rank == 0:
+            clean(logits)
+            if penalises:
+                self.slots.penalties.counts.apply_captured(logits, slots)
+                clean(logits)
+            inputs = None
+            if filters is not None:
+                numbers = self.slots.random_numbers(slots, lengths)
+                inputs = self.slots.sampling_inputs(slots, numbers, *filters)
+            tokens = logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs)
+            if penalises:
+                self.slots.penalties.counts.add_captured(slots, tokens)
+        return self.device.collectives.broadcast(tokens)
+
+    def record(self, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
+        """The graph of each body. Each runs once before it is captured, over rows of padding: what allocates
+        or compiles at its first call has done so.
+
+        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails
+        keeps no other rank waiting.
+        """
+        for body in bodies:
+            body()
+        return [self.graphs.capture(body) for body in bodies]
+
+
+def locations(tables: Tensor, slots: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, ...]:
+    """Where the tokens at `positions` of `slots` are in the cache, int64 [N] for each pool of `tables`."""
+    pages = tables[:, slots, positions // page_size].long()
+    return (pages * page_size + positions % page_size).unbind()
