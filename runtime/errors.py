@@ -71,6 +71,10 @@ class ModelError(StartError):
     """The model folder is incomplete, inconsistent, or of an unknown kind."""
 
 
+class OwnCodeLacks(ModelError):
+    """A known family has a variant that transformers' code computes, and this runtime's own does not."""
+
+
 class RequestError(RuntimeFault):
     """One request cannot be served. `param` names the field, where there is one."""
 

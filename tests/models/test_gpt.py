@@ -55,8 +55,26 @@ def test_what_config_json_may_not_say(
     found = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(found))
     with pytest.raises(ModelError, match=message):
-        read_config(folder)
-        start(folder)
+        read_config(folder, model_impl="runtime")
+        start(folder, model_impl="runtime")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt_bigcode", {"multi_query": False}),
+        ("opt", {"word_embed_proj_dim": 32}),
+        ("opt", {"do_layer_norm_before": False}),
+    ],
+)
+def test_variants_that_transformers_computes(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Without an option: what this runtime's own code lacks is no reason to refuse them."""
+    folder = make_checkpoint(family, tmp_path, num_key_value_heads=4, **fields)
+    assert read_config(folder).transformers_json is not None
+    expected = expected_of(folder, PROMPTS, NUM_TOKENS).tokens
+    executor, ready = start(folder)
+    assert in_company(Planner(executor, ready, 4), PROMPTS, NUM_TOKENS, chunk=7) == expected
 
 
 def test_published_sizes(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated as A
 
 from msgspec import Meta, Struct, structs
 
-from runtime.errors import ModelError
+from runtime.errors import ModelError, OwnCodeLacks
 from runtime.json_value import Fields
 from runtime.models.config import sizes
 from runtime.models.config.block import ACTIVATIONS, LearnedPositions
@@ -113,10 +113,10 @@ def _learned(hf: HfGpt, offset: int = 0) -> Fields:
 
 
 def gpt2(raw: Fields) -> Fields:
-    """Learned positions. Raises ModelError for scores that are scaled by the layer's number."""
+    """Learned positions. Raises OwnCodeLacks for scores that are scaled by the layer's number."""
     hf = decoded(raw, HfGpt)
     if hf.scale_attn_by_inverse_layer_idx:
-        raise ModelError(
+        raise OwnCodeLacks(
             "config.json: scale_attn_by_inverse_layer_idx is computed by transformers' own code alone; add "
             "--model-impl transformers"
         )
@@ -124,10 +124,10 @@ def gpt2(raw: Fields) -> Fields:
 
 
 def big_code_keys(raw: Fields) -> Fields:
-    """One key/value head. Raises ModelError for a model with several."""
+    """One key/value head. Raises OwnCodeLacks for a model with several."""
     hf = decoded(raw, HfGpt)
     if not hf.multi_query:
-        raise ModelError(
+        raise OwnCodeLacks(
             "config.json: multi_query false is computed by transformers' own code alone; add --model-impl "
             "transformers"
         )
@@ -154,12 +154,12 @@ def gpt_neo(raw: Fields) -> Fields:
 
 
 def opt(raw: Fields) -> Fields:
-    """Learned positions behind two rows that no position has. Raises ModelError for norms behind blocks and
+    """Learned positions behind two rows that no position has. Raises OwnCodeLacks for norms behind blocks and
     projected embeddings (OPT 350M), and for layers without biases."""
     hf = decoded(raw, HfOpt)
     is_plain = hf.word_embed_proj_dim in (None, hf.hidden_size) and hf.do_layer_norm_before
     if not (is_plain and hf.enable_bias and hf.layer_norm_elementwise_affine):
-        raise ModelError(
+        raise OwnCodeLacks(
             "config.json: word_embed_proj_dim other than hidden_size, do_layer_norm_before false, and layers "
             "without biases are computed by transformers' own code alone; add --model-impl transformers"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from runtime.errors import ModelError
+from runtime.errors import ModelError, OwnCodeLacks
 from runtime.json_value import JsonDict, JsonValue
 from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddings
 from runtime.models.config.block import (
@@ -213,13 +213,15 @@ def read_config(
     `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
     config.json; `model_impl`: see transformers_config.py; `config_file`: read in place of config.json.
     """
+    given = (Path(folder), is_embedding, pooling, quantization)
     try:
-        return _read(Path(folder), is_embedding, pooling, quantization, overrides, model_impl, config_file)
+        return _read(*given, overrides, model_impl, config_file)
     except ModelError as error:
+        if isinstance(error, OwnCodeLacks) and model_impl == "auto":
+            return _read(*given, overrides, "transformers", config_file)
         if not overrides:
             raise
-        # raises what is wrong without them
-        _read(Path(folder), is_embedding, pooling, quantization, None, model_impl, config_file)
+        _read(*given, None, model_impl, config_file)  # raises what is wrong without them
         raise ModelError(f"--json-model-override-args ({', '.join(overrides)}): {error}") from None
 
 
