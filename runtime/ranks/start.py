@@ -119,7 +119,7 @@ def start_torch_rank(
     )
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    ready = with_sizes(ready, host, states, has_states=config.recurrent is not None)
+    ready = with_sizes(ready, host, states, has_states=config.num_recurrent_layers > 0)
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 

@@ -15,8 +15,10 @@ from runtime.http.key_file import read_key_file
 from runtime.http.server import tls_context
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.checksums import check_files
+from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
+from runtime.nodes.secret import read_secret
 from runtime.options.parse import from_argv
 from runtime.options.profile import read_profile
 from runtime.options.table import rows
@@ -42,6 +44,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--api-key-file": read_key_file,
     "--model-checksum": partial(check_files, POCKET),
     "--decrypted-config-file": lambda file: read_config(POCKET, config_file=str(file)),
+    "--dist-secret-file": lambda file: read_secret(str(file)),
+    "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
     "--speculative-token-map": lambda file: read_token_map(file, 100),
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),
@@ -93,6 +97,6 @@ def test_every_option_that_names_a_file_to_read_is_tried() -> None:
         if row.status in ("works", "partial")
         and row.type == "str"
         and re.search(r"\bfiles?\b", f"{row.help} {row.note}", re.IGNORECASE)
-        and not row.help.startswith(("Folder", "PATH"))
+        and not row.help.startswith(("Folder", "PATH", "Address"))
     }
     assert named == READERS.keys()

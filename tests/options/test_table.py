@@ -87,6 +87,8 @@ def sample(row: Row) -> list[str]:
             return [next((word for word in now if word != row.default), now[0])]
         case Row(takes="json"):
             return ["{}"]
+        case Row(name="node_rank"):
+            return ["0"]
         case Row(name="sp_type"):
             return ["deterministic"]
         case Row(name="fastapi_root_path"):

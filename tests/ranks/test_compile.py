@@ -89,7 +89,7 @@ def test_which_captures_are_compiled(
     kind = "graphs"
     inner = loaded.compiled
     loaded.compiled = lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1]
-    loaded.graphs, loaded.piecewise = open_graphs(loaded)
+    loaded.graphs, _, loaded.piecewise = open_graphs(loaded)
     for kind, size, unit in (("graphs", 2, "sequences"), ("graphs", 4, "sequences"), ("pieces", 8, "tokens")):
         seen[kind, size] = False
         assert executor.capture(size, unit).error == ""

@@ -18,7 +18,8 @@ from tests.devices import taped
 from tests.devices.drive import Planner, sampling
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import ALL, make_adapter
-from tests.models.make_heads import HeadReference, add_next_token_layer, make_eagle, make_eagle3
+from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.lora_slots import assigned
 from tests.ranks.test_draft_heads import LAYERS, check_drafts
 from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
@@ -245,7 +246,7 @@ def test_drafts_of_heads_are_those_of_plain_torch(
 
 
 def test_drafts_of_a_next_token_layer_are_those_of_plain_torch(tmp_path: Path) -> None:
-    folder = add_next_token_layer(make_checkpoint("deepseek_v3", tmp_path / "model"))
+    folder = add_next_token_layers(make_checkpoint("deepseek_v3", tmp_path / "model"))
     planner = opened(folder, speculation=speculation("NEXTN", None), **GRAPHS)
     assert check_drafts(planner, HeadReference(folder, folder, "NEXTN"), decoded(folder, {})) > 5
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict
 from runtime.models.config import sizes
+from runtime.models.config.config_files import in_the_files_words
 from runtime.models.config.family import Family
 
 Ids = int | list[int] | None
@@ -77,8 +78,12 @@ def with_known_keys(raw: JsonDict, family: Family) -> JsonDict:
         if any(size != inner[0] for size in inner):
             raise ModelError("config.json: intermediate_size differs between layers, which is not supported")
         raw = raw | {"intermediate_size": inner[0]}
-    raw = raw | {ours: raw[theirs] for theirs, ours in family.keys if theirs in raw}
-    return raw if family.prepare is None else raw | family.prepare(raw)
+    names = [(theirs, ours) for theirs, ours in family.keys if theirs in raw]
+    raw = raw | {ours: raw[theirs] for theirs, ours in names}
+    try:
+        return raw if family.prepare is None else raw | family.prepare(raw)
+    except ModelError as error:
+        raise type(error)(in_the_files_words(str(error), names)) from None
 
 
 def check_sizes(family: Family, hf: HfConfig) -> None:

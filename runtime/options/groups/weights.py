@@ -61,7 +61,7 @@ class Weights(Group, frozen=True, kw_only=True):
         bool,
         superseded(
             "Offer the weights of this server to others through the transfer engine.",
-            "every server offers its model's files to whoever has its --admin-api-key.",
+            "every server offers its model's files to those who have its --admin-api-key.",
         ),
     ] = False
     delete_ckpt_after_loading: A[

@@ -46,7 +46,7 @@ def nodes_have_what_they_can(options: Values) -> str | None:
     """What several nodes do not have yet, and what does nothing on one."""
     if options["nnodes"] == 1:
         return (
-            "--dist-secret-file is for several nodes; add --nnodes, or leave it out"
+            "--dist-secret-file does nothing without --nnodes above 1; add it, or leave this out"
             if options["dist_secret_file"] is not None
             else None
         )

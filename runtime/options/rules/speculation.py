@@ -49,7 +49,7 @@ def layers_draft_in_turn(options: Values) -> str | None:
         return None
     if algorithm not in ("NEXTN", "EAGLE") or options["speculative_token_map"] is not None:
         return (
-            "--enable-multi-layer-eagle is of the next-token layers of a model with its own output; take "
+            "--enable-multi-layer-eagle requires next-token layers of a model with its own output; take "
             "--speculative-algorithm NEXTN without --speculative-token-map, or leave it out"
         )
     if algorithm == "EAGLE" and options["speculative_draft_model_path"] is not None:

@@ -25,7 +25,7 @@ def main() -> None:
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
     executor.runner.graph_setup = GraphSetup([1, 2, 3, 4])
-    executor.runner.graphs, _ = open_graphs(executor.runner)
+    executor.runner.graphs, _, _ = open_graphs(executor.runner)
     mlp = executor.runner.model.layers[0].mlp
     forward = mlp.forward
     rendezvous.FAILED_TIMEOUT_S = 60.0

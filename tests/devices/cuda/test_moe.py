@@ -94,7 +94,11 @@ def test_a_token_does_not_depend_on_its_company() -> None:
     turned = EXPERTS.apply(
         x[order].to(TORCH_DEVICE), ids[order].to(TORCH_DEVICE), weights[order].to(TORCH_DEVICE), packed
     )
-    assert torch.equal(turned, whole[order.to(TORCH_DEVICE)])
+    expected = whole[order.to(TORCH_DEVICE)]
+    if HAS_GPU:
+        assert torch.equal(turned, expected)
+    else:  # the interpreter's products are numpy's, whose last bit may depend on the place of a row
+        near(turned, expected, torch.float32)
 
 
 def test_no_tokens() -> None:

@@ -67,6 +67,8 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
             serving(http_app(service, stored_objects=stored_objects)) as (host, port),
             openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
         ):
+            gc.collect()
+            gc.freeze()  # what was there before is not looked at again and again
             tracemalloc.start()
             try:
                 for number in range(ROUNDS):
@@ -76,6 +78,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()
+                gc.unfreeze()
             stored, streamed = (
                 size() if store.table is None else store.table.kept.num_bytes,
                 resumable_streams.size,
