@@ -28,6 +28,7 @@ class DraftModel(Struct, frozen=True, kw_only=True, array_like=True):
     path: str | None = None  # None: layers of the target model's checkpoint
     load_format: str | None = None
     quantization: str | None = None  # "unquant": none, whatever the target's is
+    config_file: str | None = None  # read in place of config.json
     token_map: str | None = None
     attention_mode: Literal["prefill", "decode"] = "prefill"
     attention_backend: str = "auto"

@@ -2,6 +2,7 @@
 hits and preemption, on two ranks, and when ranks are killed; a model that drafts for itself is right."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,25 @@ def test_another_vocabulary_is_refused(
     tokenizer.write_text(tokenizer.read_text().replace('"id": 258', '"id": 259'))
     with pytest.raises(StartError, match=message):
         Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
+
+
+async def test_an_encrypted_draft_model(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its config.json is elsewhere, in the clear."""
+    for algorithm, name in (("STANDALONE", "other"), ("EAGLE3", "head")):
+        folder, decrypted = tmp_path / name, tmp_path / f"{name}.json"
+        shutil.copytree(folders[name], folder)
+        shutil.move(folder / "config.json", decrypted)
+        (folder / "config.json").write_bytes(b"\x93encrypted")
+        options = OPTIONS | of_draft(algorithm, folder)
+        with pytest.raises(StartError, match=r"config\.json cannot be read"):
+            await Engine(model_path=str(folders["target"]), **options).__aenter__()
+        plain = Engine(model_path=str(folders["target"]), **OPTIONS)
+        drafting = Engine(
+            model_path=str(folders["target"]), decrypted_draft_config_file=str(decrypted), **options
+        )
+        async with plain, drafting:
+            first, second = [
+                await one.generate(STEM, max_new_tokens=12, temperature=0.0, ignore_eos=True)
+                for one in (plain, drafting)
+            ]
+        assert list(first.token_ids) == list(second.token_ids)

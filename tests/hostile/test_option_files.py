@@ -13,8 +13,10 @@ import pytest
 from runtime.errors import OptionsError, StartError
 from runtime.http.key_file import read_key_file
 from runtime.http.server import tls_context
+from runtime.messages.speculation import DraftModel, Speculation
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.checksums import check_files
+from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
@@ -44,6 +46,17 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--api-key-file": read_key_file,
     "--model-checksum": partial(check_files, POCKET),
     "--decrypted-config-file": lambda file: read_config(POCKET, config_file=str(file)),
+    "--decrypted-draft-config-file": lambda file: read_draft_config(
+        Speculation(
+            algorithm="STANDALONE",
+            num_steps=3,
+            topk=1,
+            num_draft_tokens=4,
+            draft_model=DraftModel(path=str(POCKET), config_file=str(file)),
+        ),
+        POCKET,
+        read_config(POCKET),
+    ),
     "--dist-secret-file": lambda file: read_secret(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),

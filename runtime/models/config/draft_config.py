@@ -37,6 +37,11 @@ class DraftFiles(Protocol):
         ...
 
     @property
+    def config_file(self) -> str | None:
+        """Read in place of its config.json (--decrypted-draft-config-file)."""
+        ...
+
+    @property
     def load_format(self) -> str | None:
         """How its files are read; None: as the target's."""
         ...
@@ -124,7 +129,8 @@ def read_draft_config(
         else:
             found = _eagle_config(speculation, path, target)
     except ModelError as error:
-        raise ModelError(f"{OPTION} {path}: {error}") from error
+        text = str(error).replace("--decrypted-config-file", "--decrypted-draft-config-file")
+        raise ModelError(f"{OPTION} {path}: {text}") from error
     _check(found, path, target)
     if (quantization := found.model.quantization) is not None:
         model = structs.replace(found.model, quantization=quantization.on_device(schemes))
@@ -155,19 +161,21 @@ def _check(found: DraftConfig, path: str, target: ModelConfig) -> None:
 
 
 def _own_config(speculation: Speculation, path: str) -> ModelConfig:
-    quantization = speculation.draft_model.quantization
-    return read_config(path, quantization=None if quantization == "unquant" else quantization)
+    files = speculation.draft_model
+    quantization = None if files.quantization == "unquant" else files.quantization
+    return read_config(path, quantization=quantization, config_file=files.config_file)
 
 
 def _eagle_config(speculation: Speculation, path: str, target: ModelConfig) -> DraftConfig:
     """A head in a folder of its own, whose config.json is that of a small Llama."""
-    raw = decode(raw_files(Path(path))[0], _HfHead, "config.json")
+    files = speculation.draft_model
+    raw = decode(raw_files(Path(path), files.config_file)[0], _HfHead, "config.json")
     architecture = (raw.architectures or [""])[0].replace("Eagle3", "").replace("Eagle", "")
-    quantization = speculation.draft_model.quantization
     model = read_config(
         path,
-        quantization=None if quantization == "unquant" else quantization,
+        quantization=None if files.quantization == "unquant" else files.quantization,
         overrides={"architectures": [architecture]},
+        config_file=files.config_file,
     )
     if MODELS[model.architecture] != LLAMA or model.moe is not None:
         raise ModelError(f"heads of {architecture} are not known; give one that is made of a Llama's layers")

@@ -87,6 +87,13 @@ class Speculation(Group, frozen=True, kw_only=True):
         Quantization | Literal["unquant"] | None,
         option("Format of the draft model's quantized weights.", note="by default as its files say"),
     ] = None
+    decrypted_draft_config_file: A[
+        str | None,
+        option(
+            "File with the decrypted config.json of the draft model's encrypted checkpoint.",
+            note="read in place of config.json; the weights must be readable as they are",
+        ),
+    ] = None
     speculative_ngram_min_match_window_size: A[
         Count, option("Shortest text that an n-gram draft must match.")
     ] = 1
@@ -165,6 +172,7 @@ class SpeculationPlan(Speculation, frozen=True, kw_only=True):
                 path=self.speculative_draft_model_path,
                 load_format=self.speculative_draft_load_format,
                 quantization=self.speculative_draft_model_quantization,
+                config_file=self.decrypted_draft_config_file,
                 token_map=self.speculative_token_map,
                 attention_mode=self.speculative_attention_mode,
                 attention_backend=self.speculative_draft_attention_backend,

@@ -92,7 +92,6 @@ class Weights(Group, frozen=True, kw_only=True):
             note="read in place of config.json; the weights must be readable as they are",
         ),
     ] = None
-    decrypted_draft_config_file: A[str | None, planned("The same for the draft model.")] = None
     packed_weights_dir: A[
         str,
         option(

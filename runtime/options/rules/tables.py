@@ -51,6 +51,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("offload_num_in_group", ("offload_group_size",)),
     ("modelopt_quant", ("quantize_and_serve",)),
     ("pp_", ("pipeline_parallel_size",)),
+    ("decrypted_draft_config_file", ("speculative_draft_model_path",)),
     ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 

@@ -55,7 +55,11 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
     ({"nnodes": 2, "tensor_parallel_size": 2}, "--dist-init-addr", {"dist_init_addr": "h:1"}),
-    ({"dist_secret_file": "s"}, "--dist-secret-file does nothing without --nnodes", {"dist_secret_file": None}),
+    (
+        {"dist_secret_file": "s"},
+        "--dist-secret-file does nothing without --nnodes",
+        {"dist_secret_file": None},
+    ),
     *(
         (
             {"nnodes": 2, "tensor_parallel_size": 2, "dist_init_addr": "h:1", name: value},
