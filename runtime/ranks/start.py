@@ -119,7 +119,8 @@ def start_torch_rank(
     )
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    ready = with_sizes(ready, host, states, has_states=config.num_recurrent_layers > 0)
+    has_states = config.num_recurrent_layers > 0 or (start.pp_size > 1 and config.recurrent is not None)
+    ready = with_sizes(ready, host, states, has_states=has_states)
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 
