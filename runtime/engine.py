@@ -55,7 +55,7 @@ from runtime.messages.requests import (
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.service import Load
+from runtime.service import Health, Load
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
 PromptLike = str | Sequence[int] | Sequence[JsonDict] | np.ndarray | Embeds
@@ -211,6 +211,10 @@ class Engine(EngineControls):
             answers[delta.index].add(delta)
         return answers
 
+    def health(self) -> Health:
+        """What the engine can do at this moment."""
+        return self._core.health()
+
     def load(self) -> Load:
         """How busy the engine is now."""
         return self._core.load()
@@ -320,16 +324,17 @@ class EngineApp:
     def __init__(self, **options: object) -> None:
         self._options = options
         self._app: ASGIApp | None = None
+        self.engine: Engine | None = None  # while the lifespan lasts
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """For applications that mount this one: lifespan events do not reach mounted apps."""
         async with Engine(**self._options) as engine:
-            self._app = engine.asgi()
+            self.engine, self._app = engine, engine.asgi()
             try:
                 yield
             finally:
-                self._app = None
+                self.engine = self._app = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

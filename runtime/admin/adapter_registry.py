@@ -11,7 +11,7 @@ Adapters of --lora-paths, and those that the administrator loads, are for all te
 loads belongs to it: for others it does not exist. Names are unique in the server.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from time import time
@@ -169,6 +169,15 @@ class AdapterRegistry:
         self._finish_unload(entry)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def public_names(self, ids: Iterable[int]) -> list[str]:
+        """The names of those of these adapters that all tenants may use."""
+        return [
+            name
+            for id in ids
+            for name, entry in self._entries.items()
+            if entry.ref.id == id and not self.cards[name].owner
+        ]
 
     def find(self, name: str, tenant: Tenant = DEFAULT_TENANT) -> AdapterRef:
         """The adapter that has this name now. Raises InvalidRequest for a name that is unknown, or of another

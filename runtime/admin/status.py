@@ -1,5 +1,6 @@
 """What the runtime reports about itself: load, metrics and ranks, of all replicas together."""
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -9,6 +10,7 @@ from runtime.actors.replicas import Replicas
 from runtime.admin.adapter_registry import AdapterRegistry
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
+from runtime.scheduling.lora_slots import LoraSlots
 from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Load
 
@@ -83,6 +85,8 @@ class Status:
             (metrics.total_window_pages, load.total_window_pages),
         ):
             gauge.set(value)
+        metrics.page_usage.set((load.used_pages - load.cached_pages) / max(load.total_pages, 1))
+        metrics.page_info.set({"block_size": f"{load.page_size}", "num_gpu_blocks": f"{load.total_pages}"})
         if schedulers := self._schedulers():
             self._count(schedulers)
         if storages := [replica.storage for replica in self._replicas if replica.storage is not None]:
@@ -118,7 +122,19 @@ class Status:
         metrics.timeouts.values.update(_sums([scheduler.timeouts for scheduler in schedulers]))
         metrics.tenant_tokens.values = _sums([roster.shares.tokens for roster in rosters])
         if self._adapters is not None:
-            metrics.set_lora_slots(len(self._adapters.cards), [roster.lora_slots for roster in rosters])
+            self._count_adapters(self._adapters, [roster.lora_slots for roster in rosters])
+
+    def _count_adapters(self, adapters: AdapterRegistry, slots: Sequence[LoraSlots]) -> None:
+        """Sets the metrics of adapters. /metrics needs no key, so it names no adapter of one tenant alone."""
+        self._metrics.set_lora_slots(len(adapters.cards), slots)
+        running = adapters.public_names(chain.from_iterable(one.used_adapters for one in slots))
+        waiting = adapters.public_names(chain.from_iterable(one.wanted_adapters for one in slots))
+        labels = {
+            "max_lora": f"{adapters.limits.num_lora_slots}",
+            "running_lora_adapters": ",".join(dict.fromkeys(running)),
+            "waiting_lora_adapters": ",".join(dict.fromkeys(waiting)),
+        }
+        self._metrics.adapter_info.set(labels, time.time())
 
     def _schedulers(self) -> list[Scheduler]:
         """The schedulers of replicas that are ready."""

@@ -90,6 +90,29 @@ class Labelled:
             yield f'{self.name}{{{self.label}="{_escape(value)}"}} {amount:.12g}'
 
 
+class Info:
+    """A gauge of one sample, whose labels hold facts. Without labels it has no sample."""
+
+    __slots__ = ("name", "help", "labels", "value")
+    kind = "gauge"
+
+    def __init__(self, name: str, help: str) -> None:
+        self.name = name
+        self.help = help
+        self.labels: Mapping[str, str] = {}
+        self.value = 1.0
+
+    def set(self, labels: Mapping[str, str], value: float = 1.0) -> None:
+        """Replaces all labels, and the value."""
+        self.labels, self.value = labels, value
+
+    def samples(self) -> Iterator[str]:
+        """The one line of the text form."""
+        if self.labels:
+            labels = ",".join(f'{name}="{_escape(value)}"' for name, value in self.labels.items())
+            yield f"{self.name}{{{labels}}} {self.value:.12g}"
+
+
 class Histogram:
     """Counts of observations by bucket. `bounds` are the buckets' upper bounds, ascending; one more bucket is
     above all of them."""

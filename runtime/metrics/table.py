@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from runtime.messages.requests import FinishReason
-from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
+from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Labelled, render
 from runtime.scheduling.lora_slots import LoraSlots
 
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128)
@@ -85,6 +85,8 @@ class Metrics:
             "runtime_cached_pages", "Of the used pages, those that only the prefix cache holds."
         )
         self.total_pages = Gauge("runtime_pages", "Pages that there are.")
+        self.page_info = Info("runtime_page_info", "Tokens of a page and number of pages, as labels.")
+        self.page_usage = Gauge("runtime_page_usage_ratio", "Part of the pages that running sequences hold.")
         self.used_host_pages = Gauge(
             "runtime_host_used_pages", "Pages of host memory that hold cached pages."
         )
@@ -312,6 +314,7 @@ class Metrics:
 
     def _define_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
+        self.adapter_info = Info("runtime_adapter_info", "LoRA adapters in use and waited for, as labels.")
         self.adapter_slots = Gauge("runtime_adapter_slots", "LoRA slots on the device.")
         self.taken_adapter_slots = Gauge("runtime_adapter_taken_slots", "LoRA slots that hold an adapter.")
         self.used_adapter_slots = Gauge(

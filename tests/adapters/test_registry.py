@@ -48,6 +48,8 @@ async def test_an_adapter_exists_for_its_owner_only(
     await adapters.load("a", folders[1], tenant=ALICE)
     await adapters.load("all", folders[1], tenant=ADMINISTRATOR)
     assert [card.owner for card in adapters.cards.values()] == ["", "alice", ""]
+    ids = [adapters.find(name, ADMINISTRATOR).id for name in ("all", "a", "shared")]
+    assert adapters.public_names(ids) == ["all", "shared"]  # for metrics, which everyone may read
     for tenant, names in ((ALICE, "shared a all"), (BOB, "shared all"), (ADMINISTRATOR, "shared a all")):
         for name in ("shared", "a", "all"):
             if name in names.split():

@@ -142,6 +142,8 @@ async def test_they_come_and_go(
             tasks.start_soon(run)
             while not engine.load().running:
                 await anyio.lowlevel.checkpoint()
+            used = b'max_lora="8",running_lora_adapters="x",waiting_lora_adapters=""'
+            assert used in engine.metrics()
             await engine.adapters.unload("x")
             assert not len(engine._core._open_requests), "it has waited for the request"
         assert running[0][:COUNT] == expect("x", PROMPTS[0])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
+from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Labelled, render
 
 
 def test_text_form() -> None:
@@ -39,6 +39,15 @@ def test_text_form() -> None:
         "d_s_sum 8.1",
         "d_s_count 4",
     ]
+
+
+def test_info_has_one_sample_and_none_before_it_is_set() -> None:
+    info = Info("i", "I.")
+    assert list(info.samples()) == []
+    info.set({"a": "1"})
+    info.set({"b": 'x"', "c": ""}, 7)
+    assert list(info.samples()) == ['i{b="x\\"",c=""} 7']
+    assert b'i{d="e",b="x' in render([info], {"d": "e"})
 
 
 @given(st.lists(st.floats(min_value=0, max_value=10), max_size=50))

@@ -15,6 +15,7 @@ WALL = {"time": {"time", "time_ns", "ctime", "localtime", "gmtime"}, "datetime":
 READERS = {
     "runtime/actors/events.py": "dates of cache events",
     "runtime/admin/adapter_registry.py": "created",
+    "runtime/admin/status.py": "when the adapters in use were looked up, which is a date in the protocol",
     "runtime/http/embeddings/embeddings.py": "created",
     "runtime/http/embeddings/scores.py": "created",
     "runtime/http/native/load.py": "timestamp",

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("start",),
     ("core",),
     ("engine", "node", "server"),
-    ("cli",),
+    ("cli", "ray"),
     ("__main__",),
 )
 # tasks of the event loop that are linked by messages only

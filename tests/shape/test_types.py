@@ -22,6 +22,7 @@ ROOMS = (
     "options",
     "parsing",
     "ranks",
+    "ray.py",
     "rpc",
     "scheduling",
     "server.py",

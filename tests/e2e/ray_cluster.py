@@ -1,0 +1,31 @@
+"""A cluster of Ray in one machine with the application on it, for tests/e2e/test_ray.py.
+
+    python -m tests.e2e.ray_cluster PORT ARGUMENTS      # the arguments of runtime.ray.app, as JSON
+
+Prints `ready` when replicas serve at the port, and ends when its standard input does.
+"""
+
+import json
+import sys
+
+import ray
+from ray import serve
+
+from runtime.ray import app
+
+
+def main(port: str, arguments: str) -> None:
+    """Runs the cluster. Its CPUs are names: a replica asks for some, and this machine may have fewer."""
+    ray.init("local", num_cpus=16, num_gpus=0, include_dashboard=False, object_store_memory=80 * 2**20)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+        serve.run(app(json.loads(arguments)), name="llm", route_prefix="/")
+        print("ready", flush=True)
+        sys.stdin.read()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
