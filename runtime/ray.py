@@ -20,7 +20,6 @@ from runtime.json_value import Fields
 from runtime.options.groups.http import MOST_CONNECTIONS
 from runtime.options.parse import from_values
 from runtime.options.tree import Options
-from runtime.service import Load
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -37,11 +36,11 @@ class Scaling(Struct, frozen=True, kw_only=True):
 
     min_replicas: Annotated[int, Meta(ge=0)] = 1
     max_replicas: Annotated[int, Meta(ge=1)] | None = None  # None: as min_replicas, and at least 1
-    # of what a replica can hold at once, the part that open requests should take of each; see `demand`
-    target_demand: Annotated[float, Meta(gt=0, le=10)] = 0.7
+    target_demand: Annotated[float, Meta(gt=0, le=10)] = 0.7  # mean of Load.demand
     upscale_delay_s: SMALL_S = 30.0  # demand must have been higher for so long
     downscale_delay_s: SMALL_S = 600.0  # demand must have been lower for so long
-    look_back_period_s: Annotated[float, Meta(gt=0, le=86_400)] = 30.0  # demand is the mean of this time
+    # demand is the mean of this time; replicas report theirs every 10 s, unless Ray's environment says else
+    look_back_period_s: Annotated[float, Meta(gt=10, le=86_400)] = 30.0
     # load: of two replicas the one with fewer requests; session: the header x-session-id decides
     routing: Literal["load", "session"] = "load"
 
@@ -162,14 +161,6 @@ def resources(options: Options) -> Fields:
     return asked
 
 
-def demand(load: Load) -> float:
-    """How many replicas the open requests of this one would fill: 1.0 fills its pages or its sequences, and
-    above it requests wait. Waiting ones count with the tokens of their prompts."""
-    tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
-    sequences = load.running + load.waiting
-    return max(tokens / max(load.total_pages * load.page_size, 1), sequences / max(load.max_running, 1))
-
-
 class ScalingContext(Protocol):
     """What the policy reads of ray.serve.config.AutoscalingContext."""
 
@@ -212,4 +203,4 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures by which Ray Serve scales."""
-        return {} if self._app.engine is None else {DEMAND: demand(self._app.engine.load())}
+        return {} if self._app.engine is None else {DEMAND: self._app.engine.load().demand}

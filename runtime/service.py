@@ -122,6 +122,14 @@ class Load(Struct, frozen=True, kw_only=True):
     accepted_drafts: int = 0  # of them, those that became tokens
     each: tuple["Load", ...] = ()  # of several replicas: of each, by index
 
+    @property
+    def demand(self) -> float:
+        """How often open requests would fill the pages, or the places of running sequences if that is more.
+        Above 1.0 requests wait; waiting ones count with their known tokens."""
+        tokens = (self.used_pages - self.cached_pages) * self.page_size + self.waiting_tokens
+        sequences = self.running + self.waiting
+        return max(tokens / max(self.total_pages * self.page_size, 1), sequences / max(self.max_running, 1))
+
 
 class OpenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request that has not ended. Its tokens are the sums of its sequences."""

@@ -9,7 +9,7 @@ import pytest
 from runtime.errors import OptionsError, StartError, Unavailable
 from runtime.json_value import Fields
 from runtime.options.table import by_name
-from runtime.ray import PROXY_OPTIONS, DemandPolicy, EngineReplica, Scaling, app, demand, read, settings
+from runtime.ray import PROXY_OPTIONS, DemandPolicy, EngineReplica, Scaling, app, read, settings
 from runtime.service import Health, Load
 
 TWO_NODES: Fields = {"device": "null", "nnodes": 2, "tensor_parallel_size": 2}
@@ -95,24 +95,6 @@ def test_settings_of_the_deployment() -> None:
     assert "ConsistentHashRouter" in scaled["request_router_config"]["request_router_class"]
 
 
-FULL: dict[str, Any] = {"total_pages": 100, "page_size": 10, "max_running": 20}
-
-
-@pytest.mark.parametrize(
-    ("load", "replicas"),
-    [
-        (Load(page_size=10), 0.0),  # nothing is known yet
-        (Load(**FULL), 0.0),
-        (Load(**FULL, used_pages=90, cached_pages=90), 0.0),  # what is only cached is given up
-        (Load(**FULL, used_pages=60, cached_pages=10), 0.5),
-        (Load(**FULL, used_pages=100, waiting_tokens=500, running=5, waiting=1), 1.5),
-        (Load(**FULL, used_pages=10, running=20, waiting=20), 2.0),  # short requests, too many of them
-    ],
-)
-def test_demand(load: Load, replicas: float) -> None:
-    assert demand(load) == replicas
-
-
 @pytest.mark.parametrize(
     ("metrics", "replicas"),
     [
@@ -134,7 +116,9 @@ async def test_health_and_figures_of_a_replica() -> None:
     replica = EngineReplica({"device": "null"})
     await replica.check_health()  # it starts
     assert await replica.record_autoscaling_stats() == {}
-    engine = SimpleNamespace(health=lambda: Health("recovering"), load=lambda: Load(**FULL, running=5))
+    engine = SimpleNamespace(
+        health=lambda: Health("recovering"), load=lambda: Load(page_size=1, max_running=20, running=5)
+    )
     replica._app.engine = engine  # type: ignore[assignment]
     await replica.check_health()
     assert await replica.record_autoscaling_stats() == {"demand": 0.25}

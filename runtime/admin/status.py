@@ -76,6 +76,7 @@ class Status:
         for gauge, value in (
             (metrics.running, load.running),
             (metrics.waiting, load.waiting),
+            (metrics.demand, load.demand),
             (metrics.used_pages, load.used_pages),
             (metrics.cached_pages, load.cached_pages),
             (metrics.total_pages, load.total_pages),

@@ -78,6 +78,9 @@ class Metrics:
     def _define_load(self) -> None:
         self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
         self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
+        self.demand = Gauge(
+            "runtime_demand_ratio", "How often open requests would fill it; above 1 some wait."
+        )
         self.used_pages = Gauge(
             "runtime_used_pages", "Pages held by running sequences or by the prefix cache."
         )

@@ -147,7 +147,7 @@ def cluster(arguments: dict[str, Any], **variables: str) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
     """Two replicas; a session stays with one of them."""
-    with cluster(NULL | {"min_replicas": 2, "routing": "session"}) as running:
+    with cluster(NULL | {"min_replicas": 2, "routing": "session", "tensor_parallel_size": 2}) as running:
         running.wait(lambda: len(running.replicas()) == 2)
         yield running
 
@@ -175,6 +175,12 @@ def test_the_whole_api_is_there_and_answers_stream(two: Cluster) -> None:
     assert len(times) > 50, "events come one by one, and not as one piece"
     refused = httpx.post(f"{two.url}/v1/completions", json={"prompt": "x", "max_tokens": -1}, timeout=WAIT_S)
     assert refused.status_code == 400 and "max_tokens" in refused.json()["error"]["message"]
+
+
+def test_ranks_are_processes_of_their_replica(two: Cluster) -> None:
+    for replica in two.replicas():
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(replica)]
+        assert sum(name.startswith("rank-") for name in names) == 2
 
 
 def test_a_session_meets_its_cached_prefix(two: Cluster) -> None:
@@ -227,7 +233,7 @@ def test_replicas_come_with_demand_and_drain_when_they_go() -> None:
         "max_running_requests": 16,
         "upscale_delay_s": 0,
         "downscale_delay_s": 1,
-        "look_back_period_s": 2,
+        "look_back_period_s": 11,
         "shutdown_timeout": 120,
     }
     with cluster(arguments, **OFTEN) as scaled:

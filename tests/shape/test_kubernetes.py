@@ -21,7 +21,8 @@ MANIFESTS = [
     if path.name != "ray.yaml"
     for manifest in yaml.safe_load_all(path.read_text("utf-8"))
 ]
-OWN_KINDS = ("Secret", "Service", "Deployment")  # of Kubernetes itself
+OWN_KINDS = ("Secret", "Service", "Deployment", "HorizontalPodAutoscaler")  # of Kubernetes itself
+METRIC_KINDS = dict(re.findall(r"^# TYPE (\S+) (\S+)$", Metrics().render().decode(), re.MULTILINE))
 LWS = {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "runtime-nodes-0.runtime-nodes"}
 
 
@@ -86,6 +87,15 @@ def test_the_pod_monitor_finds_the_server() -> None:
     assert f"job_name: {job}\n" in page and f'job="{job}"' in page
 
 
+def test_the_autoscaler_reads_a_metric_of_the_deployment() -> None:
+    spec = one("HorizontalPodAutoscaler", "runtime")["spec"]
+    target = spec["scaleTargetRef"]
+    assert one(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
+    (metric,) = spec["metrics"]
+    assert METRIC_KINDS[metric["pods"]["metric"]["name"]] == "gauge"
+    assert metric["pods"]["target"]["averageValue"] == f"{Scaling().target_demand * 1000:.0f}m"
+
+
 def options(pod: str, index: int) -> Any:
     """The options that a node of the group gets: those of the image and of its pod."""
     image = (ROOT / "docker" / "cuda.Dockerfile").read_text("utf-8")
@@ -139,8 +149,7 @@ def test_the_metrics_that_endpoint_pickers_read_exist() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+Spec)` \| `(\w+)` \|", page, re.MULTILINE))
     assert len(rows) == 5
-    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", Metrics().render().decode(), re.MULTILINE))
-    assert {kinds.get(metric) for metric in rows.values()} == {"gauge"}
+    assert {METRIC_KINDS.get(metric) for metric in rows.values()} == {"gauge"}
 
 
 def test_the_file_for_ray_is_read_as_the_application_reads_it() -> None:
