@@ -128,8 +128,9 @@ class Status:
     def _count_adapters(self, adapters: AdapterRegistry, slots: Sequence[LoraSlots]) -> None:
         """Sets the metrics of adapters. /metrics needs no key, so it names no adapter of one tenant alone."""
         self._metrics.set_lora_slots(len(adapters.cards), slots)
+        wanted = [sequence.request.adapter for one in slots for sequence in one.waiting]
         running = adapters.public_names(chain.from_iterable(one.used_adapters for one in slots))
-        waiting = adapters.public_names(chain.from_iterable(one.wanted_adapters for one in slots))
+        waiting = adapters.public_names(adapter.id for adapter in wanted if adapter is not None)
         labels = {
             "max_lora": f"{adapters.limits.num_lora_slots}",
             "running_lora_adapters": ",".join(dict.fromkeys(running)),

@@ -338,7 +338,7 @@ class Metrics:
         self.loaded_adapters.set(num_loaded)
         self.adapter_slots.set(sum([slots.config.num_lora_slots for slots in lora_slots]))
         self.taken_adapter_slots.set(sum([slots.num_taken for slots in lora_slots]))
-        self.used_adapter_slots.set(sum([slots.num_used for slots in lora_slots]))
+        self.used_adapter_slots.set(sum([len(slots.used_adapters) for slots in lora_slots]))
         self.waiting_for_adapter_slots.set(sum([len(slots.waiting) for slots in lora_slots]))
         self.adapter_loads.value = sum([slots.num_placed for slots in lora_slots])
         self.adapter_evictions.value = sum([slots.num_evicted for slots in lora_slots])

@@ -69,20 +69,9 @@ class LoraSlots:
         return len(self._taken)
 
     @property
-    def num_used(self) -> int:
-        """Slots whose adapter running sequences use."""
-        return len(self.used_adapters)
-
-    @property
     def used_adapters(self) -> list[int]:
-        """Adapters that running sequences use."""
+        """Adapters that running sequences use, each in its slot."""
         return [adapter for adapter, lora_slot in self._taken.items() if lora_slot.num_users > 0]
-
-    @property
-    def wanted_adapters(self) -> list[int]:
-        """Adapters that sequences wait for, each once."""
-        adapters = [sequence.request.adapter for sequence in self.waiting]
-        return list(dict.fromkeys([adapter.id for adapter in adapters if adapter is not None]))
 
     def can_take_slot(self, sequence: Sequence) -> bool:
         """Whether its adapter has a slot or finds one."""
