@@ -19,7 +19,9 @@ from runtime.errors import OptionsError, StartError, Unavailable, install_line
 from runtime.json_value import Fields
 from runtime.options.groups.http import MOST_CONNECTIONS
 from runtime.options.parse import from_values
+from runtime.options.resolve import plan_for
 from runtime.options.tree import Options
+from runtime.start import prepare
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -188,6 +190,9 @@ class EngineReplica:
     """One replica: an actor of Ray Serve, which calls these methods on the event loop of the engine."""
 
     def __init__(self, options: dict[str, object]) -> None:
+        """Raises StartError for what a start refuses. Ray Serve's status shows errors of this method, and of
+        an application's lifespan only that there was one."""
+        prepare(plan_for(from_values(options)))
         self._app = EngineApp(**options)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:

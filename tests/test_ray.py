@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import OptionsError, StartError, Unavailable
+from runtime.errors import ModelError, OptionsError, StartError, Unavailable
 from runtime.json_value import Fields
 from runtime.options.table import by_name
 from runtime.ray import PROXY_OPTIONS, DemandPolicy, EngineReplica, Scaling, app, read, settings
@@ -108,6 +108,11 @@ def test_settings_of_the_deployment() -> None:
 def test_the_policy_aims_at_the_target(metrics: Any, replicas: float) -> None:
     context = SimpleNamespace(target_num_replicas=3, aggregated_metrics=metrics)
     assert DemandPolicy(target_demand=0.5)(context) == (replicas, {})
+
+
+def test_a_replica_refuses_what_a_start_refuses() -> None:
+    with pytest.raises(ModelError, match="/nowhere does not exist"):
+        EngineReplica({"device": "null", "model_path": "/nowhere"})
 
 
 @pytest.mark.anyio
