@@ -74,7 +74,8 @@ class ForwardBatch:
     # int64 [E] and float32 [E, hidden]: indices of tokens that are given as embeddings, and these
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
-    is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
+    is_real: "Tensor | None" = None  # bool [T of all groups], False for padding; None: there is none
+    group_tokens: tuple[int, ...] = ()  # T of each attention group; (): there is one
     states: StateRows | None = None  # None: the model has no recurrent layers
 
 
@@ -370,6 +371,8 @@ class Device:
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
+    has_group_heads: bool = False  # each attention group has a head of its own
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
@@ -378,6 +381,11 @@ class Device:
     def head_ranks(self) -> Collectives:
         """The ranks that share the attention heads of the same tokens."""
         return self.collectives if self.attention is None else self.attention.heads
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups of ranks have requests, and so tokens, of their own."""
+        return self.attention is not None and self.attention.layout.num_groups > 1
 
     @property
     def group_ranks(self) -> Collectives:

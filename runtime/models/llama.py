@@ -14,6 +14,7 @@ from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.pooling import PoolingMetadata
@@ -42,11 +43,20 @@ def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index:
         )
     sizes = config.hidden_size, config.intermediate_size
     bias, reduction = config.mlp_bias, reduction_of(device)
+    if device.has_groups and not bias:
+        reduction = "none"  # LlamaDecoderLayer adds up what each group needs
     if not config.is_gated:
         return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
     assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
     return FeedForward(
-        device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation, limit=limit
+        device,
+        dtype,
+        *sizes,
+        bias=bias,
+        reduction=reduction,
+        replicated=device.replicates_dense,
+        activation=config.activation,
+        limit=limit,
     )
 
 
@@ -95,6 +105,9 @@ class LlamaDecoderLayer(Layer):
         self.post_attention_layernorm = norm("pre", "both", "parallel_two_norms")
         self.mlp = feed_forward(device, dtype, config, index)
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
+        has_experts = config.moe is not None and config.moe.layers[index]
+        self.groups = open_group_tokens(device) if has_experts or not device.replicates_dense else None
+        self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
 
     def before_attention(
@@ -127,10 +140,15 @@ class LlamaDecoderLayer(Layer):
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens."""
+        if self.groups is not None:
+            x = self.groups.join(x, batch.group_tokens)
         if isinstance(self.mlp, SparseFeedForward | PlainExperts):
             x = self.mlp.forward(x, batch)
         else:
             x = self.mlp.forward(self.all_tokens(x, batch))
+        if self.groups is not None:
+            divide = self.groups.own if self.is_summed else self.groups.sum
+            x = divide(x, batch.group_tokens)
         if self.mlp_output_norm is not None:
             x = self.mlp_output_norm.forward(x)
         return x if self.residual_scale == 1.0 else x * self.residual_scale

@@ -115,6 +115,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         streams=torch.cuda,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start.attention_layout),
+        replicates_dense=start.replicates_dense,
+        has_group_heads=start.has_group_heads,
         stage=start.stage_of(rank),
         links=links,
     )

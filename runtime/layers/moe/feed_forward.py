@@ -174,7 +174,8 @@ class SparseFeedForward(Layer):
         self.packed = self.expert_weights.pack()
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]."""
+        """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]. Where ranks
+        have attention groups, x has the tokens of all of them, and the result is this rank's partial sum."""
         shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
         if self.gate.routing.scales_inputs:
@@ -202,7 +203,8 @@ class SparseFeedForward(Layer):
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
-        return self.device.collectives.all_reduce(add_shared(out, shared))
+        out = add_shared(out, shared)
+        return out if self.device.has_groups else self.device.collectives.all_reduce(out)
 
     def arriving(self, placement: Placement) -> tuple[int, ...]:
         """The experts that a placement brings to this rank, which it has not yet."""
