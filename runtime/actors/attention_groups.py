@@ -1,8 +1,8 @@
 """Attention groups: schedulers with requests and pages of their own, whose steps all ranks compute together.
 
-    scheduler of group 0 ──plan──┐                        ┌──► ranks of group 0 ──result──► scheduler of group 0
-                                 ├──► one step of all ────┤
-    scheduler of group 1 ──plan──┘                        └──► ranks of group 1 ──result──► scheduler of group 1
+    scheduler of group 0 ──plan──┐                    ┌──► ranks of group 0 ──result──► scheduler of group 0
+                                 ├── one step of all ─┤
+    scheduler of group 1 ──plan──┘                    └──► ranks of group 1 ──result──► scheduler of group 1
 
 One loop plans a step of every group at the same time, so the groups need no agreement: the plans say what
 each of them brings to the layers that they share. A step is done when all of its results have come. A rank

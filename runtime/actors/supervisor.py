@@ -25,13 +25,13 @@ import anyio
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
 from runtime.actors.fork_server import open_fork_server
 from runtime.actors.nodes import Nodes
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
-from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.standby import StandbyRanks
 from runtime.actors.watchdog import watch, watch_softly

@@ -74,7 +74,7 @@ class ForwardBatch:
     # int64 [E] and float32 [E, hidden]: indices of tokens that are given as embeddings, and these
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
-    is_real: "Tensor | None" = None  # bool [T of all groups], False for padding; None: there is none
+    is_real: "Tensor | None" = None  # bool, False for padding, of what experts get; None: there is none
     group_tokens: tuple[int, ...] = ()  # T of each attention group; (): there is one
     states: StateRows | None = None  # None: the model has no recurrent layers
 

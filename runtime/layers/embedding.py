@@ -181,7 +181,7 @@ class Head(Layer):
         return ggml if fits else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states [N, hidden], the same on all `ranks`, -> logits, float32 [N, vocabulary], likewise."""
+        """Hidden states [N, hidden] -> logits, float32 [N, vocabulary]; both are the same on all `ranks`."""
         # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
         inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
         bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)

@@ -33,7 +33,7 @@ class MlaSelfAttention(Layer):
         assert config.mla is not None
         self.device = device
         self.gathers_tokens = device.gathers_after_q
-        self.sequence_parallel = SequenceParallel(device.collectives)
+        self.sequence_parallel = SequenceParallel(device.group_ranks)
         self.mla = mla = config.mla
         heads = even_shard(config.num_heads, device.head_ranks, "attention heads")
         self.num_heads, query_dim = heads.size, mla.nope_dim + mla.rope_dim

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from runtime.devices.base import ForwardBatch
+from runtime.devices.base import Device, ForwardBatch
 from runtime.messages.steps import GroupSteps, Samples, StepPlan
 from runtime.ranks.sample_rows import ALL
 
@@ -23,14 +23,18 @@ class GroupRows:
     logits: tuple[int, ...]  # rows of logits that tokens are sampled from
     targets: tuple[int, ...]  # tokens of prompts whose log probabilities are wanted
     is_idle: tuple[bool, ...]  # the one token is padding
+    is_decode: bool  # every row of every group decodes
 
-    def put_into(self, batch: ForwardBatch, torch_device: torch.device) -> ForwardBatch:
-        """The batch of this rank's group, for layers that see the tokens of all groups."""
+    def put_into(self, batch: ForwardBatch, device: Device) -> ForwardBatch:
+        """The batch of this rank's group, for layers that all groups share."""
+        assert device.attention is not None, "groups"
         is_real = None
         if any(self.is_idle):  # experts do not count padding
-            is_real = ~torch.tensor(self.is_idle).repeat_interleave(torch.tensor(self.tokens))
-            is_real = is_real.to(torch_device, non_blocking=True)
-        return replace(batch, group_tokens=self.tokens, is_real=is_real)
+            real = ~torch.tensor(self.is_idle).repeat_interleave(torch.tensor(self.tokens))
+            if device.all_to_all is not None:  # they are given this rank's own tokens
+                real = real.split(list(self.tokens))[device.attention.index]
+            is_real = real.to(device.torch_device, non_blocking=True)
+        return replace(batch, group_tokens=self.tokens, is_real=is_real, is_decode=self.is_decode)
 
 
 def group_rows(step: GroupSteps) -> GroupRows:
@@ -41,6 +45,7 @@ def group_rows(step: GroupSteps) -> GroupRows:
         tuple(0 if plan is None else num_logits(plan) for plan in plans),
         tuple(0 if plan is None else len(plan.prompt_targets) for plan in plans),
         tuple(plan is None for plan in plans),
+        all(plan is None or plan.num_decodes == len(plan.slots) for plan in plans),
     )
 
 

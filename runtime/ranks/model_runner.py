@@ -156,7 +156,7 @@ class ModelRunner:
             plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
         batch = self.inputs.batch(plan, starts, page_loads, drafted)
         if groups is not None:
-            batch = groups.put_into(batch, self.device.torch_device)
+            batch = groups.put_into(batch, self.device)
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)

@@ -1,8 +1,8 @@
 """Data-parallel attention: each group of ranks has tokens of its own in attention, and all ranks share the
 other layers. So the tokens of all groups are joined before such a layer, and divided behind it.
 
-Ranks exchange tokens with their peers, the ranks at the same place of the other groups, in tensors of equal
-size: those of the group with the most tokens. What fills up the others is dropped before anything is computed.
+Ranks exchange tokens with their peers, the ranks at the same place of the other groups, in tensors as long
+as those of the group with the most tokens. What fills up the others is dropped before anything is computed.
 """
 
 import torch

@@ -13,7 +13,6 @@ NOT_WITH_GROUPS = (
     ("attention_context_parallel_size", 1, "the ranks of a group have the same tokens"),
     ("enable_lora", False, "layers that all groups share would need the adapters of the tokens of each"),
     ("speculative_algorithm", None, "drafts have not been tried in groups"),
-    ("moe_a2a_backend", "none", "experts are given the tokens of all groups"),
     ("enable_hierarchical_cache", False, "pages of a group would move without a step of the others"),
     ("enable_memory_saver", False, "the pages of all groups would have to be given up at once"),
     ("enable_piecewise_cuda_graph", False, "graphs hold no exchange between groups"),
@@ -65,11 +64,9 @@ def dense_layers_are_of_moe(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     if not plan.replicates_dense or device.name == "null":
         return None
     if model.moe is None or not model.moe.is_gated or all(model.moe.layers):
-        return "--moe-dense-tp-size is about dense layers between those with experts, and this model has none; leave it out"
-    if plan.experts.uses_all_to_all or plan.parallel.pipeline_parallel_size > 1:
         return (
-            "--moe-dense-tp-size 1 goes with neither --moe-a2a-backend nor --pipeline-parallel-size above 1; "
-            "leave one out"
+            "--moe-dense-tp-size is about dense layers between those with experts, and this model has none; "
+            "leave it out"
         )
     return None
 
