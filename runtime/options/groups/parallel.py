@@ -97,6 +97,8 @@ class Parallel(Group, frozen=True, kw_only=True):
             "Divide the ranks into --data-parallel-size groups with requests and pages of their own, which "
             "share all layers but attention.",
             note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
+            missing="captured steps, pipelines, several nodes, drafts, adapters, the host tier, and models "
+            "other than plain decoders and those of DeepSeek",
         ),
     ] = False
     enable_dp_lm_head: A[
