@@ -25,6 +25,7 @@ import anyio
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
 from runtime.actors.fork_server import open_fork_server
@@ -41,6 +42,8 @@ from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import MemoryReport, Part, in_order
 from runtime.messages.ranks import LoadProgress, RankReady, StartRank
 from runtime.metrics import Metrics
+
+Driver = SchedulerActor[Ranks] | AttentionGroups  # runs steps on ranks
 
 
 class SleepState:
@@ -153,7 +156,7 @@ class Supervisor:
             self.ranks = Ranks(self.setup, forks=self.forks)
         await self._start_ranks()
 
-    async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
+    async def run(self, actor: Driver) -> NoReturn:
         """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
         StartError when ranks cannot start, NodeGone when another node does not come back."""
         while True:
@@ -236,7 +239,7 @@ class Supervisor:
             os.close(fd)
         self.setup = structs.replace(self.setup, host_fds=[], state_fds=[])
 
-    async def _serve(self, actor: SchedulerActor[Ranks]) -> RankDied:
+    async def _serve(self, actor: Driver) -> RankDied:
         """Runs steps on this generation. -> the death that ended it"""
         ranks = self.ranks
         async with anyio.create_task_group() as tasks:

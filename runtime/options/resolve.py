@@ -110,9 +110,10 @@ def resolve(
     )
     c.auto(parallel.num_ranks, c["tensor_parallel_size"], c["pipeline_parallel_size"])
     c.auto(parallel.load_balance_method)
-    c.auto(parallel.num_threads, machine, c["num_ranks"], c["nnodes"], c["data_parallel_size"])
+    replicas = 1 if c["enable_dp_attention"] else c["data_parallel_size"]
+    c.auto(parallel.num_threads, machine, c["num_ranks"], c["nnodes"], replicas)
     _choose_http_limits(c, machine)
-    c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["nnodes"], c["data_parallel_size"])
+    c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["nnodes"], replicas)
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
     c.auto(memory.page_size, device)
@@ -188,6 +189,7 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
         c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
         c["decode_attention_backend"],
         c["pipeline_parallel_size"],
+        c["enable_dp_attention"],
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
     c.auto(
