@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
+    from runtime.layers.parallel.context_parallel import ContextParallel, TokenPart
     from runtime.layers.side_stream import SideStream
 
 Gate = Literal["silu", "gelu_tanh"]
@@ -75,6 +76,13 @@ class ForwardBatch:
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
     states: StateRows | None = None  # None: the model has no recurrent layers
+    # the tokens that `attention` is of; None: all, and this rank computes the queries of all of them
+    part: "TokenPart | None" = None
+
+    @property
+    def query_positions(self) -> "Tensor":
+        """int64 [P]: positions of the tokens whose queries this rank computes."""
+        return self.positions if self.part is None else self.part.positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +376,7 @@ class Device:
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    context: "ContextParallel | None" = None  # ranks that share prompts in attention; None: none do
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

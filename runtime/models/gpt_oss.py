@@ -19,6 +19,7 @@ from runtime.devices.operands import ClampedExperts
 from runtime.devices.packed import PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.quantization.mxfp4 import Mxfp4Stack, is_whole
 from runtime.layers.weight import (
@@ -184,13 +185,14 @@ class GptOssDecoderLayer(Layer):
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(x, cos, sin, batch), residual
+        return self.self_attn.project(own_tokens(batch.part, x), cos, sin, batch), residual
 
     def after_attention(
         self, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
-        x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
+        x = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
+        x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp.forward(x), residual
 
 

@@ -14,6 +14,7 @@ from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.pooling import PoolingMetadata
@@ -96,15 +97,15 @@ class LlamaDecoderLayer(Layer):
         self.mlp = feed_forward(device, dtype, config, index)
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
+        self.shares_prompts = device.context is not None  # with other ranks, in attention
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention. A feed-forward in parallel with attention is computed here."""
         x, residual = self.input_layernorm.add(x, residual)
-        queries = self.self_attn.project(
-            x if self.self_attn.gathers_tokens else self.all_tokens(x, batch), cos, sin, batch
-        )
+        given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
+        queries = self.self_attn.project(own_tokens(batch.part, given), cos, sin, batch)
         if self.is_parallel:
             if not isinstance(self.post_attention_layernorm, NoNorm):
                 x = self.post_attention_layernorm.forward(residual)
@@ -116,6 +117,8 @@ class LlamaDecoderLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x = self.self_attn.o_proj.forward(attended)
+        if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
+            x = of_all_parts(batch.part, x)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm.forward(x)
         if self.residual_scale != 1.0:
@@ -137,7 +140,7 @@ class LlamaDecoderLayer(Layer):
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
-        if self.sequence_parallel is None:  # a compiled layer is one function for any batch: it looks at none
+        if self.sequence_parallel is None:  # as above: no look at the batch
             return x
         return self.sequence_parallel.all_gather(x, len(batch.positions))
 
@@ -232,7 +235,7 @@ class Llama(Layer):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
-        tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
+        tables = [rotary.tables(batch.query_positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}

@@ -143,7 +143,7 @@ class SelfAttention(Layer):
             qkv = self.projection_norm(qkv)
         queries = self.attention.prepare(qkv, self.qk_norm, cos, sin, batch)
         if self.position_scale is not None:
-            queries = queries * position_scales(self.position_scale, batch.positions).to(queries.dtype)
+            queries = queries * position_scales(self.position_scale, batch.query_positions).to(queries.dtype)
         return (queries,)
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
