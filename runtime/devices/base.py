@@ -21,6 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from runtime.devices.all_to_all import AllToAllModes
+from runtime.devices.attention_ranks import AttentionRanks
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.decoder_spec import ForwardPrograms
@@ -372,6 +373,7 @@ class Device:
     recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
     stage: Stage = Stage()  # of the pipeline, that this rank is in
     links: StageLinks | None = None  # to the other stages; None: there is one stage
+    attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
@@ -380,6 +382,16 @@ class Device:
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
+
+    @property
+    def head_ranks(self) -> Collectives:
+        """The ranks that share the attention heads of the same tokens."""
+        return self.collectives if self.attention is None else self.attention.heads
+
+    @property
+    def group_ranks(self) -> Collectives:
+        """The ranks that have the same requests, and so the same rows of a step."""
+        return self.collectives if self.attention is None else self.attention.group
 
     def of_layer(self, index: int) -> "Device":
         """The device on which the weights of a layer are made."""

@@ -1,13 +1,20 @@
 """Collectives over torch.distributed, which every torch device with several ranks builds on."""
 
+from collections.abc import Sequence
+from copy import copy
+from typing import Self, cast
 from urllib.parse import parse_qs, urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.devices.attention_ranks import AttentionRanks
+from runtime.devices.base import Collectives
 from runtime.devices.rendezvous import Rendezvous
+from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_stages import StageGroups, TorchStageLinks
+from runtime.messages.attention_layout import AttentionLayout
 
 
 class TorchCollectives:
@@ -68,6 +75,31 @@ class TorchCollectives:
         dist.broadcast(x, group=self.group, group_src=0)
         return x
 
+    def among(self, parts: Sequence[range]) -> Self | SingleRank:
+        """Collectives of the ranks of that part which this rank is in. `parts` divide the ranks of a stage;
+        all ranks of all stages call it with the same ones. Outcomes are still those of all ranks."""
+        count = 1 if self.stages is None else self.stages.stage.count
+        index = 0 if self.stages is None else self.stages.stage.index
+        own: Self | SingleRank = self
+        for stage in range(count):
+            for part in parts:
+                if len(part) == self.size:  # all ranks of the stage
+                    continue
+                is_here = stage == index and self.rank in part
+                if len(part) == 1:
+                    own = SingleRank() if is_here else own
+                    continue
+                group = dist.new_group([stage * self.size + rank for rank in part])
+                if is_here:
+                    own = self._of_group(cast(dist.ProcessGroup, group), part)
+        return own
+
+    def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:
+        """The same among the ranks `part`, which have a process group."""
+        own = copy(self)
+        own.rank, own.size, own.group = part.index(self.rank), len(part), group
+        return own
+
     def outcomes(self, mine: str) -> list[str]:
         """The outcome that each rank of all stages reports, "" or an error. Raises Stranded."""
         return self._rendezvous.outcomes(mine)
@@ -92,3 +124,17 @@ def open_store(rendezvous: str, rank: int, size: int) -> dist.Store:
 def open_links(ranks: TorchCollectives, torch_device: torch.device, in_flight: int) -> TorchStageLinks | None:
     """Links to the other stages; None: there is one stage. `in_flight`: steps, at most."""
     return None if ranks.stages is None else TorchStageLinks(ranks.stages, torch_device, in_flight)
+
+
+def open_attention_ranks(ranks: Collectives, layout: AttentionLayout) -> AttentionRanks | None:
+    """Collectives of the ranks that attention divides otherwise than all layers; None: it does not."""
+    if not layout.is_divided:
+        return None
+    assert isinstance(ranks, TorchCollectives), "several ranks"
+    return AttentionRanks(
+        layout,
+        heads=ranks.among(layout.head_ranks()),
+        parts=ranks.among(layout.part_ranks()),
+        group=ranks.among(layout.group_ranks()),
+        peers=ranks.among(layout.peer_ranks()),
+    )

@@ -1,4 +1,5 @@
-"""Token embedding and language model head, both sharded over the ranks by vocabulary."""
+"""Token embedding and language model head, both sharded by vocabulary: the embedding, and a head that is tied
+to it, over the ranks that have the same tokens; a head of its own over all ranks."""
 
 from collections.abc import Iterator
 
@@ -9,15 +10,22 @@ from torch.nn.functional import embedding, normalize
 from runtime.devices.base import Device, PackedWeight
 from runtime.devices.packed import GgmlWeights, PackedRows
 from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight
-from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, replicated_shard
+from runtime.layers.weight import (
+    FormatLookup,
+    Layer,
+    RankGroup,
+    Shard,
+    SourceTensor,
+    Weight,
+    replicated_shard,
+)
 
 
 def vocabulary_weight(
-    device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int
+    device: Device, ranks: RankGroup, dtype: torch.dtype, vocab_size: int, hidden_size: int
 ) -> tuple[Weight, Shard]:
-    """This rank's rows of a weight [vocab, hidden], and which they are. All ranks have ceil(vocab / ranks)
-    rows; those past the end of the vocabulary are zero."""
-    ranks = device.collectives
+    """This rank's rows of a weight [vocab, hidden] that `ranks` share, and which they are. All of these have
+    ceil(vocab / ranks) rows; those past the end of the vocabulary are zero."""
     rows = -(-vocab_size // ranks.size)
     start = min(rows * ranks.rank, vocab_size)
     shard = Shard(vocab_size, start, min(rows, vocab_size - start))
@@ -27,9 +35,9 @@ def vocabulary_weight(
     return weight, shard
 
 
-def vocabulary_bias(device: Device, dtype: torch.dtype, vocab_size: int) -> Weight:
+def vocabulary_bias(device: Device, ranks: RankGroup, dtype: torch.dtype, vocab_size: int) -> Weight:
     """As `vocabulary_weight`, of a number for each row."""
-    weight, shard = vocabulary_weight(device, dtype, vocab_size, 1)
+    weight, shard = vocabulary_weight(device, ranks, dtype, vocab_size, 1)
     return Weight(weight.tensor.squeeze(1), {"": SourceTensor((vocab_size,), 0, shard)})
 
 
@@ -56,9 +64,9 @@ class Embedding(Layer):
     """Token embedding."""
 
     def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int) -> None:
-        self.device, self.ranks = device, device.collectives
+        self.device, self.ranks = device, device.group_ranks
         self.dtype, self.vocab_size, self.hidden_size = dtype, vocab_size, hidden_size
-        weight, self.shard = vocabulary_weight(device, dtype, vocab_size, hidden_size)
+        weight, self.shard = vocabulary_weight(device, self.ranks, dtype, vocab_size, hidden_size)
         self.weight: Weight | None = weight
         self.ggml: GgmlWeight | None = None  # in place of the weight, until it is packed
         self.packed: PackedRows | None = None  # in place of the weight: ggml's types, or what a head packed
@@ -90,7 +98,7 @@ class Embedding(Layer):
         return embedding(local, self.weight.tensor)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Token ids int64 [T] -> vectors [T, hidden], the same on every rank."""
+        """Token ids int64 [T] -> vectors [T, hidden], the same on every rank that has these tokens."""
         if self.ranks.size == 1:
             return self.rows(token_ids)
         local = token_ids - self.shard.start
@@ -123,13 +131,14 @@ class Head(Layer):
         8 bits. `is_normed`: rows of the weight are divided by their length."""
         self.is_quantized, self.is_normed = is_quantized, is_normed
         self.device = device
+        self.ranks = device.collectives if tied is None else tied.ranks
         self.dtype = dtype
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.tied = tied
         self.weight: Weight | None = (
-            None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
+            None if tied else vocabulary_weight(device, self.ranks, dtype, vocab_size, hidden_size)[0]
         )
-        self.bias = vocabulary_bias(device, dtype, vocab_size) if has_bias else None
+        self.bias = vocabulary_bias(device, self.ranks, dtype, vocab_size) if has_bias else None
         self.ggml: GgmlWeight | None = None  # in place of the weight, until it is packed
         self.packed: PackedWeight | None = None  # what the device made of the weight
 
@@ -177,6 +186,6 @@ class Head(Layer):
         inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
         bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)
         logits = self.device.ops.linear(inputs, self.packed, bias).float()
-        if self.device.collectives.size == 1:
+        if self.ranks.size == 1:
             return logits
-        return self.device.collectives.all_gather(logits, 1)[:, : self.vocab_size]
+        return self.ranks.all_gather(logits, 1)[:, : self.vocab_size]

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, PackedWeight, Quantized
+from runtime.devices.base import Collectives, Device, PackedWeight, Quantized
 from runtime.devices.lora import LoraWeights
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.quantization.allocate import allocate_quantized
@@ -73,13 +73,16 @@ class Linear(Layer):
         shard: Literal["column", "row", "replicated"],
         bias: bool = False,
         reduction: Reduction = "all_reduce",
+        ranks: Collectives | None = None,
     ) -> None:
+        """`ranks`: that share the layer; None: all."""
         self.device, self.dtype = device, dtype
+        self.ranks = device.collectives if ranks is None else ranks
         assert reduction != "none" or not bias, "the layer that reduces would add the bias once a rank"
         self.is_row, self.is_column = shard == "row", shard == "column"
         self.outputs = {name: self._output_shard(out) for name, out in outputs.items()}
         self.inputs = (
-            even_shard(inputs, device.collectives, "row inputs") if self.is_row else replicated_shard(inputs)
+            even_shard(inputs, self.ranks, "row inputs") if self.is_row else replicated_shard(inputs)
         )
         self.size = sum(out.size for out in self.outputs.values())
         self.has_bias = bias
@@ -92,21 +95,17 @@ class Linear(Layer):
         )
         self.lora: LinearLora | None = None  # what adapters add to the output (layers/lora.py)
         self.reduce: Callable[[Tensor], Tensor] | None = None
-        if reduction != "none" and self.is_row and device.collectives.size > 1:
+        if reduction != "none" and self.is_row and self.ranks.size > 1:
             self.reduce = (
-                SequenceParallel(device.collectives).reduce_scatter
+                SequenceParallel(self.ranks).reduce_scatter
                 if reduction == "reduce_scatter"
-                else device.collectives.all_reduce
+                else self.ranks.all_reduce
             )
 
     def _output_shard(self, out: int | Shard) -> Shard:
         if isinstance(out, Shard):
             return out
-        return (
-            even_shard(out, self.device.collectives, "column outputs")
-            if self.is_column
-            else replicated_shard(out)
-        )
+        return even_shard(out, self.ranks, "column outputs") if self.is_column else replicated_shard(out)
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the weight, quantized or not, and the bias."""
@@ -141,7 +140,7 @@ class Linear(Layer):
             self.outputs,
             self.inputs,
             tensors,
-            loads_quant_bias=not self.is_row or self.device.collectives.rank == 0,
+            loads_quant_bias=not self.is_row or self.ranks.rank == 0,
             quantizer=self.device.row_quantizer,
         )
 
@@ -225,15 +224,15 @@ class QkvLinear(Linear):
         *,
         bias: bool,
     ) -> None:
-        q = even_shard(num_heads, device.collectives, "attention heads")
-        kv = kv_head_shard(num_kv_heads, device.collectives)
+        q = even_shard(num_heads, device.head_ranks, "attention heads")
+        kv = kv_head_shard(num_kv_heads, device.head_ranks)
         self.heads = (q.size, kv.size, kv.size)  # query, key and value heads of this rank
         outputs: dict[str, int | Shard] = {
             "q": scaled_shard(q, head_dim),
             "k": scaled_shard(kv, head_dim),
             "v": scaled_shard(kv, head_dim),
         }
-        super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias)
+        super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias, ranks=device.head_ranks)
         # the order into which rows of each query and key head are brought when loaded; None: they stay
         self.row_order: list[int] | None = None
 

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.json_value import JsonDict
+from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
@@ -76,6 +77,10 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str = ""
     seed: int
     pp_size: int = 1  # stages of the pipeline, each of tp_size ranks
+    attention_groups: int = (
+        1  # of ranks with requests of their own; the other layers are of all tp_size ranks
+    )
+    attention_parts: int = 1  # ranks that share each sequence in attention
     steps_in_flight: int = 2  # at most, plans whose results have not come
     environment: dict[str, str] = {}  # environment variables of the rank's process
     # NUMA nodes of this replica's ranks, or one for all; empty: any
@@ -138,6 +143,11 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     def reporter(self) -> int:
         """The rank that samples and answers for all: the first one of the last stage."""
         return self.num_ranks - self.tp_size
+
+    @property
+    def attention_layout(self) -> AttentionLayout:
+        """How attention divides the ranks of a stage."""
+        return AttentionLayout(self.tp_size, self.attention_groups, self.attention_parts)
 
     def stage_of(self, rank: int) -> Stage:
         """The stage that a rank is in."""

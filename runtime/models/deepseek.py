@@ -35,7 +35,7 @@ class MlaSelfAttention(Layer):
         self.gathers_tokens = device.gathers_after_q
         self.sequence_parallel = SequenceParallel(device.collectives)
         self.mla = mla = config.mla
-        heads = even_shard(config.num_heads, device.collectives, "attention heads")
+        heads = even_shard(config.num_heads, device.head_ranks, "attention heads")
         self.num_heads, query_dim = heads.size, mla.nope_dim + mla.rope_dim
         hidden, rank, queries = config.hidden_size, mla.kv_rank, scaled_shard(heads, query_dim)
         q = queries if mla.q_rank is None else replicated_shard(mla.q_rank)
@@ -46,10 +46,14 @@ class MlaSelfAttention(Layer):
         self.q_a_layernorm = None if mla.q_rank is None else RMSNorm(device, dtype, mla.q_rank, EPS)
         self.q_b_proj: Linear | None = None
         if mla.q_rank is not None:
-            self.q_b_proj = Linear(device, dtype, mla.q_rank, {"": queries}, shard="column")
+            self.q_b_proj = Linear(
+                device, dtype, mla.q_rank, {"": queries}, shard="column", ranks=device.head_ranks
+            )
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
         up_outputs = scaled_shard(heads, mla.nope_dim + mla.value_dim)
-        self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": up_outputs}, shard="column")
+        self.kv_b_proj: Linear | None = Linear(
+            device, dtype, rank, {"": up_outputs}, shard="column", ranks=device.head_ranks
+        )
         self.o_proj = Linear(
             device,
             dtype,
@@ -58,6 +62,7 @@ class MlaSelfAttention(Layer):
             shard="row",
             bias=config.o_bias,
             reduction=reduction_of(device),
+            ranks=device.head_ranks,
         )
         self.position_scale = config.position_scale_of(index)
         self.up: PackedLatent | None = None  # what Ops.pack_latent makes of kv_b_proj

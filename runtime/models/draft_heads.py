@@ -178,7 +178,7 @@ class DraftHead(Layer):
     def keep_tokens(self, ids: Tensor, head: Head) -> None:
         """Guesses these tokens of the target's alone: int64, rising (FR-Spec, Zhao et al., 2025). `head`: the
         target's. Raises ModelError where its rows cannot be read."""
-        packed, ranks = head.packed, head.device.collectives
+        packed, ranks = head.packed, head.ranks
         local = ids - -(-head.vocab_size // ranks.size) * ranks.rank
         is_here = (local >= 0) & (local < -(-head.vocab_size // ranks.size))
         local = torch.where(is_here, local, 0)

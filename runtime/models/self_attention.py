@@ -43,6 +43,7 @@ class SelfAttention(Layer):
             shard="row",
             bias=config.o_bias,
             reduction=reduction_of(device),
+            ranks=device.head_ranks,
         )
         self.norm_kind, self.norm_eps = config.qk_norm, config.rms_norm_eps
         self.q_norm, self.k_norm = (self._norm(dtype, config, part) for part in ("q", "k"))
@@ -54,7 +55,7 @@ class SelfAttention(Layer):
         is_quantized = config.quantization is not None
         self.given_scales = config.cache_scales[index : index + 1]  # in place of the checkpoint's
         self.k_scale, self.v_scale = (kv_cache_scale() if is_quantized else None for _ in range(2))
-        own = even_shard(heads, device.collectives, "attention heads")
+        own = even_shard(heads, device.head_ranks, "attention heads")
         self.sinks = (
             Weight.empty(
                 (own.size,), {"": SourceTensor((heads,), 0, own)}, torch.float32, device.torch_device

@@ -154,20 +154,18 @@ def _of_stage(
     weights -= stage_saved_bytes(held, sizes, item, stage)
     weights += decay_bytes(model, sizes[0], item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
-    offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
+    offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
     draft = draft_sizes(plan, model, sizes, item)
     weights, all_weights = weights + draft.weights_bytes, all_weights + draft.weights_bytes
-    full_bytes, window_bytes = (
-        count * kv_item for count in cached_counts(model, plan.parallel.tensor_parallel_size)
-    )
+    full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
     full_bytes += draft.token_count * kv_item
     state_bytes = drafts = 0
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.ranks_on_node * plan.parallel.data_parallel_size
+    sharing = plan.parallel.ranks_on_node * plan.parallel.num_replicas
     budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
@@ -220,8 +218,16 @@ def _dtype(plan: Plan, stored: str) -> str:
 
 
 def _ranks(plan: Plan) -> Ranks:
-    ranks = plan.parallel.tensor_parallel_size
-    return Ranks(ranks, plan.experts.expert_parallel_size, 1 if plan.experts.uses_all_to_all else ranks)
+    layout = plan.parallel.attention_layout
+    ranks, groups = layout.num_ranks, layout.group_size
+    return Ranks(
+        ranks,
+        plan.experts.expert_parallel_size,
+        1 if plan.experts.uses_all_to_all else ranks,
+        layout.num_head_ranks,
+        groups,
+        ranks,
+    )
 
 
 def loading_notice(plan: Plan, model: ModelConfig, stored: str = "") -> str | None:
@@ -295,9 +301,10 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     ranks = plan.parallel.tensor_parallel_size
     # as if all tokens were in one expert
     inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
-    heads, latent = max(model.num_heads, model.window_heads) // ranks, model.mla
+    sharing = plan.parallel.attention_layout.num_head_ranks
+    heads, latent = max(model.num_heads, model.window_heads) // sharing, model.mla
     if latent is None:
-        attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim
+        attention = 2 * (heads + 2 * kv_heads(model, sharing)) * model.head_dim
     else:  # queries, absorbed queries, and attention output
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
     widest = max(3 * inner // ranks, attention)

@@ -48,16 +48,22 @@ def cached_counts(model: ModelConfig, ranks: int) -> tuple[int, int]:
 
 
 def weight_count(
-    model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_ranks: int | None = None
+    model: ModelConfig,
+    ranks: int,
+    expert_ranks: int = 1,
+    shared_ranks: int | None = None,
+    head_ranks: int | None = None,
+    embedding_ranks: int | None = None,
+    lm_head_ranks: int | None = None,
 ) -> int:
-    """Weights of one rank, as a count of numbers. `shared_ranks`: ranks that a shared expert is split over;
-    None: all."""
+    """Weights of one rank, as a count of numbers: see Ranks, whose fields these are; None: all ranks."""
     if model.encoder is not None:
         return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
-    vocabulary = -(-model.vocab_size // ranks) * hidden
+    vocabulary = -(-model.vocab_size // (embedding_ranks or ranks)) * hidden
+    own_head = -(-model.vocab_size // ((embedding_ranks if model.is_tied else lm_head_ranks) or ranks))
     if not model.is_tied and (model.pooling is None or model.pooling.judge_ids):
-        vocabulary *= 2
+        vocabulary += own_head * hidden
     if model.pooling is not None and model.pooling.task == "classify" and not model.pooling.judge_ids:
         vocabulary += (
             (hidden + 1) * (hidden + model.pooling.size)
@@ -65,7 +71,8 @@ def weight_count(
             else (model.pooling.size * hidden)
         )
     layers = sum(
-        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
+        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks, head_ranks)
+        for i in range(model.num_layers)
     )
     if model.altup is not None:
         layers += model.altup.model_count(hidden)
@@ -73,7 +80,7 @@ def weight_count(
         layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
     if model.positions is not None:
         layers += model.positions.count * hidden
-    return layers + norm_size(model) + vocabulary + -(-model.vocab_size // ranks) * model.has_head_bias
+    return layers + norm_size(model) + vocabulary + own_head * model.has_head_bias
 
 
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
@@ -101,18 +108,25 @@ def offloaded_bytes(
     return sum(kept), max(kept) * (spec.ahead + 1)
 
 
-def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
-    """Numbers that one rank holds of a layer."""
+def layer_count(
+    model: ModelConfig,
+    layer: int,
+    ranks: int,
+    expert_ranks: int,
+    shared_ranks: int,
+    head_ranks: int | None = None,
+) -> int:
+    """Numbers that one rank holds of a layer; `head_ranks` None: `ranks` split attention as well."""
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
     if model.recurrent is not None:
         return hybrid_layer_count(model, model.recurrent, layer, ranks, expert_ranks, shared_ranks)
     if model.layer_embeddings is not None or model.global_heads is not None:
         return gemma_layer_count(model, layer, ranks)
-    own = model.of_layer(layer)
+    own, heads = model.of_layer(layer), head_ranks or ranks
     return (
-        attention_count(own, ranks)
-        + own.num_heads // ranks * model.hidden_size * model.has_head_gates
+        attention_count(own, heads)
+        + own.num_heads // heads * model.hidden_size * model.has_head_gates
         + norm_count(model)
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
     )

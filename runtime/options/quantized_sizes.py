@@ -12,11 +12,19 @@ BITS_OF_FOUR = 4.5  # bits of a number of bitsandbytes: 4, and a float32 for 64 
 
 
 class Ranks(NamedTuple):
-    """Ranks that split a dense weight, experts, and a shared expert."""
+    """Ranks that split a dense weight, experts, a shared expert, and attention heads."""
 
     dense: int
     experts: int
     shared: int
+    heads: int | None = None  # None: as a dense weight
+    embedding: int | None = None  # likewise, ranks that split the embedding, and a head that is tied to it
+    head: int | None = None  # likewise, a head of its own
+
+    @property
+    def of_heads(self) -> int:
+        """Ranks that split attention heads."""
+        return self.heads or self.dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Weight:
 def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     """The weights of a layer that may be quantized."""
     model = model.of_layer(layer)
-    yield from _attention(model, layer, ranks.dense)
+    yield from _attention(model, layer, ranks.of_heads)
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
     if moe is None or not moe.layers[layer]:
         yield from _mlp(block, hidden, model.intermediate_size, ranks.dense, is_gated=model.is_gated)

@@ -18,7 +18,17 @@ SETTLED_NS = (
     50_000_000  # a file that was changed later than this ago may change again at the same time of its clock
 )
 # fields of StartRank, apart from the config that is read with them, that decide what a rank's weights are
-FIELDS = ("load_format", "tp_size", "pp_size", "ep_size", "moe_a2a_backend", "has_wide_head", "quantization")
+FIELDS = (
+    "load_format",
+    "tp_size",
+    "pp_size",
+    "attention_groups",
+    "attention_parts",
+    "ep_size",
+    "moe_a2a_backend",
+    "has_wide_head",
+    "quantization",
+)
 
 
 def checkpoint_key(start: StartRank, rank: int, dtype: str, config: ModelConfig) -> str:

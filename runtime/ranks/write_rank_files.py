@@ -17,12 +17,14 @@ from msgspec import structs
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runtime.devices.attention_ranks import AttentionRanks
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.progress import Progress
 from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError, StartError
 from runtime.layers.weight import Index, SourceTensor, TensorReader, Weight, named_weights
+from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.ranks import StartRank
 from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.registry import model_class
@@ -41,6 +43,19 @@ class RankOf(SingleRank):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+
+
+def attention_of(rank: int, layout: AttentionLayout) -> AttentionRanks | None:
+    """As devices/torch_collectives.open_attention_ranks, of one rank that exchanges nothing."""
+    if not layout.is_divided:
+        return None
+
+    def among(parts: list[range]) -> RankOf:
+        own = next(part for part in parts if rank in part)
+        return RankOf(own.index(rank), len(own))
+
+    sets = (layout.head_ranks(), layout.part_ranks(), layout.group_ranks(), layout.peer_ranks())
+    return AttentionRanks(layout, *map(among, sets))
 
 
 class Recorder:
@@ -124,9 +139,15 @@ def write_rank_files(start: StartRank, output: Path, max_bytes: int, progress: P
     output.mkdir(parents=True, exist_ok=True)
     config = read_model(start)
     dtype = resolve_dtype(start.dtype, config, (*FACTS.dtypes, *FACTS.other_dtypes))
-    alone = open_device(structs.replace(start, device="cpu", tp_size=1, pp_size=1), 0, dtype)
+    one = structs.replace(start, device="cpu", tp_size=1, pp_size=1, attention_groups=1, attention_parts=1)
+    alone = open_device(one, 0, dtype)
     for rank in range(start.tp_size):
-        device = replace(alone, collectives=RankOf(rank, start.tp_size), ep_size=start.ep_size)
+        device = replace(
+            alone,
+            collectives=RankOf(rank, start.tp_size),
+            attention=attention_of(rank, start.attention_layout),
+            ep_size=start.ep_size,
+        )
         model = model_class(config)(device, dtype, config)
         checkpoint = Checkpoint(folder=source, load_format=start.load_format, reading=start.reading)
         allocate(model, config, checkpoint)

@@ -14,7 +14,7 @@ from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
-from runtime.devices.torch_collectives import open_links
+from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
@@ -125,6 +125,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q,
         expert_places=start.expert_places,
+        attention=open_attention_ranks(ranks, start.attention_layout),
     )
 
 
@@ -148,8 +149,8 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
         )
     if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)
-    elif config.num_heads % start.tp_size == 0:
-        check_mla(ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // start.tp_size)
+    elif config.num_heads % (ranks := start.attention_layout.num_head_ranks) == 0:
+        check_mla(ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // ranks)
     return None
 
 

@@ -25,7 +25,7 @@ from runtime.devices.cpu.self_check import load_library
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_all_to_all import open_all_to_all
-from runtime.devices.torch_collectives import open_links
+from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.messages.ranks import StartRank
 
 
@@ -68,6 +68,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         links=links,
         kept_weights=None if threads is None else _kept_weights(start, threads),
         expert_places=start.expert_places,
+        attention=open_attention_ranks(ranks, start.attention_layout),
     )
 
 

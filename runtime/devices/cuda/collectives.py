@@ -1,5 +1,7 @@
 """Collectives of the cuda device: NCCL on the stream of the step, and symmetric memory for small sums."""
 
+from typing import Self
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,6 +28,12 @@ class NcclCollectives(TorchCollectives):
         super().__init__("nccl", rank, size, rendezvous, torch_device, num_stages=num_stages)
         group = dist.group.WORLD if self.group is None else self.group
         self.sums = SymmetricSums.open(group.group_name, size, torch_device) if symm_mem else None
+
+    def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:
+        """As the base class; the memory that GPUs share is that of all ranks."""
+        own = super()._of_group(group, part)
+        own.sums = None
+        return own
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """As the base class; a small sum may be in a tensor of its own."""

@@ -9,7 +9,7 @@ from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.stages import StageLinks
 from runtime.devices.torch_all_to_all import open_all_to_all
-from runtime.devices.torch_collectives import open_links
+from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.errors import StartError, install_line
 from runtime.messages.ranks import StartRank
 
@@ -114,6 +114,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=CudaFusedOps(),
         streams=torch.cuda,
         expert_places=start.expert_places,
+        attention=open_attention_ranks(ranks, start.attention_layout),
         stage=start.stage_of(rank),
         links=links,
     )

@@ -25,7 +25,7 @@ class ProjectionNorms:
 
     def __init__(self, device: Device, qkv: QkvLinear, weights: tuple[Tensor, Tensor], eps: float) -> None:
         """`weights`: of this rank's queries and keys."""
-        self.ranks = device.collectives
+        self.ranks = device.head_ranks
         self.sizes = [qkv.outputs[part].size for part in ("q", "k", "v")]
         self.weights = weights
         self.eps = eps

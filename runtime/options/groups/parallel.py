@@ -5,6 +5,7 @@ from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
 from runtime.json_value import Fields
+from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.balance import BalanceMethod
 from runtime.options.declare import (
     Auto,
@@ -180,6 +181,23 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     standby_ranks: int  # sets of standby ranks
 
     @property
+    def attention_groups(self) -> int:
+        """Groups of ranks with requests of their own; 1: all ranks have the same requests."""
+        return self.data_parallel_size if self.enable_dp_attention else 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Sets of ranks with the whole model."""
+        return self.data_parallel_size // self.attention_groups
+
+    @property
+    def attention_layout(self) -> AttentionLayout:
+        """How attention divides the ranks of a stage."""
+        return AttentionLayout(
+            self.tensor_parallel_size, self.attention_groups, self.attention_context_parallel_size
+        )
+
+    @property
     def micro_batches(self) -> int:
         """Steps of different sequences that keep all stages busy; 1: there is one stage."""
         stages = self.pipeline_parallel_size
@@ -202,7 +220,9 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
             "tp_size": self.tensor_parallel_size,
             "pp_size": self.pipeline_parallel_size,
             "num_nodes": self.nnodes,
-            "num_replicas": self.data_parallel_size,
+            "num_replicas": self.num_replicas,
+            "attention_groups": self.attention_groups,
+            "attention_parts": self.attention_context_parallel_size,
             "num_threads": self.num_threads,
             "numa_nodes": self.numa_nodes(replica),
             "first_device": replica * self.num_ranks,
@@ -230,10 +250,10 @@ def num_ranks(tensor_parallel_size: int, pipeline_parallel_size: int) -> Derived
     return Derived(tensor_parallel_size * pipeline_parallel_size, "one process for each part of the model")
 
 
-def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, data_parallel_size: int) -> Derived:
+def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, num_replicas: int) -> Derived:
     """The ranks of all replicas on a node share its cores; one stays with the event loop where there are
     enough."""
-    ranks = max(1, num_ranks // nnodes) * data_parallel_size
+    ranks = max(1, num_ranks // nnodes) * num_replicas
     spare = 1 if machine.cores > 2 * ranks else 0
     return Derived(
         max(1, (machine.cores - spare) // ranks),
@@ -243,13 +263,13 @@ def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, data_paralle
 
 
 def standby_ranks(
-    device: DeviceFacts, machine: MachineFacts, num_ranks: int, nnodes: int, data_parallel_size: int
+    device: DeviceFacts, machine: MachineFacts, num_ranks: int, nnodes: int, num_replicas: int
 ) -> Derived:
     """One set for each replica, where their processes together take at most STANDBY_SHARE of the free
     memory."""
     if nnodes > 1:
         return Derived(0, "with several nodes the ranks of all are started anew")
-    needed = device.standby_bytes * num_ranks * data_parallel_size
+    needed = device.standby_bytes * num_ranks * num_replicas
     if not needed:
         return Derived(0, f"ranks of {device.name} have next to nothing to import")
     figures = f"{needed >> 20} MiB of {machine.memory_bytes >> 20} MiB that are free"

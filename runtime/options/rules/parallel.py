@@ -105,21 +105,34 @@ def multiplexing_stands_alone(options: Values) -> str | None:
 
 def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Each rank computes whole attention heads."""
-    size = plan.parallel.tensor_parallel_size
+    size = plan.parallel.attention_layout.num_head_ranks
     if model.num_heads % size:
         return (
-            f"--tensor-parallel-size {size} does not divide the model's {model.num_heads} attention heads; "
+            f"{_sharing_heads(plan)} does not divide the model's {model.num_heads} attention heads; "
             "choose a divisor"
         )
     return None
 
 
+def _sharing_heads(plan: Plan) -> str:
+    """How many ranks share the attention heads, by the options that say so."""
+    layout = plan.parallel.attention_layout
+    if not layout.is_divided:
+        return f"--tensor-parallel-size {layout.num_ranks}"
+    divided = [f"--data-parallel-size {layout.num_groups}"] * (layout.num_groups > 1)
+    divided += [f"--attention-context-parallel-size {layout.num_parts}"] * (layout.num_parts > 1)
+    return (
+        f"{layout.num_head_ranks}, which is --tensor-parallel-size {layout.num_ranks} by "
+        f"{' and '.join(divided)},"
+    )
+
+
 def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole key/value heads, or copies of one."""
-    size, heads = plan.parallel.tensor_parallel_size, model.num_kv_heads
+    size, heads = plan.parallel.attention_layout.num_head_ranks, model.num_kv_heads
     if heads % size and size % heads:
         return (
-            f"--tensor-parallel-size {size} and the model's {heads} key/value heads are no multiples of "
+            f"{_sharing_heads(plan)} and the model's {heads} key/value heads are no multiples of "
             "one another; choose one"
         )
     return None
@@ -138,7 +151,7 @@ def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFac
 def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--numa-node names one node for all ranks, or one for each rank of one replica, or of all."""
     ranks, nodes = plan.parallel.ranks_on_node, plan.parallel.numa_node
-    replicas = plan.parallel.data_parallel_size
+    replicas = plan.parallel.num_replicas
     if nodes is not None and len(nodes) not in (1, ranks, ranks * replicas):
         of = f" in each of {replicas} replicas" if replicas > 1 else ""
         return (
