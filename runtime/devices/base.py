@@ -37,6 +37,7 @@ from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.messages.experts import ExpertPlaces
+from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.stages import Stage
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
-    from runtime.layers.parallel.context_parallel import ContextParallel, TokenPart
+    from runtime.layers.parallel.context_parallel import TokenPart
     from runtime.layers.side_stream import SideStream
 
 Gate = Literal["silu", "gelu_tanh"]
@@ -374,11 +375,11 @@ class Device:
     stage: Stage = Stage()  # of the pipeline, that this rank is in
     links: StageLinks | None = None  # to the other stages; None: there is one stage
     attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens
+    prompt_split: PromptSplit | None = None  # of prompts between the parts of `attention`; None: there is one
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
-    context: "ContextParallel | None" = None  # ranks that share prompts in attention; None: none do
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

@@ -179,6 +179,7 @@ class GptOssDecoderLayer(Layer):
         self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe, is_mxfp4=is_mxfp4(config))
+        self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -191,7 +192,9 @@ class GptOssDecoderLayer(Layer):
         self, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
-        x = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
+        x = self.self_attn.o_proj.forward(attended)
+        if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
+            x = of_all_parts(batch.part, x)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp.forward(x), residual
 

@@ -97,7 +97,7 @@ class LlamaDecoderLayer(Layer):
         self.mlp = feed_forward(device, dtype, config, index)
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
         self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
-        self.shares_prompts = device.context is not None  # with other ranks, in attention
+        self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch

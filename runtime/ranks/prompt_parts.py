@@ -19,7 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
-from runtime.layers.parallel.context_parallel import ContextParallel, TokenPart
+from runtime.devices.base import Collectives
+from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.upload import upload_int64
 from runtime.messages.prompt_split import PromptSplit
 
@@ -92,15 +93,15 @@ def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Ru
 
 
 def open_part(
-    context: ContextParallel,
+    ranks: Collectives,
+    split: PromptSplit,
     rows: AttentionRows,
     num_whole: int,
     positions: Tensor,
 ) -> tuple[TokenPart, AttentionRows] | None:
-    """This rank's part of a step, and its rows; None: the step is not divided. `positions`, int64 [T]: of the
+    """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided. `positions`, int64 [T]: of the
     step's tokens, on the device."""
-    ranks = context.ranks
-    parts = divide(rows, num_whole, ranks.size, context.split)
+    parts = divide(rows, num_whole, ranks.size, split)
     if parts is None:
         return None
     num_common = int(rows.counts[:num_whole].sum())

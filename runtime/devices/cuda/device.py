@@ -115,6 +115,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         streams=torch.cuda,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start.attention_layout),
+        prompt_split=start.prompt_split,
         stage=start.stage_of(rank),
         links=links,
     )

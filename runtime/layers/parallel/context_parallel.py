@@ -14,15 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.devices.base import Collectives
-from runtime.messages.prompt_split import PromptSplit
-
-
-@dataclass(frozen=True, slots=True)
-class ContextParallel:
-    """The ranks with the same heads, and how they divide prompts."""
-
-    ranks: Collectives
-    split: PromptSplit
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules import (
+    context,
     experts,
     graphs,
     kernels,
@@ -33,6 +34,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *graphs.PLAN_RULES,
     *parallel.PLAN_RULES,
     *pipeline.PLAN_RULES,
+    *context.PLAN_RULES,
     *experts.PLAN_RULES,
     *kernels.PLAN_RULES,
     *lora.PLAN_RULES,
