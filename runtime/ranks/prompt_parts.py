@@ -93,11 +93,7 @@ def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Ru
 
 
 def open_part(
-    ranks: Collectives,
-    split: PromptSplit,
-    rows: AttentionRows,
-    num_whole: int,
-    positions: Tensor,
+    ranks: Collectives, split: PromptSplit, rows: AttentionRows, num_whole: int, positions: Tensor
 ) -> tuple[TokenPart, AttentionRows] | None:
     """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided. `positions`, int64 [T]: of the
     step's tokens, on the device."""

@@ -64,11 +64,7 @@ async def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     ids=str,
 )
 async def test_answers_are_those_of_transformers(
-    family: str,
-    ranks: int,
-    options: dict[str, Any],
-    checkpoint: Callable[[str], Path],
-    reference: Generate,
+    family: str, ranks: int, options: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate
 ) -> None:
     expected = [reference(family, prompt, COUNT) for prompt in PROMPTS]
     more = [*PROMPTS[0][:200], 9, 8, 7, 6, 5]  # two thirds of it are cached
@@ -87,7 +83,11 @@ async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str]
         ("llama", shared | SPARSE, "this one has none; leave it out"),
         ("deepseek_v32", shared, "add it"),
         ("deepseek_v32", {"enable_nsa_prefill_context_parallel": True}, "does nothing without"),
-        ("llama", shared | {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ("all",)}, "adap"),
+        (
+            "llama",
+            shared | {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ("all",)},
+            "adap",
+        ),
         ("deepseek_v3", shared | {"moe_a2a_backend": "deepep"}, "divides the tokens of a step otherwise"),
         ("gemma3n", shared, "projections of their own"),
         ("jamba", shared, "recurrent layers"),
