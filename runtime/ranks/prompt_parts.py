@@ -1,14 +1,14 @@
 """The parts into which ranks with the same heads divide the prompts of a step (context parallelism).
 
-A token attends to all before it, so the later ones cost more. Either way of dividing gives each of the C ranks the
-same work, but for a few tokens:
+A token attends to all before it, so the later ones cost more. Either way of dividing gives each of the C
+ranks the same work, but for a few tokens:
 
     in-seq-split        2 C blocks of consecutive tokens; rank r has blocks r and 2 C - 1 - r
                         (zigzag: what an early block costs less, a late one costs more)
     round-robin-split   token i of the step goes to rank i mod C
 
-Blocks are rows that any kernel attends to. Tokens dealt in turn need attention that knows of strides between the
-positions of a row (AttentionRows.strides).
+Blocks are rows that any kernel attends to. Tokens dealt in turn need attention that knows of strides between
+the positions of a row (AttentionRows.strides).
 """
 
 from collections.abc import Iterator
@@ -95,8 +95,8 @@ def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Ru
 def open_part(
     ranks: Collectives, split: PromptSplit, rows: AttentionRows, num_whole: int, positions: Tensor
 ) -> tuple[TokenPart, AttentionRows] | None:
-    """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided. `positions`, int64 [T]: of the
-    step's tokens, on the device."""
+    """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided.
+    `positions`, int64 [T]: of the step's tokens, on the device."""
     parts = divide(rows, num_whole, ranks.size, split)
     if parts is None:
         return None

@@ -1,8 +1,8 @@
 """Context parallelism: ranks that have the same attention heads share the queries of prompts.
 
-In a step with prompts each of these ranks projects and attends to its part of the prompts' tokens, whose keys and
-values are gathered, so that the pages of every rank have those of all tokens. Behind attention the ranks' parts
-are gathered again: what is between attentions is computed of all tokens, and divided as without parts.
+In a step with prompts each of these ranks projects and attends to its part of the prompts' tokens, whose keys
+and values are gathered, so that the pages of every rank have those of all tokens. Behind attention the ranks'
+parts are gathered again: what is between attentions is computed of all tokens, and divided as without parts.
 
 Rows that decode or verify drafts have few queries: all ranks compute them, alike.
 """
