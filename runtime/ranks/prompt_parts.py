@@ -26,10 +26,10 @@ from runtime.messages.prompt_split import PromptSplit
 
 
 class Run(NamedTuple):
-    """Tokens `first`, `first + stride`, ... of a row, `count` of them."""
+    """Tokens `first`, `first + stride`, ... of a row, `size` of them."""
 
     first: int
-    count: int
+    size: int
     stride: int
 
 
@@ -77,7 +77,7 @@ def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Ru
     of = np.array([row for row, _ in runs])
     firsts, counts, strides = np.array([run for _, run in runs], np.int64).T
     tokens = np.concatenate(
-        [begins[row] + run.first + run.stride * np.arange(run.count) for row, run in runs]
+        [begins[row] + run.first + run.stride * np.arange(run.size) for row, run in runs]
     )
     return RankPart(
         tokens,

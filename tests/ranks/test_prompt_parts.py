@@ -96,7 +96,7 @@ def test_a_step_that_leaves_a_rank_without_queries_is_not_divided(split: PromptS
 
 
 class Joined(SingleRank):
-    """One of several ranks, which all gather what was said before."""
+    """One of several ranks, which all gather what was laid before."""
 
     def __init__(self, rank: int, size: int, parts: list[Tensor]) -> None:
         self.rank, self.size, self.parts = rank, size, parts
@@ -112,9 +112,9 @@ class Joined(SingleRank):
 @MANY
 def test_what_all_ranks_have_of_their_parts_is_everything(split: PromptSplit) -> None:
     size = 4
-    num_tokens, said = int(MIXED.counts.sum()), list[Tensor]()
+    num_tokens, laid = int(MIXED.counts.sum()), list[Tensor]()
     x, positions = torch.randn(num_tokens, 2, 3), torch.tensor([at for _, at in queries_of(MIXED)])
-    opened = [open_part(Joined(rank, size, said), split, MIXED, NUM_WHOLE, positions) for rank in range(size)]
+    opened = [open_part(Joined(rank, size, laid), split, MIXED, NUM_WHOLE, positions) for rank in range(size)]
     parts = [one[0] for one in opened if one is not None]
     for part in parts:
         part.all_tokens(part.own(x))
