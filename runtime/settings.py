@@ -60,6 +60,7 @@ def start_rank(
         **plan.parallel.of_ranks(replica),
         prompt_split=plan.prompt_split,
         steps_in_flight=plan.steps_in_flight,
+        replicates_dense=plan.replicates_dense,
         ep_size=plan.experts.expert_parallel_size,
         expert_places=places_at_start(plan.experts, model.moe),
         page_size=plan.memory.page_size,

@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from runtime import log
+from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.channels import Channel, Signal
 from runtime.actors.events import EventsActor
 from runtime.actors.graph_captures import GraphCapturing
@@ -24,11 +25,11 @@ from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
-from runtime.actors.supervisor import Supervisor
+from runtime.actors.supervisor import Driver, Supervisor
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
-from runtime.messages.ranks import LoadProgress
+from runtime.messages.ranks import LoadProgress, RankReady
 from runtime.messages.requests import Request
 from runtime.messages.scheduler import Abort, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
@@ -67,29 +68,40 @@ class Replica:
         on_progress: Callable[[LoadProgress], None],
         on_lost: Callable[["Replica"], None],
         forward: Callable[[Abort | Stopped, int], None],
+        lead: "Replica | None" = None,
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
         first ones, if they have been started; `nodes`: the other nodes, if there are any; `adapters` gives
         what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
         ranks start, `on_lost` when all requests wait for new ranks; `forward` gets messages about requests
-        that are not here, and this replica's index."""
+        that are not here, and this replica's index. `lead`: the replica of the first attention group, whose
+        ranks this one, of another group, shares; None: it has ranks of its own."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
-        self.supervisor = Supervisor(
-            start_rank(plan, model, None if adapters is None else adapters(), replica=index),
-            metrics,
-            watchdog_s=plan.schedule.watchdog_timeout,
-            soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
-            num_standby=plan.parallel.standby_ranks,
-            processes=processes,
-            nodes=nodes,
-            adapters=adapters,
-            on_death=on_death,
-            on_progress=on_progress,
-            on_lost=partial(on_lost, self),
-        )
-        self.commands = RankCommands(self.supervisor)
+        self._lead = lead
+        self._members: list[Replica] = []  # of the other attention groups
+        self._are_ranks_ready = anyio.Event()
+        self._is_open = anyio.Event()  # there is a scheduler
+        if lead is None:
+            self._signal = Signal()
+            self.supervisor = Supervisor(
+                start_rank(plan, model, None if adapters is None else adapters(), replica=index),
+                metrics,
+                watchdog_s=plan.schedule.watchdog_timeout,
+                soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
+                num_standby=plan.parallel.standby_ranks,
+                processes=processes,
+                nodes=nodes,
+                adapters=adapters,
+                on_death=on_death,
+                on_progress=on_progress,
+                on_lost=partial(on_lost, self),
+            )
+            self.commands = RankCommands(self.supervisor)
+        else:
+            self._signal, self.supervisor, self.commands = lead._signal, lead.supervisor, lead.commands
+            lead._members.append(self)
         self.storage: StorageActor | None = None  # with --hicache-storage-backend
         self.events: EventsActor | None = None  # with --kv-events-config
         self._plan = plan
@@ -109,10 +121,8 @@ class Replica:
         async with anyio.create_task_group() as tasks:
             if self.events is not None:
                 tasks.start_soon(self.events.run)
-            await supervisor.start()
-            self._log_start()
+            await self._start_ranks()
             scheduler = self._open_scheduler()
-            signal = Signal()
             if plan.tiers.hicache_storage_backend is not None:
                 self.storage = await open_storage(
                     plan,
@@ -120,7 +130,7 @@ class Replica:
                     scheduler,
                     supervisor.open_hosts(),
                     supervisor.open_host_states(),
-                    signal.set,
+                    self._signal.set,
                 )
                 tasks.start_soon(self.storage.run)
             actor = SchedulerActor[Ranks](
@@ -130,7 +140,7 @@ class Replica:
                 meter=self.meter,
                 limits=limits(plan, self._model, scheduler.config.pool_tokens),
                 depth=plan.steps_in_flight,
-                signal=signal,
+                signal=self._signal,
                 storage=self.storage,
                 publish=None if self.events is None else self.events.offer,
                 observers=self._observers(),
@@ -138,16 +148,51 @@ class Replica:
             )
             self.scheduler, self._actor = scheduler, actor
             tasks.start_soon(actor.run)
-            tasks.start_soon(supervisor.standby.run)
+            self._is_open.set()
             task_status.started()
-            await supervisor.run(actor)
+            if self._lead is not None:
+                await anyio.sleep_forever()  # the lead runs its steps
+            tasks.start_soon(supervisor.standby.run)
+            await supervisor.run(await self._driver(actor))
+
+    async def _start_ranks(self) -> None:
+        """Starts the ranks, or waits for those that it shares. Raises StartError, RankDied."""
+        if self._lead is not None:
+            return await self._lead._are_ranks_ready.wait()
+        await self.supervisor.start()
+        self._log_start()
+        self._are_ranks_ready.set()
+
+    async def _driver(self, actor: SchedulerActor[Ranks]) -> Driver:
+        """What plans steps for these ranks: this scheduler, or those of all attention groups."""
+        actors = [actor]
+        for member in self._members:
+            await member._is_open.wait()
+            assert member._actor is not None, "opened"
+            actors.append(member._actor)
+        return AttentionGroups(actors, self._signal, self._plan.steps_in_flight) if actors[1:] else actor
 
     async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks and closes what is open. For the owner, when `run` has ended."""
-        await self.supervisor.stop(within_s)
+        if self.owns_ranks:
+            await self.supervisor.stop(within_s)
         if self.events is not None:
             self.events.close()
         self.inbox.discard()
+
+    @property
+    def owns_ranks(self) -> bool:
+        """Whether these are not the ranks of another replica."""
+        return self._lead is None
+
+    @property
+    def readies(self) -> list[RankReady]:
+        """What its ranks have reported."""
+        ranks = self._plan.parallel.attention_layout
+        if ranks.num_groups == 1:
+            return self.supervisor.readies
+        own = ranks.group_ranks()[self.index]
+        return [ready for ready in self.supervisor.readies if ready.rank in own]
 
     @property
     def num_steps(self) -> int:
@@ -228,8 +273,8 @@ class Replica:
             verified_rows=totals.verified_rows,
             drafted_tokens=totals.drafted_tokens,
             accepted_drafts=totals.accepted_drafts,
-            weights_bytes=sum(ready.weights_bytes for ready in self.supervisor.readies),
-            pages_bytes=sum(ready.pages_bytes for ready in self.supervisor.readies),
+            weights_bytes=sum(ready.weights_bytes for ready in self.readies),
+            pages_bytes=sum(ready.pages_bytes for ready in self.readies),
         )
 
     def _open_scheduler(self) -> Scheduler:

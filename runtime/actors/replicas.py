@@ -49,8 +49,10 @@ class Replicas:
         `processes` are the first replica's."""
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._replicas = [
-            Replica(
+        self._replicas: list[Replica] = []
+        groups = plan.parallel.attention_groups
+        for index, inbox in enumerate(dispatcher.inboxes):
+            replica = Replica(
                 plan,
                 model,
                 index=index,
@@ -65,9 +67,9 @@ class Replicas:
                 on_progress=partial(on_progress, index),
                 on_lost=self._hand_over,
                 forward=dispatcher.forward,
+                lead=self._replicas[index - index % groups] if index % groups else None,
             )
-            for index, inbox in enumerate(dispatcher.inboxes)
-        ]
+            self._replicas.append(replica)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas)
@@ -77,6 +79,11 @@ class Replicas:
 
     def __getitem__(self, index: int) -> Replica:
         return self._replicas[index]
+
+    @property
+    def owners(self) -> list[Replica]:
+        """One replica for each set of ranks, which the schedulers of several attention groups may share."""
+        return [replica for replica in self._replicas if replica.owns_ranks]
 
     async def start(self, tasks: TaskGroup) -> None:
         """Runs each replica in `tasks`; returns when the ranks of all are ready. Raises StartError,
@@ -127,8 +134,8 @@ class Replicas:
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
-        await call_all([partial(replica.commands.load_adapter, load) for replica in self._replicas])
+        await call_all([partial(replica.commands.load_adapter, load) for replica in self.owners])
 
     async def prepare_grammar(self, grammar: Grammar | None) -> None:
         """Announces a grammar to all ranks (None: any grammar), and returns when they have compiled it."""
-        await call_all([partial(replica.commands.prepare, grammar) for replica in self._replicas])
+        await call_all([partial(replica.commands.prepare, grammar) for replica in self.owners])

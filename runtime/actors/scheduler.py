@@ -228,32 +228,52 @@ class SchedulerActor(Generic[S]):
             await self._wake.wait()
             while results := steps.results():
                 for result in results:
-                    tokens = self.scheduler.apply(result)
-                    self._meter.step(monotonic(), tokens, result.compute_s)
-                    await self._send(tokens)
-                    while self.scheduler.failed:
-                        request, failing = self.scheduler.failed.pop()
-                        status, message = FAILINGS[failing]
-                        await self._fail(request, status, message.format(id=request.request_id))
+                    await self.take(result)
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:
                 return steps.died
-            self._answer_pauses()
-            if self.scheduler.deadlines.next_s <= monotonic():
-                for refusal, ids in self.scheduler.expire(monotonic()):
-                    self._meter.refused(ids)
-                    await self._send(refusal)
+            await self.begin_round()
             self._submit(steps)
-            if not self.scheduler.num_in_flight and (ended := self.scheduler.take_ended()):
-                tokens = StepTokens([], [], ended, {}, {})
-                self._meter.ended(monotonic(), tokens)
-                await self._send(tokens)
-            self._publish_events()
-            for observe in self._observers:
-                observe(self.scheduler, steps)
-            if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
-                await self._audit()
+            await self.end_round(steps)
+
+    async def take(self, result: StepResult) -> None:
+        """Takes in the result of the oldest step in flight."""
+        tokens = self.scheduler.apply(result)
+        self._meter.step(monotonic(), tokens, result.compute_s)
+        await self._send(tokens)
+        while self.scheduler.failed:
+            request, failing = self.scheduler.failed.pop()
+            status, message = FAILINGS[failing]
+            await self._fail(request, status, message.format(id=request.request_id))
+
+    async def begin_round(self) -> None:
+        """What precedes planning: answers that are due, and requests whose time is up."""
+        self._answer_pauses()
+        if self.scheduler.deadlines.next_s <= monotonic():
+            for refusal, ids in self.scheduler.expire(monotonic()):
+                self._meter.refused(ids)
+                await self._send(refusal)
+
+    def next_plan(self) -> StepPlan | None:
+        """Plans a step; None: there is nothing to compute."""
+        plan = self.scheduler.plan()
+        if admitted := self.scheduler.take_admitted():
+            self._meter.admitted(monotonic(), admitted)
+        return plan
+
+    async def end_round(self, steps: S) -> None:
+        """What follows planning: sequences that ended without a step, events, observers, and upkeep while
+        there is nothing to do."""
+        if not self.scheduler.num_in_flight and (ended := self.scheduler.take_ended()):
+            tokens = StepTokens([], [], ended, {}, {})
+            self._meter.ended(monotonic(), tokens)
+            await self._send(tokens)
+        self._publish_events()
+        for observe in self._observers:
+            observe(self.scheduler, steps)
+        if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
+            await self._audit()
 
     async def _audit(self) -> None:
         """Checks the cache while the pipeline is idle, until it is woken."""
@@ -275,11 +295,21 @@ class SchedulerActor(Generic[S]):
                     findings=result.messages,
                 )
 
-    async def lose_ranks(self, *, points_at_requests: bool = True) -> Lost:
+    @property
+    def last_step(self) -> int:
+        """The latest step whose result was taken in."""
+        return self.scheduler.last_step
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were planned and whose results have not come."""
+        return self.scheduler.num_in_flight
+
+    async def lose_ranks(self, *, points_at_requests: bool = True, is_alone: bool = True) -> Lost:
         """The ranks are dead: all running requests wait. The request that killed them, where it is known and
-        their death may point at one, fails."""
+        their death may point at one, fails. `is_alone`: no other scheduler had requests on these ranks."""
         self._unsent = None
-        lost = self.scheduler.lose_ranks(points_at_requests=points_at_requests)
+        lost = self.scheduler.lose_ranks(points_at_requests=points_at_requests, is_alone=is_alone)
         self._answer_pauses()
         self._publish_events()
         if lost.guilty is not None:
@@ -326,9 +356,7 @@ class SchedulerActor(Generic[S]):
             if self._unsent is None:
                 if self.scheduler.num_in_flight >= self.depth:
                     return
-                self._unsent = self.scheduler.plan()
-                if admitted := self.scheduler.take_admitted():
-                    self._meter.admitted(monotonic(), admitted)
+                self._unsent = self.next_plan()
             if self._unsent is None or not steps.submit(self._unsent):
                 return
             self._unsent = None

@@ -25,6 +25,7 @@ import anyio
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
 from runtime.actors.fork_server import open_fork_server
@@ -41,6 +42,8 @@ from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import MemoryReport, Part, in_order
 from runtime.messages.ranks import LoadProgress, RankReady, StartRank
 from runtime.metrics import Metrics
+
+Driver = SchedulerActor[Ranks] | AttentionGroups  # runs steps on ranks
 
 
 class SleepState:
@@ -153,11 +156,11 @@ class Supervisor:
             self.ranks = Ranks(self.setup, forks=self.forks)
         await self._start_ranks()
 
-    async def run(self, actor: SchedulerActor[Ranks]) -> NoReturn:
+    async def run(self, actor: Driver) -> NoReturn:
         """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
         StartError when ranks cannot start, NodeGone when another node does not come back."""
         while True:
-            last_step = actor.scheduler.last_step
+            last_step = actor.last_step
             died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
             self.is_recovering = True
@@ -166,7 +169,7 @@ class Supervisor:
             self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:
                 self._log.error("a request kills the ranks and was given up", request=lost.guilty.request_id)
-            if actor.scheduler.last_step > last_step or begin - self._ready_s >= STABLE_S:
+            if actor.last_step > last_step or begin - self._ready_s >= STABLE_S:
                 self._deaths.clear()
             if not lost.num_steps:
                 self._deaths.add(died)
@@ -235,14 +238,14 @@ class Supervisor:
             os.close(fd)
         self.setup = structs.replace(self.setup, host_fds=[], state_fds=[])
 
-    async def _serve(self, actor: SchedulerActor[Ranks]) -> RankDied:
+    async def _serve(self, actor: Driver) -> RankDied:
         """Runs steps on this generation. -> the death that ended it"""
         ranks = self.ranks
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s:
-                tasks.start_soon(watch, actor.scheduler, self._watchdog_s, ranks.abandon)
+                tasks.start_soon(watch, actor, self._watchdog_s, ranks.abandon)
             if self._soft_watchdog_s:
-                tasks.start_soon(watch_softly, actor.scheduler, self._soft_watchdog_s, ranks.dump_stacks)
+                tasks.start_soon(watch_softly, actor, self._soft_watchdog_s, ranks.dump_stacks)
             died = await actor.drive(ranks)
             tasks.cancel_scope.cancel()
         return died

@@ -44,7 +44,7 @@ class Control:
     ) -> None:
         self._logs = logs
         self.experts = ExpertLoad(
-            [replica.commands.count_experts for replica in replicas],
+            [replica.commands.count_experts for replica in replicas.owners],
             metrics,
             num_groups=plan.experts.expert_parallel_size,
             is_recorded=plan.experts.expert_distribution_recorder_mode is not None,

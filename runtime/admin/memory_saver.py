@@ -45,21 +45,25 @@ class MemorySaver:
     @property
     def released(self) -> tuple[Part, ...]:
         """The parts that are released on any replica."""
-        return in_order({part for replica in self._replicas for part in replica.commands.released})
+        return in_order({part for replica in self._replicas.owners for part in replica.commands.released})
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
         """Releases parts; None: all. -> the parts that are released now. Raises Busy, InvalidRequest,
         Unavailable."""
         async with self._lock:
             released = set(self._checked(parts))
-            return await self._change([in_order({*r.commands.released, *released}) for r in self._replicas])
+            return await self._change(
+                [in_order({*r.commands.released, *released}) for r in self._replicas.owners]
+            )
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
         """Resumes parts; None: all. -> the parts that are still released. Raises Busy, InvalidRequest,
         Unavailable."""
         async with self._lock:
             resumed = set(self._checked(parts))
-            return await self._change([in_order({*r.commands.released} - resumed) for r in self._replicas])
+            return await self._change(
+                [in_order({*r.commands.released} - resumed) for r in self._replicas.owners]
+            )
 
     async def update_weights(
         self,
@@ -81,10 +85,16 @@ class MemorySaver:
                 await self._suspend(drops_pages=False)
                 self._check_unused(flushes=flushes)
                 await call_all(
-                    [partial(r.commands.check_weights, model_path, load_format) for r in self._replicas]
+                    [
+                        partial(r.commands.check_weights, model_path, load_format)
+                        for r in self._replicas.owners
+                    ]
                 )
                 await call_all(
-                    [partial(r.commands.update_weights, model_path, load_format) for r in self._replicas]
+                    [
+                        partial(r.commands.update_weights, model_path, load_format)
+                        for r in self._replicas.owners
+                    ]
                 )
                 if flushes:
                     await self._commands.ask(Flush)
@@ -124,14 +134,14 @@ class MemorySaver:
         """`released`: the parts that each replica's ranks shall not hold."""
         drops_pages = any(
             "kv_cache" in parts and "kv_cache" not in replica.commands.released
-            for replica, parts in zip(self._replicas, released, strict=True)
+            for replica, parts in zip(self._replicas.owners, released, strict=True)
         )
         try:
             await self._suspend(drops_pages=drops_pages)
             await call_all(
                 [
                     partial(replica.commands.change_memory, parts)
-                    for replica, parts in zip(self._replicas, released, strict=True)
+                    for replica, parts in zip(self._replicas.owners, released, strict=True)
                 ]
             )
         finally:

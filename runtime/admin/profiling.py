@@ -27,8 +27,9 @@ class Profiling:
             raise InvalidRequest("a profile is being recorded already; /stop_profile ends it")
         folder = params.folder or mkdtemp(prefix="runtime-profile-")
         self._generations.clear()
-        for replica in self._replicas:
-            part = folder if len(self._replicas) == 1 else str(Path(folder) / f"replica-{replica.index}")
+        owners = self._replicas.owners
+        for replica in owners:
+            part = folder if len(owners) == 1 else str(Path(folder) / f"replica-{replica.index}")
             replica.commands.profile(structs.replace(params, folder=part))
             if params.num_steps is None:
                 self._folder = folder
@@ -53,6 +54,6 @@ class Profiling:
         """Replicas whose ranks record and have not been started again since."""
         return [
             replica
-            for replica in self._replicas
+            for replica in self._replicas.owners
             if self._generations.get(replica.index) == replica.commands.generation
         ]

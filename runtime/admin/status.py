@@ -59,7 +59,7 @@ class Status:
                 "used_bytes": ready.used_bytes,
                 "phases_s": ready.phases_s,
             }
-            for replica in self._replicas
+            for replica in self._replicas.owners
             for ready in replica.supervisor.readies
         ]
 
@@ -89,7 +89,7 @@ class Status:
             metrics.reset_storage()
             for storage in storages:
                 storage.add_to(metrics)
-        supervisors = [replica.supervisor for replica in self._replicas]
+        supervisors = [replica.supervisor for replica in self._replicas.owners]
         metrics.standby_ranks.set(sum([supervisor.standby.num_ready for supervisor in supervisors]))
         pids = chain(
             _named("rank", [pid for supervisor in supervisors for pid in supervisor.ranks.pids]),

@@ -1,4 +1,5 @@
-"""The ranks among which attention is divided, where these are not all ranks of a stage. Torch-free at run time."""
+"""The ranks among which attention is divided, where these are not all ranks of a stage. Torch-free at run
+time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

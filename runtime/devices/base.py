@@ -29,6 +29,7 @@ from runtime.devices.experts import Experts
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
+from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
     from runtime.layers.parallel.context_parallel import TokenPart
     from runtime.layers.side_stream import SideStream
 
@@ -76,15 +76,11 @@ class ForwardBatch:
     # int64 [E] and float32 [E, hidden]: indices of tokens that are given as embeddings, and these
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
-    is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
+    is_real: "Tensor | None" = None  # bool, False for padding, of what experts get; None: there is none
+    group_tokens: tuple[int, ...] = ()  # T of each attention group; (): there is one
     states: StateRows | None = None  # None: the model has no recurrent layers
     # the tokens that `attention` is of; None: all, and this rank computes the queries of all of them
     part: "TokenPart | None" = None
-
-    @property
-    def query_positions(self) -> "Tensor":
-        """int64 [P]: positions of the tokens whose queries this rank computes."""
-        return self.positions if self.part is None else self.part.positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +335,6 @@ class Graphs(Protocol):
         ...
 
 
-class MlaPrologs(Protocol):
-    """Fused operators for what precedes latent attention (layers/attention/mla_prolog.py)."""
-
-    def open(self, plain: "PlainProlog") -> "Prolog":
-        """The prolog of one layer, or `plain` itself. Raises ModelError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """A torch device that is open on this rank."""
@@ -380,6 +368,8 @@ class Device:
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
+    has_group_heads: bool = False  # each attention group has a head of its own
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
@@ -388,6 +378,11 @@ class Device:
     def head_ranks(self) -> Collectives:
         """The ranks that share the attention heads of the same tokens."""
         return self.collectives if self.attention is None else self.attention.heads
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups of ranks have requests, and so tokens, of their own."""
+        return self.attention is not None and self.attention.layout.num_groups > 1
 
     @property
     def group_ranks(self) -> Collectives:

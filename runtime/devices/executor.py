@@ -11,7 +11,7 @@ from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
-from runtime.messages.steps import StepPlan, StepResult
+from runtime.messages.steps import GroupSteps, StepPlan, StepResult
 
 
 class Pending(Protocol):
@@ -36,6 +36,11 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launches one step; the device computes steps in the order of their launches."""
+        ...
+
+    def launch_group(self, step: GroupSteps) -> Pending:
+        """Launches one step of all attention groups, of which this rank is in one. Without a plan of its own
+        it takes part in what all ranks compute, and reports nothing."""
         ...
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:

@@ -1,5 +1,5 @@
 """Token embedding and language model head, both sharded by vocabulary: the embedding, and a head that is tied
-to it, over the ranks that have the same tokens; a head of its own over all ranks."""
+to it, over the ranks that have the same tokens; a head of its own over all ranks, or over these as well."""
 
 from collections.abc import Iterator
 
@@ -131,7 +131,7 @@ class Head(Layer):
         8 bits. `is_normed`: rows of the weight are divided by their length."""
         self.is_quantized, self.is_normed = is_quantized, is_normed
         self.device = device
-        self.ranks = device.collectives if tied is None else tied.ranks
+        self.ranks = device.group_ranks if tied is not None or device.has_group_heads else device.collectives
         self.dtype = dtype
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.tied = tied
@@ -181,7 +181,7 @@ class Head(Layer):
         return ggml if fits else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank."""
+        """Hidden states [N, hidden] -> logits, float32 [N, vocabulary]; both are the same on all `ranks`."""
         # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
         inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
         bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)

@@ -14,7 +14,7 @@ from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, W
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
 from runtime.messages.stages import Stage
-from runtime.messages.steps import StepPlan, StepResult
+from runtime.messages.steps import GroupSteps, StepPlan, StepResult
 
 
 class CompileConfig(Struct, frozen=True, array_like=True):
@@ -83,6 +83,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     )
     attention_parts: int = 1  # ranks that share each sequence in attention
     prompt_split: PromptSplit | None = None  # between these ranks; None: there is one
+    replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
+    has_group_heads: bool = False  # the head is divided over each attention group, not over all ranks
     steps_in_flight: int = 2  # at most, plans whose results have not come
     environment: dict[str, str] = {}  # environment variables of the rank's process
     # NUMA nodes of this replica's ranks, or one for all; empty: any
@@ -143,8 +145,13 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
 
     @property
     def reporter(self) -> int:
-        """The rank that samples and answers for all: the first one of the last stage."""
+        """The rank that answers for all: the first one of the last stage."""
         return self.num_ranks - self.tp_size
+
+    @property
+    def samplers(self) -> range:
+        """The ranks that sample and answer steps: the first one of each attention group of the last stage."""
+        return range(self.reporter, self.num_ranks, self.attention_layout.group_size)
 
     @property
     def attention_layout(self) -> AttentionLayout:
@@ -219,6 +226,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
 
 RankCommand = (
     StepPlan
+    | GroupSteps
     | Capture
     | Profile
     | PrepareGrammar

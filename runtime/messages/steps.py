@@ -176,6 +176,14 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     follows: bool = False
 
 
+class GroupSteps(Struct, frozen=True, array_like=True, tag="group_steps"):
+    """One step of all attention groups: the plan of each; None: it has nothing to compute. The groups number
+    their steps apart."""
+
+    step: int
+    plans: list[StepPlan | None]
+
+
 class Failing(StrEnum):
     """Why a step failed for one request alone."""
 
@@ -217,3 +225,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     num_tokens: np.ndarray | None = None  # int32, of each row that samples; None: one each
     # by place among the rows that sample: the tokens that a grammar forces after the row's last one
     forced: dict[int, list[int]] = {}
+    group: int = 0  # the attention group whose step it was

@@ -15,6 +15,7 @@ from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.rotary import mla_score_scale, position_scales
 from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
@@ -33,7 +34,7 @@ class MlaSelfAttention(Layer):
         assert config.mla is not None
         self.device = device
         self.gathers_tokens = device.gathers_after_q
-        self.sequence_parallel = SequenceParallel(device.collectives)
+        self.sequence_parallel = SequenceParallel(device.group_ranks)
         self.mla = mla = config.mla
         heads = even_shard(config.num_heads, device.head_ranks, "attention heads")
         self.num_heads, query_dim = heads.size, mla.nope_dim + mla.rope_dim
@@ -103,7 +104,7 @@ class MlaSelfAttention(Layer):
         queries = self._queries(x, cos, sin, batch)
         if self.position_scale is None:
             return queries
-        scales = position_scales(self.position_scale, batch.query_positions)
+        scales = position_scales(self.position_scale, own_tokens(batch.part, batch.positions))
         return tuple(part * scales.to(part.dtype) for part in queries)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:

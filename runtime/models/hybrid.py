@@ -179,7 +179,8 @@ class HybridDecoder(Llama):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise. `compiled` is not used."""
-        tables = [rotary.tables(batch.query_positions) for rotary in self.rotaries]
+        positions = own_tokens(batch.part, batch.positions)
+        tables = [rotary.tables(positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}

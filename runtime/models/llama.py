@@ -15,6 +15,7 @@ from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
+from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.pooling import PoolingMetadata
@@ -43,11 +44,20 @@ def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index:
         )
     sizes = config.hidden_size, config.intermediate_size
     bias, reduction = config.mlp_bias, reduction_of(device)
+    if device.has_groups:  # LlamaDecoderLayer adds up what each group needs
+        reduction = "all_reduce" if bias else "none"
     if not config.is_gated:
         return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
     assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
     return FeedForward(
-        device, dtype, *sizes, bias=bias, reduction=reduction, activation=config.activation, limit=limit
+        device,
+        dtype,
+        *sizes,
+        bias=bias,
+        reduction=reduction,
+        replicated=device.replicates_dense,
+        activation=config.activation,
+        limit=limit,
     )
 
 
@@ -96,8 +106,13 @@ class LlamaDecoderLayer(Layer):
         self.post_attention_layernorm = norm("pre", "both", "parallel_two_norms")
         self.mlp = feed_forward(device, dtype, config, index)
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
         self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
+        has_experts = config.moe is not None and config.moe.layers[index]
+        # whether `mlp` is given this rank's own tokens, whatever other ranks have
+        self.is_apart = device.replicates_dense if not has_experts else device.all_to_all is not None
+        self.groups = open_group_tokens(device)
+        self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -130,13 +145,23 @@ class LlamaDecoderLayer(Layer):
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens."""
-        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
-            x = self.mlp.forward(x, batch)
+        if self.is_apart:
+            x = self._computed(x, batch)
+        elif self.groups is None:
+            x = self._computed(self.all_tokens(x, batch), batch)
         else:
-            x = self.mlp.forward(self.all_tokens(x, batch))
+            joined = self.groups.join(self.all_tokens(x, batch), batch.group_tokens)
+            divide = self.groups.own if self.is_summed else self.groups.sum
+            x = divide(self._computed(joined, batch), batch.group_tokens)
+            x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
         if self.mlp_output_norm is not None:
             x = self.mlp_output_norm.forward(x)
         return x if self.residual_scale == 1.0 else x * self.residual_scale
+
+    def _computed(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
+            return self.mlp.forward(x, batch)
+        return self.mlp.forward(x)
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
@@ -196,7 +221,7 @@ class Llama(Layer):
             self._open_end(device, dtype, config)
         # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
         self.aux_layers: tuple[int, ...] = ()
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
@@ -235,7 +260,8 @@ class Llama(Layer):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
-        tables = [rotary.tables(batch.query_positions) for rotary in self.rotaries]
+        positions = own_tokens(batch.part, batch.positions)
+        tables = [rotary.tables(positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}

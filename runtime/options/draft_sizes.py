@@ -68,7 +68,7 @@ def _head_count(head: HeadConfig, ranks: Ranks) -> int:
     model = head.layers
     hidden = model.hidden_size
     inputs = len(head.aux_layers) * head.target_size if head.aux_layers else 2 * hidden
-    count = sum(layer_count(model, i, *ranks[:4]) for i in range(model.num_layers)) + (inputs + 1) * hidden
+    count = sum(layer_count(model, i, *ranks[:5]) for i in range(model.num_layers)) + (inputs + 1) * hidden
     match head.algorithm:
         case "EAGLE":
             return count - hidden  # the first layer has no first norm

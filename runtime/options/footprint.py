@@ -225,8 +225,9 @@ def _ranks(plan: Plan) -> Ranks:
         plan.experts.expert_parallel_size,
         1 if plan.experts.uses_all_to_all else ranks,
         layout.num_head_ranks,
+        1 if plan.replicates_dense else ranks,
         groups,
-        ranks,
+        groups if plan.parallel.enable_dp_lm_head else ranks,
     )
 
 

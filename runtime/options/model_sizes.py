@@ -53,6 +53,7 @@ def weight_count(
     expert_ranks: int = 1,
     shared_ranks: int | None = None,
     head_ranks: int | None = None,
+    mlp_ranks: int | None = None,
     embedding_ranks: int | None = None,
     lm_head_ranks: int | None = None,
 ) -> int:
@@ -71,7 +72,7 @@ def weight_count(
             else (model.pooling.size * hidden)
         )
     layers = sum(
-        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks, head_ranks)
+        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks, head_ranks, mlp_ranks)
         for i in range(model.num_layers)
     )
     if model.altup is not None:
@@ -115,8 +116,9 @@ def layer_count(
     expert_ranks: int,
     shared_ranks: int,
     head_ranks: int | None = None,
+    mlp_ranks: int | None = None,
 ) -> int:
-    """Numbers that one rank holds of a layer; `head_ranks` None: `ranks` split attention as well."""
+    """Numbers that one rank holds of a layer: see Ranks."""
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
     if model.recurrent is not None:
@@ -128,7 +130,7 @@ def layer_count(
         attention_count(own, heads)
         + own.num_heads // heads * model.hidden_size * model.has_head_gates
         + norm_count(model)
-        + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+        + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks, mlp_ranks)
     )
 
 
@@ -253,11 +255,17 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
 
 
 def feed_forward_count(
-    model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int
+    model: ModelConfig,
+    layer: int,
+    ranks: int,
+    expert_ranks: int,
+    shared_ranks: int,
+    mlp_ranks: int | None = None,
 ) -> int:
-    """Numbers that one rank holds of the feed-forward or MoE part of a layer."""
+    """Numbers that one rank holds of the feed-forward or MoE part of a layer: see Ranks."""
     hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
     if moe is None or not moe.layers[layer]:
+        inner = model.intermediate_size // (mlp_ranks or ranks)
         matrices = 3 if model.is_gated else 2
         return matrices * hidden * inner + ((matrices - 1) * inner + hidden) * model.mlp_bias
     if moe.is_stacked:

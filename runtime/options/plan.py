@@ -108,6 +108,11 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.kernels.nsa_prefill_cp_mode if is_sparse else "in-seq-split"
 
     @property
+    def replicates_dense(self) -> bool:
+        """Whether dense layers of a model with experts are whole on each rank."""
+        return self.experts.moe_dense_tp_size == 1 < self.parallel.tensor_parallel_size
+
+    @property
     def delay_steps(self) -> int:
         """Steps for which new prompts may wait for more of them; 0: they do not."""
         schedule = self.schedule

@@ -18,6 +18,7 @@ class Ranks(NamedTuple):
     experts: int
     shared: int
     heads: int | None = None  # None: as a dense weight
+    mlp: int | None = None  # likewise, the feed-forward of a layer without experts
     embedding: int | None = None  # likewise, ranks that split the embedding, and a head that is tied to it
     head: int | None = None  # likewise, a head of its own
 
@@ -62,7 +63,9 @@ def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[W
     yield from _attention(model, layer, ranks.of_heads)
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
     if moe is None or not moe.layers[layer]:
-        yield from _mlp(block, hidden, model.intermediate_size, ranks.dense, is_gated=model.is_gated)
+        yield from _mlp(
+            block, hidden, model.intermediate_size, ranks.mlp or ranks.dense, is_gated=model.is_gated
+        )
     elif not moe.is_stacked:
         split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
         yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)

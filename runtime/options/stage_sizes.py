@@ -29,7 +29,7 @@ def stage_weight_count(model: ModelConfig, sizes: Ranks, stage: Stage) -> int:
     and the head in the last one. A head that is tied to the embedding has a copy of it."""
     if stage.count == 1:
         return weight_count(model, *sizes)
-    counts = [layer_count(model, i, *sizes[:4]) for i in range(model.num_layers)]
+    counts = [layer_count(model, i, *sizes[:5]) for i in range(model.num_layers)]
     embedding = -(-model.vocab_size // (sizes.embedding or sizes.dense)) * model.hidden_size
     end = weight_count(model, *sizes) - sum(counts) - embedding
     if model.is_tied:

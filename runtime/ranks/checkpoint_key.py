@@ -24,6 +24,8 @@ FIELDS = (
     "pp_size",
     "attention_groups",
     "attention_parts",
+    "replicates_dense",
+    "has_group_heads",
     "ep_size",
     "moe_a2a_backend",
     "has_wide_head",

@@ -26,17 +26,19 @@ from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
+from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.pipeline import PipelineStage
-from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
+from runtime.ranks.prompt_logprobs import PromptRow
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
+from runtime.ranks.step_logits import StepLogits
 from runtime.ranks.transfers import Direct, Streamed, Transfers
 
 NO_TOKENS = np.empty(0, np.int32)
@@ -88,7 +90,8 @@ class ModelRunner:
         self.states = states
         self.drafts = drafts
         self.pipeline = pipeline
-        self.samples = device.collectives.rank == 0 and device.stage.is_last  # and reports
+        self.samples = device.group_ranks.rank == 0 and device.stage.is_last  # and reports
+        self.logits = StepLogits(device, model)
         if computes_on_host(device):
             slots.open_host()
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states)
@@ -120,8 +123,9 @@ class ModelRunner:
         """Keys and values of each layer, then those of the draft model's."""
         return self.kv if self.drafts is None else self.kv + self.drafts.kv
 
-    def launch(self, plan: StepPlan) -> Pending:
-        """Hands one step to the device, behind those launched before."""
+    def launch(self, plan: StepPlan, groups: GroupRows | None = None) -> Pending:
+        """Hands one step to the device, behind those launched before. `groups`: what it has of all attention
+        groups; None: there is one."""
         begin = perf_counter()
         if plan.admits:
             self.settle()
@@ -151,6 +155,8 @@ class ModelRunner:
         if self.drafts is not None:
             plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
         batch = self.inputs.batch(plan, starts, page_loads, drafted)
+        if groups is not None:
+            batch = groups.put_into(batch, self.device)
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
@@ -166,9 +172,9 @@ class ModelRunner:
         if self.pooling is not None:
             self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
-        prompt = list(prompt_rows(plan, hidden, generative(self.model), self.slots, self.logits_ops))
+        prompt = self.logits.prompt(self.model, plan, hidden, groups, self.slots, self.logits_ops)
         shown = self.shown(plan, hidden)
-        sampled = self.sample(plan, starts, rows, forwarded)
+        sampled = self.sample(plan, starts, rows, forwarded, groups)
         if self.drafts is not None and plan.follows:
             self.drafts.follow(plan, starts, batch.token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
@@ -194,19 +200,21 @@ class ModelRunner:
             self.drafts.follow(plan, *before, Forwarded(hidden), sampled)
         return self.report(plan, sampled, [], shown, begin)
 
-    def sample(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, forwarded: Forwarded) -> Sampled:
+    def sample(
+        self,
+        plan: StepPlan,
+        starts: np.ndarray,
+        rows: SampleRows,
+        forwarded: Forwarded,
+        groups: GroupRows | None = None,
+    ) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
         torch_device = self.device.torch_device
-        if not len(rows.rows):
+        logits = self.logits.sampled(self.model, forwarded, rows.places, groups)
+        if logits is None:
             self.effects.advance(plan, starts, rows)
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
-        logits = forwarded.logits
-        if logits is None:
-            hidden = forwarded.hidden
-            if len(rows.places) < len(hidden):
-                hidden = hidden.index_select(0, upload_int64(rows.places, torch_device))
-            logits = generative(self.model).logits(hidden)
         found = None
         if self.samples:
             if self.slots.follows:
@@ -214,7 +222,7 @@ class ModelRunner:
             tokens, found = self.slots.sample(self.device.ops, self.logits_ops, logits, rows)
         else:
             tokens = torch.empty(len(rows.places), dtype=torch.int64, device=torch_device)
-        tokens = self.device.collectives.broadcast(tokens)
+        tokens = self.device.group_ranks.broadcast(tokens)
         if self.pipeline is not None:
             self.pipeline.return_tokens(rows, tokens)
         self.effects.advance(plan, starts, rows)

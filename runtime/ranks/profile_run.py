@@ -12,6 +12,7 @@ import torch
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import NO_INTS, Admit, Samples, SlotSampling, StepPlan
+from runtime.ranks.group_rows import equal_rows
 from runtime.ranks.model_runner import ModelRunner
 
 PARAMS = SlotSampling(
@@ -57,7 +58,8 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     for the step in addition to the weights."""
     try:
         with torch.inference_mode():
-            runner.launch(largest_step(start)).result()
+            plan, groups = largest_step(start), start.attention_groups
+            runner.launch(plan, equal_rows(plan, groups) if groups > 1 else None).result()
             if runner.pipeline is not None:
                 runner.pipeline.settle_all(runner.effects.take)
     except torch.OutOfMemoryError as error:

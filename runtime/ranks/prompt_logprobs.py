@@ -1,6 +1,6 @@
 """Log probabilities of the tokens of prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ from runtime.devices.operands import LogitsOps
 from runtime.layers.sampling.sampler import Logprobs, clean
 from runtime.layers.upload import upload_int64
 from runtime.messages.steps import PromptLogprobs, StepPlan
-from runtime.models.base import GenerativeModel
 from runtime.ranks.slots import Slots
 
 PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
@@ -37,49 +36,72 @@ class PromptRow:
         )
 
 
-def prompt_rows(
-    plan: StepPlan, hidden: Tensor, model: GenerativeModel, slots: Slots, logits_ops: LogitsOps
-) -> Iterator[PromptRow]:
-    """Of each extend row of a slot that asks for them; `hidden` [T, hidden size]."""
-    if len(plan.prompt_targets) == 0:
-        return
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An extend row whose slot asks for log probabilities of its tokens."""
+
+    slot: int
+    width: int
+    first: int  # the row's first token in the step
+    targets: np.ndarray  # int32: the next token of each of its tokens; -1: unknown
+
+
+def asked_rows(plan: StepPlan, slots: Slots) -> Iterator[Asked]:
+    """The extend rows whose slots ask for log probabilities, in order."""
     num_others = plan.num_decodes + plan.num_verifies
     first, used = int(plan.counts[:num_others].sum()), 0
     for slot, count in zip(plan.slots[num_others:].tolist(), plan.counts[num_others:].tolist(), strict=True):
         width = int(slots.prompt_logprobs[slot])
         if width >= 0:
-            yield _row(
-                slot,
-                width,
-                hidden[first : first + count],
-                plan.prompt_targets[used : used + count],
-                model,
-                slots,
-                logits_ops,
-            )
+            yield Asked(slot, width, first, plan.prompt_targets[used : used + count])
             used += count
         first += count
 
 
-def _row(
-    slot: int,
-    width: int,
+def prompt_rows(
+    plan: StepPlan,
     hidden: Tensor,
-    targets: np.ndarray,
-    model: GenerativeModel,
+    logits: Callable[[Tensor, int, int], Tensor],
+    most: int,
     slots: Slots,
     logits_ops: LogitsOps,
-) -> PromptRow:
-    """In chunks, as the logits of a whole prompt would fill the memory."""
-    known = upload_int64(np.maximum(targets, 0), hidden.device)
+) -> list[PromptRow]:
+    """Of each extend row of a slot that asks for them; `hidden` [T, hidden size]. `logits` makes float32 [n,
+    vocabulary] of hidden states [n, hidden size]; it is called for the wanted tokens from one on and to
+    another, of `most`, in chunks, as the logits of a whole prompt would fill the memory."""
+    if not most:
+        return []
+    asked = list(asked_rows(plan, slots)) if len(plan.prompt_targets) else []
+    places = np.concatenate([np.empty(0, np.int64), *(r.first + np.arange(len(r.targets)) for r in asked)])
+    parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in asked]
     chunk = max(1, PROMPT_LOGITS // slots.vocab_size)
-    parts = []
-    for at in range(0, len(targets), chunk):
-        logits = clean(model.logits(hidden[at : at + chunk]))
-        part = Logprobs(*logits_ops.logprobs(logits, known[at : at + chunk], width))
-        if slot in slots.logprob_ids:
-            slots.add_logprob_ids(part, logits, slice(None), slot, width)
-        parts.append((part.chosen, part.top_ids, part.top))
-    return PromptRow(
-        slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-    )
+    for at in range(0, most, chunk):
+        here = places[at : at + chunk]
+        chosen = clean(logits(hidden.index_select(0, upload_int64(here, hidden.device)), at, at + chunk))
+        begin = 0  # of the row, among the wanted tokens
+        for row, found in zip(asked, parts, strict=True):
+            first, last = max(begin, at), min(begin + len(row.targets), at + len(here))
+            if first < last:
+                own = row.targets[first - begin : last - begin]
+                found.append(_part(row, own, chosen[first - at : last - at], slots, logits_ops))
+            begin += len(row.targets)
+    return [
+        PromptRow(
+            row.slot,
+            row.width,
+            row.targets,
+            Logprobs(*(torch.cat(tensors) for tensors in zip(*found, strict=True))),
+        )
+        for row, found in zip(asked, parts, strict=True)
+    ]
+
+
+def _part(
+    row: Asked, targets: np.ndarray, logits: Tensor, slots: Slots, logits_ops: LogitsOps
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities of some targets of a row."""
+    known = upload_int64(np.maximum(targets, 0), logits.device)
+    part = Logprobs(*logits_ops.logprobs(logits, known, row.width))
+    if row.slot in slots.logprob_ids:
+        slots.add_logprob_ids(part, logits, slice(None), row.slot, row.width)
+    return part.chosen, part.top_ids, part.top

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Collectives
@@ -76,9 +76,7 @@ def divide(rows: AttentionRows, num_whole: int, num_parts: int, split: PromptSpl
 def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Run]]) -> RankPart:
     of = np.array([row for row, _ in runs])
     firsts, counts, strides = np.array([run for _, run in runs], np.int64).T
-    tokens = np.concatenate(
-        [begins[row] + run.first + run.stride * np.arange(run.size) for row, run in runs]
-    )
+    tokens = np.concatenate([begins[row] + run.first + run.stride * np.arange(run.size) for row, run in runs])
     return RankPart(
         tokens,
         AttentionRows(
@@ -93,21 +91,18 @@ def _rank_part(rows: AttentionRows, begins: np.ndarray, runs: list[tuple[int, Ru
 
 
 def open_part(
-    ranks: Collectives, split: PromptSplit, rows: AttentionRows, num_whole: int, positions: Tensor
+    ranks: Collectives, split: PromptSplit, rows: AttentionRows, num_whole: int, torch_device: torch.device
 ) -> tuple[TokenPart, AttentionRows] | None:
-    """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided.
-    `positions`, int64 [T]: of the step's tokens, on the device."""
+    """This rank's part of a step, of those of `ranks`, and its rows; None: the step is not divided."""
     parts = divide(rows, num_whole, ranks.size, split)
     if parts is None:
         return None
-    num_common = int(rows.counts[:num_whole].sum())
+    num_tokens, num_common = int(rows.counts.sum()), int(rows.counts[:num_whole].sum())
     largest = max(len(part.tokens) for part in parts) - num_common
-    places = np.empty(len(positions) - num_common, np.int64)
+    places = np.empty(num_tokens - num_common, np.int64)
     for rank, part in enumerate(parts):
         divided = part.tokens[num_common:] - num_common
         places[divided] = rank * largest + np.arange(len(divided))
     own = parts[ranks.rank]
-    indices, joined = (upload_int64(found, positions.device) for found in (own.tokens, places))
-    return TokenPart(
-        ranks, num_common, indices, positions.index_select(0, indices), largest, joined
-    ), own.rows
+    indices, joined = (upload_int64(found, torch_device) for found in (own.tokens, places))
+    return TokenPart(ranks, num_common, indices, largest, joined), own.rows

@@ -234,7 +234,7 @@ def open_states(
 
 def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
     """State of the slots. One rank alone samples, so it alone has grammars and logits processors."""
-    samples = rank == start.reporter
+    samples = rank in start.samplers
     return Slots(
         start.max_slots,
         -(-start.max_len // start.page_size),

@@ -86,7 +86,7 @@ class StepInputs:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
             positions = upload_int64(_tree_positions(host_positions, begins, trees), torch_device)
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
-        part, rows = self.part_of(plan, rows, positions)
+        part, rows = self.part_of(plan, rows)
         return ForwardBatch(
             token_ids,
             positions,
@@ -100,15 +100,14 @@ class StepInputs:
             part=part,
         )
 
-    def part_of(
-        self, plan: StepPlan, rows: AttentionRows, positions: Tensor
-    ) -> tuple[TokenPart | None, AttentionRows]:
+    def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
         split, attention = self.device.prompt_split, self.device.attention
         num_whole = plan.num_decodes + plan.num_verifies
         if split is None or attention is None or num_whole == len(plan.slots):
             return None, rows
-        return open_part(attention.parts, split, rows, num_whole, positions) or (None, rows)
+        opened = open_part(attention.parts, split, rows, num_whole, self.device.torch_device)
+        return opened or (None, rows)
 
     def _decode_batch(
         self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots

@@ -12,8 +12,10 @@ from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
-from runtime.messages.steps import StepPlan
+from runtime.messages.steps import GroupSteps, StepPlan
 from runtime.ranks.expert_placer import ExpertPlacer
+from runtime.ranks.group_rows import group_rows, padding_plan
+from runtime.ranks.launched import Unreported
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
 
@@ -49,6 +51,19 @@ class TorchExecutor:
             if self.runner.load is not None:
                 self.runner.load.step.zero_()  # counts of the failed launch
             return self.runner.launch(plan)
+
+    def launch_group(self, step: GroupSteps) -> Pending:
+        """See Executor.launch_group."""
+        runner = self.runner
+        assert runner.device.attention is not None, "a step of groups where there are none"
+        plan, groups = step.plans[runner.device.attention.index], group_rows(step)
+        with torch.inference_mode():
+            if plan is not None:
+                return runner.launch(plan, groups)
+            padding = runner.slots.padding
+            runner.slots.lengths.admit([padding], [0])
+            runner.launch(padding_plan(step.step, padding), groups)
+        return Unreported()
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """See Executor.capture."""

@@ -30,6 +30,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread, get_native_id
 from typing import NoReturn
 
+from msgspec import structs
+
 from runtime import log
 from runtime.devices.executor import Executor, Pending
 from runtime.devices.numa import NODES, cores_of
@@ -55,7 +57,7 @@ from runtime.messages.ranks import (
     StopRank,
     ToRank,
 )
-from runtime.messages.steps import StepPlan
+from runtime.messages.steps import GroupSteps, StepPlan, StepResult
 from runtime.ranks.forks import fork_as_sibling, may_fork, serve_forks, take_descriptors
 from runtime.ranks.open_executor import import_device, open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
@@ -117,6 +119,7 @@ class RankWorker:
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
         self._reports = False  # it answers for all ranks
+        self._group = 0  # its attention group
         self._sending = Lock()
         self._result_thread: ResultThread | None = None  # from the first step on that took time after launch
         self._last_step = 0
@@ -139,6 +142,7 @@ class RankWorker:
                 log.setup(start.log_level, start.log_format)
             bind_to_node(start.numa_nodes, start.index_on_node(self._rank))
             self._reports = self._rank == start.reporter
+            self._group = start.attention_layout.group_of(self._rank % start.tp_size)
             executor = open_executor(self._rank, start, self._progress)
             self._send(executor.ready)
             return_freed_memory()
@@ -172,6 +176,11 @@ class RankWorker:
         match command:
             case StepPlan():
                 self._deliver(executor.launch(command))
+                if self._profile_until == command.step:
+                    self._profile(executor, Profile())
+                self._last_step = command.step
+            case GroupSteps():
+                self._deliver(executor.launch_group(command))
                 if self._profile_until == command.step:
                     self._profile(executor, Profile())
                 self._last_step = command.step
@@ -234,6 +243,8 @@ class RankWorker:
 
     def _report(self, step: Pending) -> None:
         if (result := step.result()) is not None:
+            if self._group and isinstance(result, StepResult):
+                result = structs.replace(result, group=self._group)
             self._send(result)
 
     def _drain(self) -> None:

@@ -147,6 +147,8 @@ def write_rank_files(start: StartRank, output: Path, max_bytes: int, progress: P
             collectives=RankOf(rank, start.tp_size),
             attention=attention_of(rank, start.attention_layout),
             ep_size=start.ep_size,
+            replicates_dense=start.replicates_dense,
+            has_group_heads=start.has_group_heads,
         )
         model = model_class(config)(device, dtype, config)
         checkpoint = Checkpoint(folder=source, load_format=start.load_format, reading=start.reading)

@@ -34,9 +34,14 @@ class Recovery:
         self._planner = planner
         self._suspects = Suspects()
 
-    def died(self, flights: Iterable[Flight]) -> str | None:
-        """The ranks died with these steps in flight; the roster is as it was then. -> the request that is
-        guilty, if that is known now"""
+    @property
+    def has_trial(self) -> bool:
+        """Whether requests are on trial: then nothing else may run on these ranks."""
+        return bool(self._suspects.trial)
+
+    def died(self, flights: Iterable[Flight], *, is_alone: bool = True) -> str | None:
+        """The ranks died with these steps in flight, and with no others if this `is_alone`; the roster is as
+        it was then. -> the request that is guilty, if that is known now"""
         sequences = {s.id: s for flight in flights for s in flight.computed}.values()
         if not sequences:
             return None
@@ -44,7 +49,7 @@ class Recovery:
         self.marks |= {
             s.id: len(s.tokens) + max(s.in_flight + s.drafting, 1) for s in sequences if not s.is_finished
         }
-        guilty = self._suspects.died(in_flight)
+        guilty = self._suspects.died(in_flight, is_alone=is_alone)
         for request_id in in_flight:
             self._pass_if_free(request_id)
         return guilty

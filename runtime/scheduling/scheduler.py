@@ -238,10 +238,11 @@ class Scheduler:
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
         return step
 
-    def lose_ranks(self, *, points_at_requests: bool = True) -> Lost:
+    def lose_ranks(self, *, points_at_requests: bool = True, is_alone: bool = True) -> Lost:
         """The ranks died with all pages: running sequences wait again and will get the tokens that they would
-        have got. A guilty request ends; with `points_at_requests` False none is, whatever was in flight."""
-        guilty = self.recovery.died(self.flights) if points_at_requests else None
+        have got. A guilty request ends; with `points_at_requests` False none is, whatever was in flight.
+        `is_alone`: no other scheduler had requests in flight on these ranks."""
+        guilty = self.recovery.died(self.flights, is_alone=is_alone) if points_at_requests else None
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()
         self._prompts.clear()

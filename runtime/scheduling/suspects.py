@@ -36,12 +36,13 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._marked)
 
-    def died(self, in_flight: Sequence[str]) -> str | None:
-        """The ranks died while these requests were computed, in any order, each named once. -> the guilty
-        one, which is forgotten here"""
+    def died(self, in_flight: Sequence[str], *, is_alone: bool = True) -> str | None:
+        """The ranks died while these requests were computed, in any order, each named once; and no others, if
+        this `is_alone`: where several schedulers share ranks, a single request is tried before it is guilty.
+        -> the guilty one, which is forgotten here"""
         again = [request_id for request_id in in_flight if request_id in self._marked]
         self._marked.update(in_flight)
-        if len(again) == len(in_flight) == 1:
+        if is_alone and len(again) == len(in_flight) == 1:
             self._try([])
             self._marked.discard(again[0])
             return again[0]

@@ -100,7 +100,8 @@ class PromptRanks:
 
         def batch(*arguments: Any) -> ForwardBatch:
             made: ForwardBatch = make(*arguments)
-            self.shares[rank].append((len(made.positions), len(made.query_positions)))
+            own = made.positions if made.part is None else made.part.indices
+            self.shares[rank].append((len(made.positions), len(own)))
             return made
 
         inputs.batch = batch

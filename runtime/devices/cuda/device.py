@@ -116,6 +116,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start.attention_layout),
         prompt_split=start.prompt_split,
+        replicates_dense=start.replicates_dense,
+        has_group_heads=start.has_group_heads,
         stage=start.stage_of(rank),
         links=links,
     )

@@ -42,7 +42,7 @@ from runtime.messages.ranks import (
     RankReady,
     StartRank,
 )
-from runtime.messages.steps import Admit, PromptLogprobs, Samples, StepPlan, StepResult
+from runtime.messages.steps import Admit, GroupSteps, PromptLogprobs, Samples, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # nominal size of a host page; copies take no time
@@ -75,7 +75,8 @@ class NullExecutor:
         """Raises StartError when `device_options` cannot be used."""
         begin_s = time.perf_counter()
         self._rank = rank
-        self._reports = rank == start.reporter
+        self._reports = rank in start.samplers
+        self._group = start.attention_layout.group_of(rank % start.tp_size)
         self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # folder of the profile, and the profile
         self._times = StageTimes(start.pp_size, start.max_slots)
@@ -126,6 +127,11 @@ class NullExecutor:
             self._free_s = self._times.add(plan, begin_s, duration_s)
             result = result and msgspec.structs.replace(result, compute_s=self._free_s - since_s)
         return Timed(result, self._free_s)
+
+    def launch_group(self, step: GroupSteps) -> "Timed":
+        """See Executor.launch_group."""
+        plan = step.plans[self._group]
+        return Timed(None, self._free_s) if plan is None else self.launch(plan)
 
     def count_experts(self, command: CountExperts) -> "Timed":
         """Counts of no layers: there are no experts."""

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
-from runtime.devices.all_to_all import PackedExperts
+from runtime.devices.all_to_all import MoeAllToAll, PackedExperts
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
@@ -132,7 +132,7 @@ class SparseFeedForward(Layer):
         )
         self.expert_weights = self.weights_of(placement[self.local.range])
         self.experts: list[Expert] = []  # all experts of the layer while weights are loaded, then none
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(ranks)
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
         self.table: ExpertTable | None = None  # None: experts are at places of their own numbers
         if spread is not None:
             rank = None if device.all_to_all is None else ranks.rank
@@ -174,27 +174,16 @@ class SparseFeedForward(Layer):
         self.packed = self.expert_weights.pack()
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]."""
+        """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]. Without
+        it, and with attention groups, x has the tokens of all groups, and the result is a partial sum."""
         shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
         if self.gate.routing.scales_inputs:
             x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self.sequence_parallel is not None and self.device.all_to_all is not None:
-            ids = self.sequence_parallel.mask_padding(ids, len(batch.positions))
-            self.count(
-                ids,
-                None
-                if batch.is_real is None
-                else self.sequence_parallel.shard(batch.is_real.unsqueeze(1)).squeeze(1),
-            )
-            if self.table is not None:
-                ids = self.table.places(ids)
             exchange = self.device.all_to_all.of(batch.is_decode)
             return add_shared(
-                exchange.apply(
-                    x, ids, weights, self.local.size, self.packed, self.expert_weights.has_int8_activations
-                ),
-                shared,
+                self._exchanged(exchange, self.sequence_parallel, x, ids, weights, batch), shared
             )
         self.count(ids, batch.is_real)
         if self.table is not None:
@@ -202,7 +191,31 @@ class SparseFeedForward(Layer):
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
-        return self.device.collectives.all_reduce(add_shared(out, shared))
+        out = add_shared(out, shared)
+        return out if self.device.has_groups else self.device.collectives.all_reduce(out)
+
+    def _exchanged(
+        self,
+        exchange: MoeAllToAll,
+        parallel: SequenceParallel,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        """The experts' sums for this rank's shard of its group's tokens, x [P, hidden]. Where P is less than
+        that of another group it is filled up: an exchange is given as many rows on all ranks."""
+        ids = parallel.mask_padding(ids, len(batch.positions))
+        is_real = batch.is_real
+        self.count(ids, None if is_real is None else parallel.shard(is_real.unsqueeze(1)).squeeze(1))
+        if self.table is not None:
+            ids = self.table.places(ids)
+        own = len(x)
+        if batch.group_tokens and (more := parallel.shard_size(max(batch.group_tokens)) - own):
+            x, weights = (pad(part, (0, 0, 0, more)) for part in (x, weights))
+            ids = pad(ids, (0, 0, 0, more), value=-1)
+        has_int8 = self.expert_weights.has_int8_activations
+        return exchange.apply(x, ids, weights, self.local.size, self.packed, has_int8)[:own]
 
     def arriving(self, placement: Placement) -> tuple[int, ...]:
         """The experts that a placement brings to this rank, which it has not yet."""

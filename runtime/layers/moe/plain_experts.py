@@ -108,7 +108,7 @@ class PlainExperts(Layer):
         return self.forward(queries[0], batch)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> [T, hidden], as SparseFeedForward.forward."""
         ids, weights = self.gate.forward(x)
         given = x if self.fc1_latent_proj is None else self.fc1_latent_proj.forward(x)
         if ids.numel() <= self.num_experts:
@@ -122,7 +122,7 @@ class PlainExperts(Layer):
             out = self.fc2_latent_proj.forward(out)
         if self.shared_experts is not None:
             out = out + self.shared_experts.forward(x)
-        return self.device.collectives.all_reduce(out)
+        return out if self.device.has_groups else self.device.collectives.all_reduce(out)
 
     def _stacks(self) -> tuple[Tensor, Tensor]:
         assert self.stacks is not None, "a step before the weights are complete"

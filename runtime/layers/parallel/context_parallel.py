@@ -24,7 +24,6 @@ class TokenPart:
     ranks: Collectives
     num_common: int
     indices: Tensor  # int64 [P], rising: this rank's part of the step's tokens
-    positions: Tensor  # int64 [P]: of these in their sequences
     largest: int  # tokens of the largest part, without common ones
     # int64 [T - num_common]: where each token is in the parts of all ranks, padded to `largest` and joined
     places: Tensor
@@ -43,7 +42,7 @@ class TokenPart:
 
 
 def own_tokens(part: TokenPart | None, x: Tensor) -> Tensor:
-    """What attention is given: x [T, ...] itself, or this rank's part of it, [P, ...]."""
+    """What attention is given: x [T, ...] of all tokens itself, or this rank's part of it, [P, ...]."""
     return x if part is None else part.own(x)
 
 

@@ -365,9 +365,13 @@ def check_bidirectional(name: str, *, is_pooled: bool) -> None:
         )
 
 
+def class_path(config: "ModelConfig") -> str:
+    """Module and name of a model's class, as module:class."""
+    name = MODELS[config.architecture] if config.transformers_json is None else TRANSFORMERS.model_class
+    return "runtime.models.bidirectional:BidirectionalDecoder" if config.is_bidirectional else name
+
+
 def model_class(config: "ModelConfig") -> "type[Model]":
     """The class of a model. Imports torch, so only ranks call it."""
-    name = MODELS[config.architecture] if config.transformers_json is None else TRANSFORMERS.model_class
-    name = "runtime.models.bidirectional:BidirectionalDecoder" if config.is_bidirectional else name
-    module, _, attribute = name.partition(":")
+    module, _, attribute = class_path(config).partition(":")
     return getattr(import_module(module), attribute)

@@ -7,17 +7,7 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import (
-    Count,
-    Derived,
-    Fraction,
-    Group,
-    Whole,
-    on_device,
-    option,
-    planned,
-    superseded,
-)
+from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
 
 MoeRunner = Literal[
     "auto",
@@ -138,7 +128,13 @@ class Experts(Group, frozen=True, kw_only=True):
         ),
     ] = 1000
     deepep_config: A[str | None, on_device("cuda", "Tuned settings of DeepEP, as JSON.")] = None
-    moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of an MoE model.")] = None
+    moe_dense_tp_size: A[
+        Count | None,
+        option(
+            "Ranks that share the dense layers of an MoE model: 1, so that each rank has all of them, or all "
+            "ranks."
+        ),
+    ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
         on_device("cuda", "What detects and replaces failed expert ranks."),

@@ -98,9 +98,16 @@ class Parallel(Group, frozen=True, kw_only=True):
         ),
     ] = 0.1
     enable_dp_attention: A[
-        bool, planned("Replicate attention over data-parallel ranks while the other layers are shared.")
+        bool,
+        option(
+            "Divide the ranks into --data-parallel-size groups with requests and pages of their own, which "
+            "share all layers but attention.",
+            note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
+        ),
     ] = False
-    enable_dp_lm_head: A[bool, planned("Keep the output head within each attention replica.")] = False
+    enable_dp_lm_head: A[
+        bool, option("Divide the head over the ranks of each attention group, not over all.")
+    ] = False
     enable_attn_tp_input_scattered: A[bool, planned("Scatter the input of attention over its ranks.")] = False
     dist_init_addr: A[
         str | None,
@@ -228,6 +235,7 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
             "num_nodes": self.nnodes,
             "num_replicas": self.num_replicas,
             "attention_groups": self.attention_groups,
+            "has_group_heads": self.enable_dp_lm_head,
             "attention_parts": self.attention_context_parallel_size,
             "num_threads": self.num_threads,
             "numa_nodes": self.numa_nodes(replica),

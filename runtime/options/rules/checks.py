@@ -4,6 +4,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules import (
+    attention_groups,
     context,
     experts,
     graphs,
@@ -24,6 +25,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     *serving.OPTION_RULES,
     *model_rules.OPTION_RULES,
     *parallel.OPTION_RULES,
+    *attention_groups.OPTION_RULES,
     *experts.OPTION_RULES,
     *speculation.OPTION_RULES,
     *lora.OPTION_RULES,
@@ -33,6 +35,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 PLAN_RULES: tuple[PlanRule, ...] = (
     *graphs.PLAN_RULES,
     *parallel.PLAN_RULES,
+    *attention_groups.PLAN_RULES,
     *pipeline.PLAN_RULES,
     *context.PLAN_RULES,
     *experts.PLAN_RULES,

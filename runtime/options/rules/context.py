@@ -30,7 +30,6 @@ def prompts_can_be_shared(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         return None
     speculation = plan.speculation.in_force
     reasons = {
-        "--enable-dp-attention divides the same ranks by requests": plan.parallel.enable_dp_attention,
         "--moe-a2a-backend divides the tokens of a step otherwise": plan.experts.uses_all_to_all,
         "a draft model (--speculative-algorithm) computes prompts on each rank; take NGRAM": (
             speculation is not None and speculation.is_own

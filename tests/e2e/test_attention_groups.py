@@ -1,0 +1,142 @@
+"""Data-parallel attention over gloo: every answer is that of transformers, whatever happens to a rank."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from runtime import Engine
+from runtime.errors import OptionsError
+from runtime.messages.requests import TokenLogprob
+from tests.e2e.conftest import Generate
+from tests.metrics.read import sample
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 16
+PROMPTS = [list(range(5, 17)), [3, 1, 4, 1, 5], list(range(40, 70)), [7] * 9, [1, 2, 3] * 4]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 96,
+    "page_size": 4,
+    "random_seed": 1,
+    "max_running_requests": 4,
+    "standby_ranks": 0,
+    "enable_dp_attention": True,
+    "data_parallel_size": 2,
+    "tensor_parallel_size": 2,
+    "load_balance_method": "round_robin",
+}
+
+
+async def ask(engine: Engine, prompt: list[int]) -> list[int]:
+    answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
+    return answer.token_ids
+
+
+async def answers(engine: Engine) -> list[list[int]]:
+    """Tokens of all prompts, asked for at once."""
+    found: list[list[int]] = [[] for _ in PROMPTS]
+
+    async def put(i: int) -> None:
+        found[i] = await ask(engine, PROMPTS[i])
+
+    async with anyio.create_task_group() as tasks:
+        for i in range(len(PROMPTS)):
+            tasks.start_soon(put, i)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [
+        ("llama", {}, {}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, {"moe_dense_tp_size": 1, "chunked_prefill_size": 7}),
+        ("deepseek_v3", {}, {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
+        ("qwen3", {"tie_word_embeddings": False}, {"enable_dp_lm_head": True, "tensor_parallel_size": 4}),
+        ("deepseek_v3", {}, {"moe_a2a_backend": "deepep", "tensor_parallel_size": 4}),
+        (
+            "qwen3_moe",
+            {"mlp_only_layers": [0]},
+            {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "moe_dense_tp_size": 1},
+        ),
+    ],
+    ids=str,
+)
+async def test_answers_are_those_of_transformers(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(family, tmp_path, **sizes)
+    reference = Reference(folder)
+    expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
+        assert await answers(engine) == expected
+        for i in (0, 1):  # by one group, then by the other, while each time the other one is idle
+            assert await ask(engine, PROMPTS[i]) == expected[i]
+        assert [replica.num_steps > 0 for replica in engine._core.replicas] == [True, True]
+
+
+async def test_a_rank_that_is_killed_changes_no_answer(
+    checkpoint: Callable[[str], Path], reference: Generate
+) -> None:
+    """Of either group: both pause, and go on."""
+    expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
+        supervisor = engine._core.replicas[0].supervisor
+        assert supervisor is engine._core.replicas[1].supervisor
+        for victim in (0, 1):
+            found: list[list[list[int]]] = []
+
+            async def put(found: list[list[list[int]]] = found) -> None:
+                found.append(await answers(engine))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(put)
+                while engine.load().running < len(PROMPTS):
+                    await anyio.sleep(0.001)
+                os.kill(supervisor.ranks.pids[victim], signal.SIGKILL)
+            assert found == [expected]
+        assert sample(engine.metrics(), "runtime_rank_restarts_total") == 2
+
+
+def numbers(logprobs: Sequence[TokenLogprob]) -> list[float]:
+    return [one.logprob for one in logprobs if one.logprob is not None]
+
+
+async def test_log_probabilities_of_both_groups(checkpoint: Callable[[str], Path]) -> None:
+    """Of prompts and answers, by a head that all ranks share, and by one of each group: as on one rank."""
+    one = {"enable_dp_attention": False, "data_parallel_size": 1, "tensor_parallel_size": 1}
+    found = []
+    for options in (one, {}, {"enable_dp_lm_head": True}):
+        async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | options)) as engine:
+            each = []
+            for prompt in PROMPTS[:2]:  # one in each group
+                answer = await engine.generate(
+                    prompt, temperature=0, ignore_eos=True, max_new_tokens=4, logprobs=True, prompt_logprobs=2
+                )
+                assert answer.prompt_logprobs is not None and len(answer.prompt_logprobs) == len(prompt)
+                each += [answer.token_ids, numbers(answer.logprobs), numbers(answer.prompt_logprobs[1:])]
+            found.append(each)
+    for other in found[1:]:
+        for ours, alone in zip(other, found[0], strict=True):
+            assert ours == pytest.approx(alone, abs=1e-4) and len(ours) > 3
+
+
+async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    for options, why in (
+        ({"tensor_parallel_size": 3}, "does not divide --tensor-parallel-size 3"),
+        ({"data_parallel_size": 1}, "does nothing with one replica"),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, "stages exchange hidden states"),
+        ({"speculative_algorithm": "NGRAM"}, "drafts have not been tried"),
+        ({"moe_dense_tp_size": 1}, "this model has none"),
+    ):
+        with pytest.raises(OptionsError, match=why):
+            async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | options)):
+                pass
