@@ -66,9 +66,10 @@ def prompt_rows(
     slots: Slots,
     logits_ops: LogitsOps,
 ) -> list[PromptRow]:
-    """Of each extend row of a slot that asks for them; `hidden` [T, hidden size]. `logits` makes float32 [n,
-    vocabulary] of hidden states [n, hidden size]; it is called for the wanted tokens from one on and to
-    another, of `most`, in chunks, as the logits of a whole prompt would fill the memory."""
+    """The log probabilities of prompt tokens, for each extend row of a slot that asks for them; `hidden`
+    [T, hidden size]. `logits` makes float32 [n, vocabulary] of hidden states [n, hidden size]: it is called
+    in chunks, as the logits of a whole prompt would fill the memory, with the first and the last of the
+    chunk's tokens among `most` wanted ones."""
     if not most:
         return []
     asked = list(asked_rows(plan, slots)) if len(plan.prompt_targets) else []

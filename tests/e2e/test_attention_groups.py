@@ -132,7 +132,7 @@ async def test_log_probabilities_of_both_groups(checkpoint: Callable[[str], Path
 async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Path]) -> None:
     for options, why in (
         ({"tensor_parallel_size": 3}, "does not divide --tensor-parallel-size 3"),
-        ({"data_parallel_size": 1}, "does nothing with one replica"),
+        ({"data_parallel_size": 1}, "requires groups of ranks"),
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, "stages exchange hidden states"),
         ({"speculative_algorithm": "NGRAM"}, "drafts have not been tried"),
         ({"moe_dense_tp_size": 1}, "this model has none"),

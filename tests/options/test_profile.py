@@ -39,9 +39,9 @@ def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> 
         row = by_name()[option]
         needed = [name for prefix, names in NEEDS if option.startswith(prefix) for name in names]
         is_later = line.value in row.later or any(name in profile.later for name in needed)
-        # replicas of attention are not those of a model
-        of_replicas = option in ("data_parallel_size", "load_balance_method")
-        is_attention = of_replicas and "enable_dp_attention" in profile.later
+        # decode steps of attention groups are in no graph yet, and these profiles live on graphs
+        of_groups = option in ("enable_dp_attention", "data_parallel_size", "load_balance_method")
+        is_attention = of_groups and "enable_dp_attention" in profile.later
         is_addressed = option == "nnodes"  # nodes need an address, which no profile knows
         device = profile.options["device"].value if "device" in profile.options else "auto"
         # latents of prompts are shared on other devices

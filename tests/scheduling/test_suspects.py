@@ -104,3 +104,12 @@ def test_who_leaves_during_a_trial_ends_it() -> None:
     suspects.passed("r0")
     suspects.passed("r1")
     assert not suspects.trial and not suspects
+
+
+def test_a_request_is_tried_where_others_were_in_flight_on_the_same_ranks() -> None:
+    """Of another scheduler: either may be to blame."""
+    suspects = Suspects()
+    assert suspects.died(["a"], is_alone=False) is None and not suspects.trial
+    assert suspects.died(["a"], is_alone=False) is None and suspects.trial == {"a"}
+    assert suspects.died(["a"]) == "a" and not suspects.trial
+    assert suspects.died(["b"]) is None and suspects.died(["b"]) == "b"

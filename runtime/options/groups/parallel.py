@@ -100,9 +100,11 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_dp_attention: A[
         bool,
         option(
-            "Divide the ranks into --data-parallel-size groups with requests and pages of their own, which "
-            "share all layers but attention.",
+            "Divide the ranks into --data-parallel-size groups that have requests of their own and share all "
+            "but attention.",
             note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
+            missing="captured steps, pipelines, several nodes, drafts, adapters, the host tier, and models "
+            "other than plain decoders and those of DeepSeek",
         ),
     ] = False
     enable_dp_lm_head: A[

@@ -57,7 +57,7 @@ def nodes_have_what_they_can(options: Values) -> str | None:
 
 
 def attention_replicas_divide_ranks(options: Values) -> str | None:
-    """With data-parallel attention the tensor-parallel ranks are divided among attention replicas and
+    """With data-parallel attention the tensor-parallel ranks are divided among attention groups and
     sequence shards."""
     replicas, parts, ranks = (
         options["data_parallel_size"],
@@ -68,8 +68,8 @@ def attention_replicas_divide_ranks(options: Values) -> str | None:
         return None
     if replicas == 1:
         return (
-            "--enable-dp-attention does nothing with one replica; give --data-parallel-size above 1, or "
-            "leave it out"
+            "--enable-dp-attention requires groups of ranks; give --data-parallel-size above 1, or leave it "
+            "out"
         )
     if ranks % (replicas * parts):
         return (

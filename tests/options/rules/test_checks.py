@@ -84,6 +84,26 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "does not divide",
         {"data_parallel_size": 2},
     ),
+    *(
+        (
+            {"enable_dp_attention": True, "data_parallel_size": 2, "tensor_parallel_size": 4, name: value},
+            f"--enable-dp-attention does not go with --{name.replace('_', '-')}",
+            {name: off},
+        )
+        for name, value, off in (
+            ("pipeline_parallel_size", 2, 1),
+            ("speculative_algorithm", "NGRAM", None),
+            ("enable_hierarchical_cache", True, False),
+            ("enable_memory_saver", True, False),
+            ("cpu_offload_gb", 1, 0),
+            ("enable_prefill_delayer", True, False),
+        )
+    ),
+    (
+        {"moe_dense_tp_size": 2, "tensor_parallel_size": 4},
+        "--moe-dense-tp-size 2 is neither 1",
+        {"moe_dense_tp_size": 4},
+    ),
     (
         {"expert_parallel_size": 2, "moe_data_parallel_size": 2, "tensor_parallel_size": 8},
         "must be --tensor-parallel-size 8",
