@@ -58,6 +58,7 @@ def start_rank(
         dtype=plan.precision.dtype,
         load_format=plan.model.load_format,
         **plan.parallel.of_ranks(replica),
+        prompt_split=plan.prompt_split,
         steps_in_flight=plan.steps_in_flight,
         replicates_dense=plan.replicates_dense,
         ep_size=plan.experts.expert_parallel_size,
@@ -118,8 +119,9 @@ def reading(plan: Plan) -> Reading:
 
 
 def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
-    """The scales of --quantization-param-path, by rank and layer. Raises ModelError."""
-    path, ranks = plan.precision.quantization_param_path, plan.parallel.tensor_parallel_size
+    """The scales of --quantization-param-path, by rank that shares the attention heads, and by layer. Raises
+    ModelError."""
+    path, ranks = plan.precision.quantization_param_path, plan.parallel.attention_layout.num_head_ranks
     return () if path is None else read_cache_scales(path, ranks, model.num_layers)
 
 

@@ -321,6 +321,7 @@ def cache_identity(
         kv_dtype=plan.precision.kv_cache_dtype,
         page_size=plan.memory.page_size,
         num_ranks=plan.parallel.num_ranks,
+        head_ranks=plan.parallel.attention_layout.num_head_ranks,  # as many bytes may be other heads
         part_bytes=part_bytes,
         attention=plan.kernels.attention_backend,
         states=[plan.states.state_dtype, plan.states.mamba_backend, *state_bytes] if state_bytes else [],

@@ -10,7 +10,8 @@ class AttentionRows:
     """`R` rows of queries, the first `num_decodes` of them with one query each.
 
     A row's queries stand at positions `starts[r]`, `starts[r] + 1`, ... and attend to everything before them
-    in their slot, and to themselves. With `parents` they may form trees instead of chains.
+    in their slot, and to themselves. With `parents` they may form trees instead of chains. With `strides`
+    positions between them may have queries elsewhere (context parallelism).
     """
 
     num_decodes: int
@@ -20,3 +21,13 @@ class AttentionRows:
     # of rows that are trees, by row: which of the row's queries each one follows, -1 for the first; a query
     # sees what is before the row, and the row's queries on its way from the first
     parents: dict[int, np.ndarray] | None = None
+    # int32 [R]: distance between the positions of a row's queries; None: 1. For devices with
+    # DeviceFacts.gathers_rows alone
+    strides: np.ndarray | None = None
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64 [R]: tokens of the slot that the last query of a row sees."""
+        strides = 1 if self.strides is None else self.strides
+        ends: np.ndarray = self.starts + (self.counts - 1) * strides + 1
+        return ends

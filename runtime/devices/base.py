@@ -29,6 +29,7 @@ from runtime.devices.experts import Experts
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
+from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
@@ -37,6 +38,7 @@ from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.messages.experts import ExpertPlaces
+from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.stages import Stage
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
+    from runtime.layers.parallel.context_parallel import TokenPart
     from runtime.layers.side_stream import SideStream
 
 Gate = Literal["silu", "gelu_tanh"]
@@ -77,6 +79,8 @@ class ForwardBatch:
     is_real: "Tensor | None" = None  # bool, False for padding, of what experts get; None: there is none
     group_tokens: tuple[int, ...] = ()  # T of each attention group; (): there is one
     states: StateRows | None = None  # None: the model has no recurrent layers
+    # the tokens that `attention` is of; None: all, and this rank computes the queries of all of them
+    part: "TokenPart | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +335,6 @@ class Graphs(Protocol):
         ...
 
 
-class MlaPrologs(Protocol):
-    """Fused operators for what precedes latent attention (layers/attention/mla_prolog.py)."""
-
-    def open(self, plain: "PlainProlog") -> "Prolog":
-        """The prolog of one layer, or `plain` itself. Raises ModelError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """A torch device that is open on this rank."""
@@ -367,6 +363,7 @@ class Device:
     stage: Stage = Stage()  # of the pipeline, that this rank is in
     links: StageLinks | None = None  # to the other stages; None: there is one stage
     attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens
+    prompt_split: PromptSplit | None = None  # of prompts between the parts of `attention`; None: there is one
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False

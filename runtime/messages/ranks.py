@@ -11,6 +11,7 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
+from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
 from runtime.messages.stages import Stage
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
@@ -81,6 +82,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
         1  # of ranks with requests of their own; the other layers are of all tp_size ranks
     )
     attention_parts: int = 1  # ranks that share each sequence in attention
+    prompt_split: PromptSplit | None = None  # between these ranks; None: there is one
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
     has_group_heads: bool = False  # the head is divided over each attention group, not over all ranks
     steps_in_flight: int = 2  # at most, plans whose results have not come

@@ -15,6 +15,7 @@ from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.rotary import mla_score_scale, position_scales
 from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
@@ -103,7 +104,7 @@ class MlaSelfAttention(Layer):
         queries = self._queries(x, cos, sin, batch)
         if self.position_scale is None:
             return queries
-        scales = position_scales(self.position_scale, batch.positions)
+        scales = position_scales(self.position_scale, own_tokens(batch.part, batch.positions))
         return tuple(part * scales.to(part.dtype) for part in queries)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
@@ -115,12 +116,18 @@ class MlaSelfAttention(Layer):
             if self.gathers_tokens
             else None
         )
-        if prolog.takes(batch.attention):
+        if batch.part is None and prolog.takes(batch.attention):
             return prolog.prepare(x if gather is None else gather(x), cos, sin, *targets, self.up)
         q, kv = prolog.project(x, gather)
         q, q_rope = q.split((self.mla.nope_dim, self.mla.rope_dim), dim=2)
         q_rope = prolog.rotate(q_rope, cos, sin)
-        prolog.store(kv, cos, sin, *targets)
+        if batch.part is None:
+            prolog.store(kv, cos, sin, *targets)
+            return q, q_rope
+        assert isinstance(prolog, PlainProlog), "refused with a device's own prologs"
+        mine = torch.cat(prolog.keys(kv, cos, sin), 2)
+        entries = batch.part.all_tokens(mine).split((self.mla.kv_rank, self.mla.rope_dim), 2)
+        self.device.ops.store_kv(*entries, *targets[0], targets[1])
         return q, q_rope
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:

@@ -103,7 +103,11 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         caches, locations = self.attention.cache_targets(batch)
         rope = self.device.ops.rotary(rope.unsqueeze(1), cos, sin)
         keys = torch.cat((rope, self.indexer.keys(x, cos, sin)), 2)
-        self.device.ops.store_kv(self.kv_a_layernorm.forward(kv).unsqueeze(1), keys, *caches, locations)
+        latent = self.kv_a_layernorm.forward(kv).unsqueeze(1)
+        if batch.part is not None:
+            entries = batch.part.all_tokens(torch.cat((latent, keys), 2))
+            latent, keys = entries.split((latent.shape[2], keys.shape[2]), 2)
+        self.device.ops.store_kv(latent, keys, *caches, locations)
         index = self.indexer.queries(latents, cos, sin), self.indexer.weights(x)
         return q, self.device.ops.rotary(q_rope, cos, sin), *index
 

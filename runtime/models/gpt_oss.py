@@ -19,6 +19,7 @@ from runtime.devices.operands import ClampedExperts
 from runtime.devices.packed import PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.quantization.mxfp4 import Mxfp4Stack, is_whole
 from runtime.layers.weight import (
@@ -178,19 +179,23 @@ class GptOssDecoderLayer(Layer):
         self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe, is_mxfp4=is_mxfp4(config))
+        self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(x, cos, sin, batch), residual
+        return self.self_attn.project(own_tokens(batch.part, x), cos, sin, batch), residual
 
     def after_attention(
         self, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
-        x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
+        x = self.self_attn.o_proj.forward(attended)
+        if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
+            x = of_all_parts(batch.part, x)
+        x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp.forward(x), residual
 
 

@@ -14,6 +14,7 @@ from runtime.layers.linear import Reduction
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
 from runtime.layers.recurrent.gated_delta import GatedDeltaMixer
 from runtime.layers.recurrent.kimi_delta import KimiDeltaMixer
@@ -120,9 +121,10 @@ class HybridDecoderLayer(Layer):
             mixed = scaled(self.mixer.out_proj.forward(mixed), factors.mixer_out)
         if self.self_attn is not None:
             given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
-            given = scaled(given, factors.attention_in)
+            given = own_tokens(batch.part, scaled(given, factors.attention_in))
             attended = yield self.self_attn, self.self_attn.project(given, *tables, batch)
-            attended = scaled(self.self_attn.o_proj.forward(attended), factors.attention_out)
+            attended = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
+            attended = scaled(attended, factors.attention_out)
             mixed = attended if mixed is None else mixed + attended
         if mixed is not None:
             mixed = scaled(mixed, self.scale)
@@ -177,7 +179,8 @@ class HybridDecoder(Llama):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise. `compiled` is not used."""
-        tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
+        positions = own_tokens(batch.part, batch.positions)
+        tables = [rotary.tables(positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}
@@ -223,8 +226,10 @@ class OlmoHybridLayer(HybridDecoderLayer):
         if self.self_attn is None or self.attention_output_norm is None or self.mlp_output_norm is None:
             return (yield from super().piecewise(x, residual, tables, batch))
         total = x + residual
-        attended = yield self.self_attn, self.self_attn.project(self.all_tokens(total, batch), *tables, batch)
-        total = total + self.attention_output_norm.forward(self.self_attn.o_proj.forward(attended))
+        given = own_tokens(batch.part, self.all_tokens(total, batch))
+        attended = yield self.self_attn, self.self_attn.project(given, *tables, batch)
+        attended = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
+        total = total + self.attention_output_norm.forward(attended)
         out = self.mlp.forward(self.all_tokens(total, batch))
         return self.mlp_output_norm.forward(out), total
 

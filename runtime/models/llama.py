@@ -14,6 +14,7 @@ from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
@@ -105,6 +106,7 @@ class LlamaDecoderLayer(Layer):
         self.post_attention_layernorm = norm("pre", "both", "parallel_two_norms")
         self.mlp = feed_forward(device, dtype, config, index)
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
+        self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
         has_experts = config.moe is not None and config.moe.layers[index]
         # whether `mlp` is given this rank's own tokens, whatever other ranks have
         self.is_apart = device.replicates_dense if not has_experts else device.all_to_all is not None
@@ -117,9 +119,8 @@ class LlamaDecoderLayer(Layer):
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention. A feed-forward in parallel with attention is computed here."""
         x, residual = self.input_layernorm.add(x, residual)
-        queries = self.self_attn.project(
-            x if self.self_attn.gathers_tokens else self.all_tokens(x, batch), cos, sin, batch
-        )
+        given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
+        queries = self.self_attn.project(own_tokens(batch.part, given), cos, sin, batch)
         if self.is_parallel:
             if not isinstance(self.post_attention_layernorm, NoNorm):
                 x = self.post_attention_layernorm.forward(residual)
@@ -131,6 +132,8 @@ class LlamaDecoderLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x = self.self_attn.o_proj.forward(attended)
+        if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
+            x = of_all_parts(batch.part, x)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm.forward(x)
         if self.residual_scale != 1.0:
@@ -162,7 +165,7 @@ class LlamaDecoderLayer(Layer):
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
-        if self.sequence_parallel is None:  # a compiled layer is one function for any batch: it looks at none
+        if self.sequence_parallel is None:  # as above: no look at the batch
             return x
         return self.sequence_parallel.all_gather(x, len(batch.positions))
 
@@ -257,7 +260,8 @@ class Llama(Layer):
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise."""
-        tables = [rotary.tables(batch.positions) for rotary in self.rotaries]
+        positions = own_tokens(batch.part, batch.positions)
+        tables = [rotary.tables(positions) for rotary in self.rotaries]
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}

@@ -14,6 +14,7 @@ from runtime.layers.attention.paged import Attention
 from runtime.layers.attention.query_key_norms import HeadLayerNorms, ProjectionNorms, ShardedNormWeight
 from runtime.layers.linear import Linear, QkvLinear, Reduction
 from runtime.layers.norm import RMSNorm, UnitOffsetRMSNorm
+from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.rotary import position_scales, row_order
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight, even_shard, kv_cache_scale
 from runtime.models.config.model_config import ModelConfig
@@ -144,7 +145,8 @@ class SelfAttention(Layer):
             qkv = self.projection_norm(qkv)
         queries = self.attention.prepare(qkv, self.qk_norm, cos, sin, batch)
         if self.position_scale is not None:
-            queries = queries * position_scales(self.position_scale, batch.positions).to(queries.dtype)
+            positions = own_tokens(batch.part, batch.positions)
+            queries = queries * position_scales(self.position_scale, positions).to(queries.dtype)
         return (queries,)
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:

@@ -18,7 +18,9 @@ class HeadGatedAttention(SelfAttention):
         own = config.of_layer(index)
         super().__init__(device, dtype, own, index)
         self.g_proj = (
-            Linear(device, dtype, own.hidden_size, {"": own.num_heads}, shard="column")
+            Linear(
+                device, dtype, own.hidden_size, {"": own.num_heads}, shard="column", ranks=device.head_ranks
+            )
             if config.has_head_gates
             else None
         )

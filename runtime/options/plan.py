@@ -12,6 +12,7 @@ from msgspec import Struct
 from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
+from runtime.messages.prompt_split import PromptSplit
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
@@ -97,6 +98,14 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Most steps that are submitted before the result of the first of them: one for each stage, and with
         overlap one more, which lies in the ring."""
         return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
+
+    @property
+    def prompt_split(self) -> PromptSplit | None:
+        """How ranks with the same heads divide prompts; None: no ranks have the same heads."""
+        if self.parallel.attention_context_parallel_size == 1:
+            return None
+        is_sparse = self.kernels.enable_nsa_prefill_context_parallel
+        return self.kernels.nsa_prefill_cp_mode if is_sparse else "in-seq-split"
 
     @property
     def replicates_dense(self) -> bool:

@@ -110,7 +110,7 @@ def resolve(
     )
     c.auto(parallel.num_ranks, c["tensor_parallel_size"], c["pipeline_parallel_size"])
     c.auto(parallel.load_balance_method)
-    replicas = 1 if c["enable_dp_attention"] else c["data_parallel_size"]
+    replicas = 1 if parsed.options.parallel.enable_dp_attention else c["data_parallel_size"]
     c.auto(parallel.num_threads, machine, c["num_ranks"], c["nnodes"], replicas)
     _choose_http_limits(c, machine)
     c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["nnodes"], replicas)

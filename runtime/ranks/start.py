@@ -65,7 +65,7 @@ def start_torch_rank(
     """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start, facts.schemes, rank % start.tp_size)
+    config = read_model(start, facts.schemes, rank % start.attention_layout.num_head_ranks)
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)

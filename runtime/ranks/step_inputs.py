@@ -8,11 +8,13 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, PageLoads
 from runtime.layers.attention.bidirectional import plan_bidirectional
+from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.host_slots import HostSlots
+from runtime.ranks.prompt_parts import open_part
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
@@ -84,6 +86,7 @@ class StepInputs:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
             positions = upload_int64(_tree_positions(host_positions, begins, trees), torch_device)
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
+        part, rows = self.part_of(plan, rows)
         return ForwardBatch(
             token_ids,
             positions,
@@ -94,7 +97,17 @@ class StepInputs:
             embeds=self.embeds(plan),
             is_decode=is_decode,
             states=None if self.states is None else self.states.rows(plan),
+            part=part,
         )
+
+    def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
+        """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
+        split, attention = self.device.prompt_split, self.device.attention
+        num_whole = plan.num_decodes + plan.num_verifies
+        if split is None or attention is None or num_whole == len(plan.slots):
+            return None, rows
+        opened = open_part(attention.parts, split, rows, num_whole, self.device.torch_device)
+        return opened or (None, rows)
 
     def _decode_batch(
         self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots

@@ -49,8 +49,8 @@ def weight_function(path: str) -> Function:
 
 
 def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES, rank: int = 0) -> ModelConfig:
-    """The config of the model that this rank is to load, on a device that computes these schemes. Raises
-    ModelError."""
+    """The config of the model that this rank is to load, on a device that computes these schemes. `rank`: of
+    those that share the attention heads. Raises ModelError."""
     config = read_config(
         start.model_path,
         is_embedding=start.is_embedding,
@@ -184,7 +184,7 @@ class WeightsLoader:
                 f"load_format {load_format} is not known; take one of {', '.join(sorted(known))}"
             )
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
-        config = read_model(start, self.schemes, self.device.collectives.rank)
+        config = read_model(start, self.schemes, self.device.head_ranks.rank)
         different = [
             name
             for name in config.__struct_fields__

@@ -345,5 +345,7 @@ def test_the_identity_is_of_all_that_decides_keys_and_values() -> None:
         of(kv_cache_dtype="fp8_e5m2"),
         of(load_format="dummy", random_seed=1),
         of(load_format="dummy", random_seed=2),
+        of(tp_size=2),
+        of(tp_size=2, attn_cp_size=2),  # both ranks have all heads
     ]
     assert len({plain, *others}) == 1 + len(others)

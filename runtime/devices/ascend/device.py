@@ -126,6 +126,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         gathers_after_q=options.gather_after_q,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
+        prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
     )
 

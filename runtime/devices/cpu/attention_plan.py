@@ -37,6 +37,11 @@ class CpuAttentionPlan:
         )
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the kernels attend to these rows: none is a tree of drafts, or has strides."""
+        return not self.rows.parents and self.rows.strides is None
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest row's slot, with those of this step."""
-        return int((self.row_arrays[1] + self.row_arrays[2]).max())
+        return int(self.rows.ends.max())

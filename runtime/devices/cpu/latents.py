@@ -98,8 +98,8 @@ class LatentAttention:
         self.calls: dict[tuple[int, ...], int] = {}  # latent::Call* by the sizes of a layer
 
     def takes(self, latents: Tensor, ropes: Tensor, plan: CpuAttentionPlan) -> bool:
-        """Whether the kernels read these caches, and the step has no trees of drafts."""
-        return fits(latents.shape[2], ropes.shape[2], latents.dtype) and not plan.rows.parents
+        """Whether the kernels read these caches, and attend to such rows."""
+        return fits(latents.shape[2], ropes.shape[2], latents.dtype) and plan.is_plain
 
     def attend(
         self,

@@ -54,12 +54,11 @@ def attend_latents(
         if up.absorbs(row.count):
             queries = _absorbed(q[part], q_rope[part], up)
             out_latents = torch.empty_like(queries)
-            attend_extend(queries, keys, keys, mask, Scores(scale), out_latents)
+            attend_extend(queries, keys, keys, mask, Scores(scale), out_latents, row.stride)
             out[part] = _valued(out_latents, up)
         else:
-            _attend_expanded(
-                torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, mask, scale, out[part]
-            )
+            queries = torch.cat((q[part], q_rope[part]), 2)
+            _attend_expanded(queries, keys.squeeze(1), up, mask, scale, out[part], row.stride)
     return out
 
 
@@ -77,9 +76,11 @@ def _valued(out_latents: Tensor, up: Up) -> Tensor:
     return torch.bmm(out_latents[..., : up.values.shape[1]].transpose(0, 1), up.values).transpose(0, 1)
 
 
-def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float, out: Tensor) -> None:
-    """q [count, H, N + P] over seen [length, R + P]. Sizes are padded to one, for which torch has a kernel
-    that keeps no scores."""
+def _attend_expanded(
+    q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float, out: Tensor, stride: int
+) -> None:
+    """q [count, H, N + P], `stride` positions apart, over seen [length, R + P]. Sizes are padded to one, for
+    which torch has a kernel that keeps no scores."""
     num_heads, nope_dim, rank = up.keys.shape
     dim, value_dim = q.shape[2], up.values.shape[2]
     size = max(dim, value_dim)
@@ -92,5 +93,6 @@ def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float
         values = seen.new_zeros(keys.shape)
         values[..., :value_dim] = torch.matmul(seen[:, :rank], up.values[heads]).transpose(0, 1)
         out_latents = q.new_empty(len(q), heads.stop - at, size)
-        attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, Scores(scale), out_latents)
+        queries = pad(q[:, heads], (0, size - dim))
+        attend_extend(queries, keys, values, mask, Scores(scale), out_latents, stride)
         out[:, heads] = out_latents[..., :value_dim]

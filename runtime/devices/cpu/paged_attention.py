@@ -24,8 +24,8 @@ class PagedAttention:
         weakref.finalize(self, self.functions.kernels_free_attention, self.handle).atexit = False
 
     def takes(self, cache: Tensor, plan: CpuAttentionPlan) -> bool:
-        """Whether the kernels read this cache [num_locations, K, D], and the step has no trees of drafts."""
-        return cache.dtype in CACHE_NUMBERS and cache.shape[2] <= MAX_DIM and not plan.rows.parents
+        """Whether the kernels read this cache [num_locations, K, D], and attend to such rows."""
+        return cache.dtype in CACHE_NUMBERS and cache.shape[2] <= MAX_DIM and plan.is_plain
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scores: Scores

@@ -115,6 +115,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         streams=torch.cuda,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
+        prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
         stage=start.stage_of(rank),
         links=links,

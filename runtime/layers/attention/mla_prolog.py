@@ -112,10 +112,9 @@ class PlainProlog:
 
     def store(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
         """See Prolog.store."""
+        self.ops.store_kv(*self.keys(kv, cos, sin), *caches, locations)
+
+    def keys(self, kv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """kv [T, R + P] -> what `store` writes: normalized latents [T, 1, R] and rotated keys [T, 1, P]."""
         latents, ropes = kv.split((self.mla.kv_rank, self.mla.rope_dim), dim=1)
-        self.ops.store_kv(
-            self.kv_norm.forward(latents).unsqueeze(1),
-            self.ops.rotary(ropes.unsqueeze(1), cos, sin),
-            *caches,
-            locations,
-        )
+        return self.kv_norm.forward(latents).unsqueeze(1), self.ops.rotary(ropes.unsqueeze(1), cos, sin)

@@ -1,6 +1,7 @@
 """Attention over the pages of the key/value cache. A layer adds to the device's operators which cache is its
 own, and how its scores are computed."""
 
+import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
@@ -33,14 +34,15 @@ class Attention:
         self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> Tensor:
         """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as FusedOps.prepare_heads.
-        Keys and values go to the cache.
+        Keys and values go to the cache. In a step whose prompts are shared `T` are the tokens of this rank's
+        part, and the keys and values of all of them go there.
 
         With scales the cache holds k / k_scale and v / v_scale. Scores are linear in q and outputs are linear
         in v, so devices need not know of the scales.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
         is_scaled = self.cache_scales is not None and k_cache.dtype.itemsize == 1
-        if not is_scaled and not self.norms_rotated:
+        if not is_scaled and not self.norms_rotated and batch.part is None:
             return self.fused.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
         first = None if self.norms_rotated else norm
         q, k, v = split_and_rotate(self.ops, qkv, k_cache, first, cos, sin)
@@ -49,6 +51,8 @@ class Attention:
             q, k = (self.ops.rms_norm(x, weight, norm[1]) for x, weight in zip((q, k), weights, strict=True))
         if self.cache_scales is not None and is_scaled:
             k, v = k / self.cache_scales[0], v / self.cache_scales[1]
+        if batch.part is not None:
+            k, v = batch.part.all_tokens(torch.cat((k, v), 1)).chunk(2, 1)
         self.ops.store_kv(k, v, k_cache, v_cache, locations)
         return q
 

@@ -38,14 +38,20 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """An extend row: queries [first, first + count) of the step, which are the last `count` of the positions
-    whose keys are gathered."""
+    """An extend row: queries [first, first + count) of the step, the last of which stands at the last of the
+    positions whose keys are gathered."""
 
     first: int
     count: int
     gather: Tensor  # int64 [length] locations of the keys, oldest first
-    # [count, length], 0 or -inf, of a row whose queries form a tree; None: a chain, which has a shared mask
+    # 0 or -inf: [count, length] of a row whose queries form a tree; [tile, length] of one with strides, as
+    # AttentionPlan.masks; None: a chain, which has a shared mask
     mask: Tensor | None = None
+    stride: int = 1  # positions from one query to the next
+
+    def seen(self, num_queries: int) -> int:
+        """Keys that the last of the row's first `num_queries` queries sees."""
+        return len(self.gather) - (self.count - num_queries) * self.stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,8 @@ def _plan_extends(
 ) -> list[ExtendRow]:
     rows, query = [], plan.num_decodes
     for row in range(plan.num_decodes, len(plan.slots)):
-        start, count = int(plan.starts[row]), int(plan.counts[row])
-        begin, end = max(start - window + 1, 0) if window else 0, start + count
+        start, count, end = int(plan.starts[row]), int(plan.counts[row]), int(plan.ends[row])
+        begin, stride = max(start - window + 1, 0) if window else 0, 1
         first = begin // page_size
         slot, page = upload(np.array([[plan.slots[row]], [first]], np.int64), page_table.device)
         locations = _locations(page_table, slot, page, -(-end // page_size) - first, page_size)[0]
@@ -160,7 +166,10 @@ def _plan_extends(
             is_hidden = upload(~tree_mask(plan.parents[row], start - begin, window), page_table.device)
             mask = torch.zeros(is_hidden.shape, dtype=dtype, device=page_table.device)
             mask.masked_fill_(is_hidden, -torch.inf)
-        rows.append(ExtendRow(query, count, locations, mask))
+        elif plan.strides is not None and plan.strides[row] > 1:
+            stride = int(plan.strides[row])
+            mask = _corner_mask(min(TILE, count), len(locations), stride, window, dtype, page_table.device)
+        rows.append(ExtendRow(query, count, locations, mask, stride))
         query += count
     return rows
 
@@ -189,12 +198,21 @@ def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_dev
     it one key less. Whether a key is seen depends only on its distance from the lower right corner, so
     corners of this mask serve all tiles of all rows."""
     tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
-    above = torch.arange(tile - 1, -1, -1, device=torch_device).unsqueeze(1)  # rows above the last
-    left = torch.arange(longest - 1, -1, -1, device=torch_device)  # columns left of the last
+    return _corner_mask(tile, longest, 1, window, dtype, torch_device)
+
+
+def _corner_mask(
+    num_queries: int, num_keys: int, stride: int, window: int, dtype: torch.dtype, torch_device: torch.device
+) -> Tensor:
+    """[queries, keys], 0 or -inf: the last query stands at the last key, the one above it `stride` before."""
+    # of the rows above the last, and of columns left of the last, the distance to these
+    above = stride * torch.arange(num_queries - 1, -1, -1, device=torch_device).unsqueeze(1)
+    left = torch.arange(num_keys - 1, -1, -1, device=torch_device)
     is_seen = left >= above
     if window:
         is_seen &= left < above + window
-    return torch.zeros(tile, longest, dtype=dtype, device=torch_device).masked_fill_(~is_seen, -torch.inf)
+    hidden = torch.zeros(num_queries, num_keys, dtype=dtype, device=torch_device)
+    return hidden.masked_fill_(~is_seen, -torch.inf)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
@@ -213,7 +231,7 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
         part = slice(row.first, row.first + row.count)
         keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
         mask = plan.masks[scores.window] if row.mask is None else row.mask
-        attend_extend(q[part], keys, values, mask, scores, out[part])
+        attend_extend(q[part], keys, values, mask, scores, out[part], row.stride)
     return out
 
 
@@ -235,9 +253,11 @@ def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, 
     return scaled_attention(queries, keys, values, mask, scores, sinks).reshape(q.shape)
 
 
-def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor) -> None:
-    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], written to out
-    [count, H, D]."""
+def attend_extend(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor, stride: int = 1
+) -> None:
+    """The last queries of a row, q [count, H, D], `stride` positions apart, over its keys and values [length,
+    K, D], written to out [count, H, D]."""
     count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
     per_group = q.shape[1] // kv_heads
     keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
@@ -248,8 +268,8 @@ def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores:
     )
     for at in range(0, count, TILE):
         num = min(TILE, count - at)
-        end = length - count + at + num
-        begin = max(0, end - num - window + 1) if window else 0
+        end = length - (count - at - num) * stride
+        begin = max(0, end - (num - 1) * stride - window) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
         seen = (kv_heads, per_group, end - begin, dim)
         part = scaled_attention(

@@ -56,7 +56,7 @@ class SparseLatents:
             for at in range(0, row.count, sdpa.TILE):
                 tile = slice(row.first + at, row.first + min(at + sdpa.TILE, row.count))
                 num = tile.stop - tile.start
-                end = len(keys) - row.count + at + num
+                end = row.seen(at + num)
                 corner = plan.masks[0] if row.mask is None else row.mask[: at + num]
                 corner = corner[len(corner) - num :, corner.shape[1] - end :]
                 ranks = index_scores(index_queries[tile], index_weights[tile], index_keys[:end])

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
+from runtime.messages.prompt_split import PromptSplit
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned
 from runtime.options.facts import MachineFacts, ModelFacts
 
@@ -107,10 +108,16 @@ class Kernels(Group, frozen=True, kw_only=True):
         bool, on_device("cuda", "Don't use FlashInfer's ragged kernel for MLA prompts.")
     ] = False
     enable_nsa_prefill_context_parallel: A[
-        bool, planned("Share long prompts over ranks in sparse attention.")
+        bool,
+        option(
+            "Share prompts over the ranks of --attention-context-parallel-size in sparse attention "
+            "(DeepSeek V3.2).",
+            note="docs/parallelism.md",
+        ),
     ] = False
     nsa_prefill_cp_mode: A[
-        Literal["in-seq-split", "round-robin-split"], planned("How a prompt is split over these ranks.")
+        PromptSplit,
+        option("How a prompt is split over these ranks: in two blocks for each, or token by token in turn."),
     ] = "round-robin-split"
     enable_fused_qk_norm_rope: A[
         bool, on_device("cuda", "Fuse the norm of queries and keys with their rotation.")

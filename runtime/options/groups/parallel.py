@@ -38,7 +38,13 @@ class Parallel(Group, frozen=True, kw_only=True):
         Count | Auto, option("CPU threads of each rank; auto shares the cores among the ranks.")
     ] = "auto"
     attention_context_parallel_size: A[
-        Count, planned("Ranks that share each sequence in attention.", aliases=("--attn-cp-size",))
+        Count,
+        option(
+            "Ranks that share each prompt in attention, of those of --tensor-parallel-size; the heads are "
+            "split over the rest.",
+            note="docs/parallelism.md",
+            aliases=("--attn-cp-size",),
+        ),
     ] = 1
     moe_data_parallel_size: A[
         Count,

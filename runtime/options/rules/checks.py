@@ -5,6 +5,7 @@ from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules import (
     attention_groups,
+    context,
     experts,
     graphs,
     kernels,
@@ -36,6 +37,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *parallel.PLAN_RULES,
     *attention_groups.PLAN_RULES,
     *pipeline.PLAN_RULES,
+    *context.PLAN_RULES,
     *experts.PLAN_RULES,
     *kernels.PLAN_RULES,
     *lora.PLAN_RULES,

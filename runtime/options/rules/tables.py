@@ -31,6 +31,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("export_metrics_to_file_dir", ("export_metrics_to_file",)),
     ("otlp_traces_endpoint", ("enable_trace",)),
     ("enable_dp_lm_head", ("enable_dp_attention",)),
+    ("enable_nsa_prefill_context_parallel", ("attention_context_parallel_size",)),
     ("nsa_prefill_cp_mode", ("enable_nsa_prefill_context_parallel",)),
     ("log_requests_level", ("log_requests", "crash_dump_folder")),
     ("uvicorn_access_log_exclude_prefixes", ("log_level_http",)),

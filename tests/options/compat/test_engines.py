@@ -38,11 +38,16 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--attn-cp-size 1 --moe-dp-size 1", "--model-path /m", "it is what happens anyway"),
+    (SGLANG + "--moe-dp-size 1", "--model-path /m", "it is what happens anyway"),
     (
-        SGLANG + "--attn-cp-size 2",
-        "--model-path /m --attention-context-parallel-size 2",
-        "this version refuses --attention-context-parallel-size: --only-working",
+        SGLANG + "--tp 2 --attn-cp-size 2",
+        "--model-path /m --tensor-parallel-size 2 --attention-context-parallel-size 2",
+        "",
+    ),
+    (
+        SGLANG + "--enable-deterministic-inference",
+        "--model-path /m --enable-deterministic-inference",
+        "this version refuses --enable-deterministic-inference: --only-working",
     ),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",
