@@ -126,16 +126,23 @@ def footprint(
 
     Raises StartError where the weights that are to be offloaded cannot lie in host memory.
     """
-    count = plan.parallel.pipeline_parallel_size
-    ranks = [_of_stage(plan, model, machine, stored, setup, Stage(i, count)) for i in range(count)]
-    fewest = min(ranks, key=lambda rank: rank.num_pages)
+    stages = stage_footprints(plan, model, machine, stored, setup)
+    fewest = min(stages, key=lambda rank: rank.num_pages)
     return structs.replace(
-        max(ranks, key=lambda rank: rank.total_bytes),
+        max(stages, key=lambda rank: rank.total_bytes),
         num_pages=fewest.num_pages,
         pool_tokens=fewest.pool_tokens,
         longest_tokens=fewest.longest_tokens,
         bound=fewest.bound,
     )
+
+
+def stage_footprints(
+    plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None
+) -> list[Footprint]:
+    """The memory of a rank of each stage, each with the pages that it has room for by itself."""
+    count = plan.parallel.pipeline_parallel_size
+    return [_of_stage(plan, model, machine, stored, setup, Stage(i, count)) for i in range(count)]
 
 
 def _of_stage(
@@ -167,8 +174,8 @@ def _of_stage(
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.ranks_on_node * plan.parallel.data_parallel_size
-    budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
+    own = machine.memory_bytes // plan.parallel.processes_on_node
+    budget = int(own * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
         model,
