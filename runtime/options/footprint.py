@@ -18,7 +18,7 @@ from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import read_header, stored_as, weight_files
-from runtime.options.draft_sizes import draft_sizes, ngram_bytes
+from runtime.options.draft_sizes import DraftSizes, draft_sizes, ngram_bytes
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -142,7 +142,9 @@ def stage_footprints(
 ) -> list[Footprint]:
     """The memory of a rank of each stage, each with the pages that it has room for by itself."""
     count = plan.parallel.pipeline_parallel_size
-    return [_of_stage(plan, model, machine, stored, setup, Stage(i, count)) for i in range(count)]
+    speculation = plan.speculation.in_force
+    has_heads = speculation is not None and speculation.has_heads
+    return [_of_stage(plan, model, machine, stored, setup, Stage(i, count, has_heads)) for i in range(count)]
 
 
 def _of_stage(
@@ -164,7 +166,7 @@ def _of_stage(
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
-    draft = draft_sizes(plan, model, sizes, item)
+    draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
     weights, all_weights = weights + draft.weights_bytes, all_weights + draft.weights_bytes
     full_bytes, window_bytes = (
         count * kv_item for count in cached_counts(model, plan.parallel.tensor_parallel_size)

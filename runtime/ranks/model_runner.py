@@ -29,7 +29,7 @@ from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
-from runtime.ranks.pipeline import PipelineStage
+from runtime.ranks.pipeline import PipelineStage, with_drafts
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
@@ -147,10 +147,12 @@ class ModelRunner:
             self.drafts.admit(plan.admits)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
-        starts, drafted = self.slots.lengths.starts(plan.slots), None
-        if self.drafts is not None:
-            plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
+        starts = self.slots.lengths.starts(plan.slots)
+        plan, drafted = with_drafts(
+            self.drafts, self.pipeline, plan, starts, page_loads, len(self.kv), self.effects.take
+        )
         batch = self.inputs.batch(plan, starts, page_loads, drafted)
+        token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
@@ -170,7 +172,7 @@ class ModelRunner:
         shown = self.shown(plan, hidden)
         sampled = self.sample(plan, starts, rows, forwarded)
         if self.drafts is not None and plan.follows:
-            self.drafts.follow(plan, starts, batch.token_ids, forwarded, sampled)
+            self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
 
     def launch_captured(
