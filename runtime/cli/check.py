@@ -261,8 +261,8 @@ def memory_lines(
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
     for i, stage in enumerate(stages if len(stages) > 1 else ()):
         lines.append(
-            f"{f'stage {i}':<12} {_size(stage.total_bytes):>10}  {_size(stage.weights_bytes)} of weights, room "
-            f"for {stage.pool_tokens} tokens"
+            f"{f'stage {i}':<12} {_size(stage.total_bytes):>10}  {_size(stage.weights_bytes)} of weights, "
+            f"room for {stage.pool_tokens} tokens"
         )
     if rank.host_bytes:
         when = (

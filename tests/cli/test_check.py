@@ -181,8 +181,10 @@ def test_explain_chooses_a_split(capsys: pytest.CaptureFixture[str], tmp_path: P
     argv += ["--device", "cuda", "--dtype", "bfloat16", "--devices", "8", "--device-memory", "80"]
     report = json.loads(printed(capsys, "explain", "--json", *argv))
     assert report["split"]["flags"][:2] == ["--tensor-parallel-size", "4"]
-    assert any(notice.startswith("split: --tensor-parallel-size 4 --data-parallel-size 2: of 8 devices")
-               for notice in report["notices"])
+    assert any(
+        notice.startswith("split: --tensor-parallel-size 4 --data-parallel-size 2: of 8 devices")
+        for notice in report["notices"]
+    )
     text = printed(capsys, "explain", "--tp", "8", *argv)
     assert "note: split: --tensor-parallel-size 4 --data-parallel-size 2: " in text, "whatever was given"
     text = printed(capsys, "memory", "--tp", "4", "--dp", "2", *argv)

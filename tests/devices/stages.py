@@ -23,7 +23,6 @@ from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.drive import start_rank
 
-
 PATIENCE_S = 60.0  # only a failing test waits for so long
 
 

@@ -96,7 +96,8 @@ async def test_draft_models_on_the_last_stage(
         assert sample(engine.metrics(), "runtime_draft_tokens_total") > 0
         if "NEXTN" not in options.values():
             drafts, accepted = (
-                sample(engine.metrics(), f"runtime_{kind}_tokens_total") for kind in ("draft", "accepted_draft")
+                sample(engine.metrics(), f"runtime_{kind}_tokens_total")
+                for kind in ("draft", "accepted_draft")
             )
             assert accepted > 0.8 * drafts, "it drafts what it will sample"
 

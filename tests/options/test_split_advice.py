@@ -55,7 +55,14 @@ def sizes_of(advice: Advice) -> tuple[int, ...]:
     [
         ("Llama-3.1-8B", 1, 80, {}, (1, 1, 1, 1), "1 rank"),
         ("Llama-3.1-8B", 8, 80, {}, (1, 1, 1, 8), "8 replicas share the requests"),
-        ("Llama-3.1-8B", 8, 24, {}, (2, 1, 1, 4), "with 1 rank a context of 131072 tokens would have no room"),
+        (
+            "Llama-3.1-8B",
+            8,
+            24,
+            {},
+            (2, 1, 1, 4),
+            "with 1 rank a context of 131072 tokens would have no room",
+        ),
         ("Llama-3.1-8B", 8, 24, {"context_length": 8192}, (1, 1, 1, 8), "8 replicas"),
         ("Llama-3.1-70B", 8, 80, {}, (4, 1, 1, 2), "with 2 ranks"),
         ("Qwen3-235B-A22B", 8, 80, {}, (8, 1, 8, 1), "whole experts on a rank"),

@@ -1,7 +1,7 @@
 """The columns of the table of splits: what each runs for a split, and how it can fail.
 
-A check is given a Bench and a split's options. It returns whether anything was run; it raises Refused for what
-a start refuses, and AssertionError, or whatever a rank raises, for what should work and does not.
+A check is given a Bench and a split's options. It returns whether anything was run; it raises Refused for
+what a start refuses, and AssertionError, or whatever a rank raises, for what should work and does not.
 """
 
 import os
@@ -42,7 +42,8 @@ OPTIONS: Options = {
 }
 NULL: Options = {"device": "null", "max_total_tokens": 4096, "random_seed": 1, "standby_ranks": 0}
 NPU: Options = OPTIONS | {"device": "npu", "page_size": 128, "context_length": 512, "max_total_tokens": 2048}
-MODULES = ("runtime.ranks.torch_executor", "runtime.devices.cpu.device")  # of ranks: what takes long to import
+# what ranks import that takes long
+MODULES = ("runtime.ranks.torch_executor", "runtime.devices.cpu.device")
 NUM_NPUS = 8  # that the simulation has
 
 
@@ -72,8 +73,8 @@ def check(options: Options) -> None:
     try:
         check_start(plan_for(from_values(options | {"port": 0})))
     except StartError as error:
-        folder = str(options.get("model_path"))
-        raise Refused(" ".join(str(error).replace(folder, "the model").split())) from None
+        text = str(error).replace(str(options.get("model_path")), "the model")
+        raise Refused("; ".join(" ".join(line.split()) for line in text.splitlines())) from None
 
 
 @asynccontextmanager
@@ -179,4 +180,3 @@ def on_npu(bench: Bench, split: Options) -> bool:
 Check = Callable[[Bench, Options], bool]
 CPU: dict[str, Check] = {column: partial(on_cpu, column) for column in FAMILIES}
 CHECKS: dict[str, Check] = CPU | {"null": on_null, "graphs": in_graphs, "npu": on_npu}
-

@@ -53,7 +53,9 @@ def run(splits: list[str], columns: list[str]) -> tuple[dict[str, dict[str, str]
                     problems += [problem] if problem else []
                     print(problem, end="", file=sys.stderr, flush=True)
                 shown = ", ".join(name for name, cell in found[split].items() if cell == "yes")
-                print(f"{i:3} of {len(splits)}  {split}: {shown} ({time.monotonic() - begin:.0f} s)", flush=True)
+                print(
+                    f"{i:3} of {len(splits)}  {split}: {shown} ({time.monotonic() - begin:.0f} s)", flush=True
+                )
         finally:
             bench.close()
     return found, problems
