@@ -1,7 +1,8 @@
 """`runtime check`: what would happen, before anything does.
 
 aspects:
-    explain   every value in force with its source and reason; refuses what serve would refuse
+    explain   every value in force with its source and reason; refuses what serve would refuse; and how to
+              divide the model over the devices
     memory    what each rank will hold, from config.json and file headers
     doctor    what this machine has, and what it should have
 """
@@ -15,19 +16,28 @@ import msgspec
 
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
+from runtime.cli.local_devices import devices_of, positive, seen_by_ranks
 from runtime.options.draft_advice import draft_advice
-from runtime.options.facts import MachineFacts, this_machine
-from runtime.options.footprint import Footprint, Stored, footprint, loading_notice, stored_weights
+from runtime.options.facts import MachineFacts, device_facts, this_machine
+from runtime.options.footprint import (
+    Footprint,
+    Stored,
+    footprint,
+    loading_notice,
+    stage_footprints,
+    stored_weights,
+)
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
+from runtime.options.split_advice import Advice, Devices, split_advice
 
 if TYPE_CHECKING:
     from runtime.server import Checked
 
 USAGE = (
-    "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime "
-    "serve ...]"
+    "runtime check [explain [--diff] [--devices N] | memory | doctor [--bench [--shrink N]]] "
+    "[--device-memory GIB] [--json] [OPTION of runtime serve ...]"
 )
 
 
@@ -57,6 +67,19 @@ def run(argv: Sequence[str]) -> int:
         metavar="N",
         help="doctor: --bench in sizes divided by N, for what is slow or simulated",
     )
+    parser.add_argument(
+        "--devices",
+        type=positive(int),
+        metavar="N",
+        help="explain: say how to divide the model over so many devices on each node, which this machine "
+        "need not have",
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=positive(float),
+        metavar="GIB",
+        help="explain, memory: of each device; without it, that of this machine's",
+    )
     parser.add_argument("--diff", action="store_true", help="explain: only what differs from the defaults")
     arguments, options = parser.parse_known_args(words)
     return ASPECTS[aspect](options, arguments)
@@ -64,18 +87,23 @@ def run(argv: Sequence[str]) -> int:
 
 def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints every value in force with source and reason. Returns 0."""
-    machine = this_machine()
     parsed = from_argv(options)
+    machine = this_machine()
     plan = plan_for(parsed, machine)
+    devices = devices_of(plan, arguments.devices, arguments.device_memory)
     checked = _check(plan)
     shown = plan.public()
     notices = [*plan.notices, *checked.notes]
-    if advice := draft_advice(plan, checked.prepared.model):
-        shown["speculative_algorithm"]["reason"] = advice
+    if drafts := draft_advice(plan, checked.prepared.model):
+        shown["speculative_algorithm"]["reason"] = drafts
     notices += filter(None, [loading_notice(plan, checked.prepared.model)])
     notices += filter(None, [plan.speculation.notice])
     if plan.memory.max_total_tokens is not None:
-        notices += filter(None, [plan.memory.pool_notice(_footprint(plan, checked, machine)[0].pool_tokens)])
+        seen = seen_by_ranks(plan, machine, devices)
+        notices += filter(None, [plan.memory.pool_notice(_footprint(plan, checked, seen)[0].pool_tokens)])
+    split = None if devices is None else _split_advice(options, plan, checked, machine, devices)
+    if split is not None:
+        notices.append(split.shown)
     if arguments.diff:
         options_given = parsed.options
         basics = {"model_path": options_given.model.model_path, "device": options_given.parallel.device}
@@ -86,7 +114,7 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
             if value["source"] not in ("default", "derived") or plan.why[name].value != usual[name].value
         }
     if arguments.json:
-        print(_json({"values": shown, "notices": notices}))
+        print(_json({"values": shown, "notices": notices, "split": split}))
         return 0
     print("\n".join(_explain_lines(shown)) or "nothing differs from the defaults")
     for notice in notices:
@@ -108,28 +136,38 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints the memory of one rank. Returns 0 if it fits, else 1."""
-    plan = plan_for(from_argv(options))
     machine = this_machine()
+    plan = plan_for(from_argv(options), machine)
+    devices = devices_of(plan, arguments.devices, arguments.device_memory)
+    machine = seen_by_ranks(plan, machine, devices)
     checked = _check(plan)
     rank, stored = _footprint(plan, checked, machine)
-    notice = loading_notice(plan, checked.prepared.model, stored.dtype)
-    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.ranks_on_node <= machine.memory_bytes
+    notices = list(filter(None, [loading_notice(plan, checked.prepared.model, stored.dtype)]))
+    if devices is None and device_facts(plan.parallel.device).is_numbered:
+        notices.append(
+            f"the memory of {plan.parallel.device} devices is not known here, and that of this host stands "
+            "in its place; give --device-memory"
+        )
+    fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.processes_on_node <= machine.memory_bytes
     if arguments.json:
         print(
             _json(
                 {
                     "rank": msgspec.to_builtins(rank) | {"total_bytes": rank.total_bytes},
                     "ranks": plan.parallel.num_ranks,
+                    "stages": _stages(plan, checked, machine, stored),
+                    "split": _split(plan),
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
                     "fits": fits,
-                    "notice": notice,
+                    "notices": notices,
                 }
             )
         )
     else:
-        print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits)))
-        if notice is not None:
+        stages = _stages(plan, checked, machine, stored)
+        print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits, stages)))
+        for notice in notices:
             print(f"note: {notice}")
     return 0 if fits else 1
 
@@ -141,15 +179,52 @@ def _check(plan: Plan) -> "Checked":
     return check(plan)
 
 
-def _footprint(plan: Plan, checked: "Checked", machine: MachineFacts) -> tuple[Footprint, Stored]:
+def _split_advice(
+    options: Sequence[str], plan: Plan, checked: "Checked", machine: MachineFacts, devices: Devices
+) -> Advice:
     stored = stored_weights(Path(plan.model.model_path))
+
+    def attempt(flags: tuple[str, ...]) -> tuple[Plan, Footprint]:
+        tried = plan_for(from_argv([*options, *flags]), machine)
+        return tried, _footprint(tried, checked, seen_by_ranks(tried, machine, devices), stored)[0]
+
+    return split_advice(attempt, devices, plan, checked.prepared.model)
+
+
+def _split(plan: Plan) -> dict[str, int]:
+    """How the model is divided."""
+    return {
+        "tensor_parallel_size": plan.parallel.tensor_parallel_size,
+        "pipeline_parallel_size": plan.parallel.pipeline_parallel_size,
+        "expert_parallel_size": plan.experts.expert_parallel_size,
+        "data_parallel_size": plan.parallel.data_parallel_size,
+        "nnodes": plan.parallel.nnodes,
+    }
+
+
+def _footprint(
+    plan: Plan, checked: "Checked", machine: MachineFacts, stored: Stored | None = None
+) -> tuple[Footprint, Stored]:
+    stored = stored or stored_weights(Path(plan.model.model_path))
     setup = None if checked.adapters is None else checked.adapters.setup()
     return footprint(plan, checked.prepared.model, machine, stored, setup), stored
 
 
-def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
-    """The table of `runtime check memory`."""
-    ranks, stored_as = plan.parallel.num_ranks, stored.dtype or "nothing"
+def _stages(plan: Plan, checked: "Checked", machine: MachineFacts, stored: Stored) -> list[Footprint]:
+    setup = None if checked.adapters is None else checked.adapters.setup()
+    return stage_footprints(plan, checked.prepared.model, machine, stored, setup)
+
+
+def memory_lines(
+    plan: Plan,
+    rank: Footprint,
+    stored: Stored,
+    available_bytes: int,
+    fits: bool,
+    stages: Sequence[Footprint] = (),
+) -> list[str]:
+    """The table of `runtime check memory`. `stages`: a rank of each, of which `rank` takes most."""
+    ranks, stored_as = plan.parallel.processes_on_node, stored.dtype or "nothing"
     windows = f", {rank.num_window_pages} for layers with a window" if rank.num_window_pages else ""
     rows = [
         (
@@ -179,10 +254,16 @@ def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: i
         (
             "in all",
             rank.total_bytes,
-            f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks",
+            f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks"
+            + (" on this node" if plan.parallel.nnodes > 1 else ""),
         ),
     ]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
+    for i, stage in enumerate(stages if len(stages) > 1 else ()):
+        lines.append(
+            f"{f'stage {i}':<12} {_size(stage.total_bytes):>10}  {_size(stage.weights_bytes)} of weights, "
+            f"room for {stage.pool_tokens} tokens"
+        )
     if rank.host_bytes:
         when = (
             "of weights, while the device's memory is released"

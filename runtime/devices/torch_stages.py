@@ -37,8 +37,8 @@ class TorchStageLinks:
     def __init__(self, groups: StageGroups, torch_device: torch.device, in_flight: int) -> None:
         self.groups = groups
         self.torch_device = torch_device
-        # a step sends hidden states once, or tokens to each other stage
-        self.most = in_flight * groups.stage.count
+        # a step sends hidden states once, or drafts and tokens to each other stage
+        self.most = 2 * in_flight * groups.stage.count
         self.sent: deque[tuple[dist.Work | None, Tensor]] = deque()
 
     def send_hidden(self, hidden: Tensor) -> None:

@@ -160,7 +160,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
 
     def stage_of(self, rank: int) -> Stage:
         """The stage that a rank is in."""
-        return Stage(rank // self.tp_size, self.pp_size)
+        has_heads = self.speculation is not None and self.speculation.has_heads
+        return Stage(rank // self.tp_size, self.pp_size, has_heads)
 
     @property
     def ranks_on_node(self) -> int:

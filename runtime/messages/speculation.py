@@ -75,3 +75,8 @@ class Speculation(Struct, frozen=True, kw_only=True, array_like=True):
     def is_own(self) -> bool:
         """Whether the ranks make the drafts."""
         return self.algorithm != "NGRAM"
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether heads make the drafts, which continue the model's hidden states and share its embedding."""
+        return self.is_own and self.algorithm != "STANDALONE"

@@ -2,7 +2,8 @@
 
     rank = stage * tensor-parallel size + tensor-parallel rank
 
-The first stage embeds tokens, the last one has the last norm and the head, and samples.
+The first stage embeds tokens, the last one has the last norm and the head, and samples. A draft model is
+whole, on the ranks of the last stage.
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,22 @@ class Stage:
 
     index: int = 0
     count: int = 1
+    has_draft_heads: bool = False  # the model has heads that draft, which embed tokens in the last stage
 
     @property
     def is_first(self) -> bool:
-        """Whether it embeds tokens."""
+        """Whether it embeds the tokens of a step."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
         """Whether it has the head."""
         return self.index == self.count - 1
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it has the embedding for what it computes; a tied head has one besides."""
+        return self.is_first or (self.is_last and self.has_draft_heads)
 
     def layers(self, num_layers: int) -> range:
         """The layers of this stage, of all. Numbers differ by one at most; the later stages have fewer, as

@@ -203,7 +203,7 @@ class Llama(Layer):
         own = self.stage.layers(config.num_layers)
         is_head_tied = self.stage.is_last and config.is_tied
         self.embed_tokens: Embedding | None = None
-        if self.stage.is_first or is_head_tied:
+        if self.stage.embeds or is_head_tied:
             self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = StageLayers(
             [self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class) for i in own],

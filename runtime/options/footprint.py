@@ -18,7 +18,7 @@ from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.weight_files import read_header, stored_as, weight_files
-from runtime.options.draft_sizes import draft_sizes, ngram_bytes
+from runtime.options.draft_sizes import DraftSizes, draft_sizes, ngram_bytes
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -126,16 +126,25 @@ def footprint(
 
     Raises StartError where the weights that are to be offloaded cannot lie in host memory.
     """
-    count = plan.parallel.pipeline_parallel_size
-    ranks = [_of_stage(plan, model, machine, stored, setup, Stage(i, count)) for i in range(count)]
-    fewest = min(ranks, key=lambda rank: rank.num_pages)
+    stages = stage_footprints(plan, model, machine, stored, setup)
+    fewest = min(stages, key=lambda rank: rank.num_pages)
     return structs.replace(
-        max(ranks, key=lambda rank: rank.total_bytes),
+        max(stages, key=lambda rank: rank.total_bytes),
         num_pages=fewest.num_pages,
         pool_tokens=fewest.pool_tokens,
         longest_tokens=fewest.longest_tokens,
         bound=fewest.bound,
     )
+
+
+def stage_footprints(
+    plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None
+) -> list[Footprint]:
+    """The memory of a rank of each stage, each with the pages that it has room for by itself."""
+    count = plan.parallel.pipeline_parallel_size
+    speculation = plan.speculation.in_force
+    has_heads = speculation is not None and speculation.has_heads
+    return [_of_stage(plan, model, machine, stored, setup, Stage(i, count, has_heads)) for i in range(count)]
 
 
 def _of_stage(
@@ -157,7 +166,7 @@ def _of_stage(
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
-    draft = draft_sizes(plan, model, sizes, item)
+    draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
     weights, all_weights = weights + draft.weights_bytes, all_weights + draft.weights_bytes
     full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
     full_bytes += draft.token_count * kv_item
@@ -165,8 +174,8 @@ def _of_stage(
     if model.recurrent is not None:
         state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
         drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
-    sharing = plan.parallel.ranks_on_node * plan.parallel.num_replicas
-    budget = int(machine.memory_bytes // sharing * plan.memory.mem_fraction_static)
+    own = machine.memory_bytes // plan.parallel.processes_on_node
+    budget = int(own * plan.memory.mem_fraction_static)
     pools, bound = _pages(
         plan,
         model,

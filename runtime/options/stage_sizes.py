@@ -26,13 +26,14 @@ def config_of_stage(model: ModelConfig, stage: Stage) -> ModelConfig:
 
 def stage_weight_count(model: ModelConfig, sizes: Ranks, stage: Stage) -> int:
     """As `weight_count`, of one rank of a stage: its layers, the embedding in the first stage, the last norm
-    and the head in the last one. A head that is tied to the embedding has a copy of it."""
+    and the head in the last one. A head that is tied to the embedding has a copy of it; so have heads that
+    draft, in the last stage."""
     if stage.count == 1:
         return weight_count(model, *sizes)
     counts = [layer_count(model, i, *sizes[:5]) for i in range(model.num_layers)]
     embedding = -(-model.vocab_size // (sizes.embedding or sizes.dense)) * model.hidden_size
     end = weight_count(model, *sizes) - sum(counts) - embedding
-    if model.is_tied:
+    if model.is_tied or stage.has_draft_heads:
         end += embedding
     own = sum(counts[i] for i in stage.layers(model.num_layers))
     return own + embedding * stage.is_first + end * stage.is_last

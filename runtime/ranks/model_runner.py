@@ -30,7 +30,7 @@ from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.open_graphs import open_graphs
-from runtime.ranks.pipeline import PipelineStage
+from runtime.ranks.pipeline import PipelineStage, with_drafts
 from runtime.ranks.prompt_logprobs import PromptRow
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
@@ -151,10 +151,12 @@ class ModelRunner:
             self.drafts.admit(plan.admits)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
-        starts, drafted = self.slots.lengths.starts(plan.slots), None
-        if self.drafts is not None:
-            plan, drafted = self.drafts.propose(plan, starts, page_loads, len(self.kv))
+        starts = self.slots.lengths.starts(plan.slots)
+        plan, drafted = with_drafts(
+            self.drafts, self.pipeline, plan, starts, page_loads, len(self.kv), self.effects.take
+        )
         batch = self.inputs.batch(plan, starts, page_loads, drafted)
+        token_ids = batch.token_ids
         if groups is not None:
             batch = groups.put_into(batch, self.device)
         if self.pipeline is not None:
@@ -176,7 +178,7 @@ class ModelRunner:
         shown = self.shown(plan, hidden)
         sampled = self.sample(plan, starts, rows, forwarded, groups)
         if self.drafts is not None and plan.follows:
-            self.drafts.follow(plan, starts, batch.token_ids, forwarded, sampled)
+            self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
 
     def launch_captured(

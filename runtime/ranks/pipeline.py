@@ -10,6 +10,9 @@ stage goes on to the next step when it has sent its hidden states: so stages com
 time, if the scheduler plans steps of different sequences (scheduling/micro_batches.py). The tokens of a step
 are due then. They are received before the next step that computes a slot of theirs: the first stage embeds
 them; those in the middle need them only to know which drafts are accepted.
+
+A draft model is on the last stage, which makes the drafts of a step when it has done the step before, and
+sends them to the others. So in steps with such drafts one stage computes at a time.
 """
 
 from collections import deque
@@ -21,12 +24,15 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.base import Device, ForwardBatch, PageLoads
 from runtime.devices.stages import StageLinks
+from runtime.layers.upload import upload_int64
 from runtime.messages.ranks import StartRank
 from runtime.messages.stages import Stage
 from runtime.messages.steps import StepPlan
 from runtime.models.config.model_config import ModelConfig
+from runtime.ranks.drafting.draft_runner import DraftRunner, has_trees
+from runtime.ranks.drafting.own_rows import Drafted, own_rows, with_trees
 from runtime.ranks.sample_rows import SampleRows
 
 # StepEffects.take
@@ -55,14 +61,18 @@ class PipelineStage:
         dtype: torch.dtype,
         torch_device: torch.device,
         in_flight: int,
+        *,
+        has_trees: bool = False,
     ) -> None:
-        """`dtype`: of the hidden states between stages; `in_flight`: steps, at most."""
+        """`dtype`: of the hidden states between stages; `in_flight`: steps, at most; `has_trees`: drafts of
+        the draft model are trees."""
         self.stage = stage
         self.links = links
         self.hidden_size = hidden_size
         self.dtype = dtype
         self.torch_device = torch_device
         self.in_flight = in_flight
+        self.has_trees = has_trees
         self.due: deque[Due] = deque()
 
     def settle(self, plan: StepPlan, take: Take) -> None:
@@ -84,6 +94,37 @@ class PipelineStage:
     def _receive(self, take: Take) -> None:
         due = self.due.popleft()
         take(due.plan, due.starts, due.rows, self.links.receive_tokens(len(due.rows.places)))
+
+    def send_drafts(self, plan: StepPlan, given: StepPlan, drafted: Drafted | None) -> None:
+        """Sends the drafts that the last stage has made for `plan` to all others. `given`, `drafted`: as of
+        DraftRunner.propose."""
+        rows = own_rows(plan)
+        if rows is None:
+            return
+        if drafted is not None:
+            tokens = drafted.tokens
+        else:
+            parts = [given.token_ids[rows.places]]
+            if self.has_trees and given.draft_parents is not None:
+                parts.append(given.draft_parents[rows.places])
+            tokens = upload_int64(np.concatenate(parts).astype(np.int64), self.torch_device)
+        for index in range(self.stage.index):
+            self.links.send_tokens(tokens, index)
+
+    def receive_drafts(self, plan: StepPlan, take: Take) -> tuple[StepPlan, Drafted | None]:
+        """As DraftRunner.propose, of drafts that the last stage makes: behind the tokens of all steps before,
+        as it does so when it has sampled these."""
+        rows = own_rows(plan)
+        if rows is None:
+            return plan, None
+        self.settle_all(take)
+        count = len(rows.places)
+        tokens = self.links.receive_tokens(2 * count if self.has_trees else count)
+        if self.has_trees:
+            drafts, parents = tokens.cpu().numpy().astype(np.int32).reshape(2, count)
+            return with_trees(plan, rows, drafts, parents), None
+        drafted = Drafted(rows, tokens)
+        return (drafted.known(plan), None) if self.torch_device.type == "cpu" else (plan, drafted)
 
     def given(self, batch: ForwardBatch) -> ForwardBatch:
         """The batch, behind the first stage with the hidden states of the stage before in place of
@@ -123,6 +164,24 @@ class PipelineStage:
         return len(rows.rows) > 0 and (index == 0 or rows.drafts is not None)
 
 
+def with_drafts(
+    drafts: DraftRunner | None,
+    pipeline: PipelineStage | None,
+    plan: StepPlan,
+    starts: np.ndarray,
+    loads: PageLoads | None,
+    first_layer: int,
+    take: Take,
+) -> tuple[StepPlan, Drafted | None]:
+    """The drafts that a plan leaves to the ranks, made here or by the last stage: see DraftRunner.propose."""
+    if drafts is None:
+        return (plan, None) if pipeline is None else pipeline.receive_drafts(plan, take)
+    given, drafted = drafts.propose(plan, starts, loads, first_layer)
+    if pipeline is not None:
+        pipeline.send_drafts(plan, given, drafted)
+    return given, drafted
+
+
 def of_stage(config: ModelConfig, stage: Stage) -> ModelConfig:
     """The config of which memory for sequences is planned: with the recurrent layers of this stage only."""
     if config.recurrent is None or stage.count == 1:
@@ -140,6 +199,13 @@ def open_pipeline(
     if device.links is None:
         return None
     hidden = dtype if device.programs is None else torch.float32
+    speculation = start.speculation
     return PipelineStage(
-        device.stage, device.links, config.hidden_size, hidden, device.torch_device, start.steps_in_flight
+        device.stage,
+        device.links,
+        config.hidden_size,
+        hidden,
+        device.torch_device,
+        start.steps_in_flight,
+        has_trees=speculation is not None and speculation.is_own and has_trees(speculation, device.facts),
     )

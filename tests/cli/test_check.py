@@ -171,3 +171,75 @@ def test_every_aspect_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
         main(["check", "--help"])
     text = capsys.readouterr().out
     assert left.value.code == 0 and all(f"    {aspect}" in text for aspect in check.ASPECTS)
+
+
+def test_explain_chooses_a_split(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """From config.json alone, for devices that this machine does not have."""
+    config = json.loads((Path(__file__).parents[2] / "docs" / "model_configs.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config["Llama-3.1-70B"]))
+    argv = ["--model-path", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]
+    argv += ["--device", "cuda", "--dtype", "bfloat16", "--devices", "8", "--device-memory", "80"]
+    report = json.loads(printed(capsys, "explain", "--json", *argv))
+    assert report["split"]["flags"][:2] == ["--tensor-parallel-size", "4"]
+    assert any(
+        notice.startswith("split: --tensor-parallel-size 4 --data-parallel-size 2: of 8 devices")
+        for notice in report["notices"]
+    )
+    text = printed(capsys, "explain", "--tp", "8", *argv)
+    assert "note: split: --tensor-parallel-size 4 --data-parallel-size 2: " in text, "whatever was given"
+    text = printed(capsys, "memory", "--tp", "4", "--dp", "2", *argv)
+    assert "of 80.0 GiB available to each of 8 ranks" in text
+    assert printed(capsys, "memory", *argv[:-2], "--device-memory", "24", code=1)
+
+
+def test_devices_that_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "explain", "--devices", "2"]) == 2
+    assert "--devices needs --device-memory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["check", "explain", "--devices", "0"])
+    assert "invalid number above 0 value: '0'" in capsys.readouterr().err
+
+
+SPLITS = {
+    "tp": (["--tp", "2"], 2),
+    "pp": (["--pp", "2"], 2),
+    "tp and pp": (["--tp", "2", "--pp", "2"], 4),
+    "dp": (["--dp", "2"], 2),
+    "ep": (["--tp", "2", "--ep", "2"], 2),
+    "nodes": (["--tp", "2", "--nnodes", "2", "--dist-init-addr", "10.0.0.1:50000"], 1),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_memory_of_splits(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank of this machine has its part of the memory, and of the model."""
+    monkeypatch.setenv("RUNTIME_DIST_SECRET", "a secret that all nodes of a test share")
+    folder = make_checkpoint("qwen3_moe", tmp_path / "model", num_hidden_layers=4)
+    argv, ranks = SPLITS[name]
+    model = ["--model-path", str(folder), "--dtype", "float32"]
+    whole = json.loads(printed(capsys, "memory", "--json", *model))["rank"]
+    report = json.loads(printed(capsys, "memory", "--json", *model, *argv))
+    rank = report["rank"]
+    assert rank["budget_bytes"] == pytest.approx(whole["budget_bytes"] / ranks, abs=2)
+    is_divided = name != "dp"
+    assert (rank["weights_bytes"] < 0.75 * whole["weights_bytes"]) == is_divided
+    assert len(report["stages"]) == report["split"]["pipeline_parallel_size"]
+    largest = max(report["stages"], key=lambda stage: stage["total_bytes"])
+    assert largest["weights_bytes"] == rank["weights_bytes"]
+    text = printed(capsys, "memory", *model, *argv)
+    assert f"available to each of {ranks} ranks" in text
+    assert ("\nstage 1 " in text) == ("--pp" in argv)
+
+
+def test_the_memory_of_all_replicas_counts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint("llama", tmp_path / "model")
+    model = ["--model-path", str(folder), "--max-total-tokens", "512", "--mem-fraction-static", "1"]
+    one = json.loads(printed(capsys, "memory", "--json", *model))["rank"]["total_bytes"]
+    room = MachineFacts(cores=2, memory_bytes=int(1.5 * one), entropy=7)
+    monkeypatch.setattr(check, "this_machine", lambda: room)
+    printed(capsys, "memory", *model)
+    printed(capsys, "memory", *model, "--dp", "2", code=1)

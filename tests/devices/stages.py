@@ -1,8 +1,10 @@
 """All stages of a pipeline in one process, one after another: links are queues."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import torch
@@ -14,11 +16,14 @@ from runtime.devices.cpu import device as cpu
 from runtime.devices.executor import Pending
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import RankReady, StartRank
-from runtime.messages.stages import Stage
 from runtime.messages.steps import StepPlan
+from runtime.ranks.drafting.own_rows import own_rows
+from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.drive import start_rank
+
+PATIENCE_S = 60.0  # only a failing test waits for so long
 
 
 @dataclass
@@ -28,6 +33,20 @@ class Wires:
     hidden: list[deque[Tensor]]  # to each stage
     tokens: list[deque[Tensor]]
     sent: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)  # kind, to whom, and shape
+    changed: Condition = field(default_factory=Condition)
+
+    def put(self, kind: str, stage: int, tensor: Tensor) -> None:
+        """Sends hidden states or tokens to a stage."""
+        with self.changed:
+            self.sent.append((kind, stage, tuple(tensor.shape)))
+            (self.hidden if kind == "hidden" else self.tokens)[stage].append(tensor)
+            self.changed.notify_all()
+
+    def take(self, waiting: deque[Tensor]) -> Tensor:
+        """The next of what was sent, waiting for it."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: waiting, PATIENCE_S), "nothing was sent"
+            return waiting.popleft()
 
     @property
     def is_empty(self) -> bool:
@@ -42,20 +61,18 @@ class ListLinks:
         self.stage = stage
 
     def send_hidden(self, hidden: Tensor) -> None:
-        self.wires.sent.append(("hidden", self.stage + 1, tuple(hidden.shape)))
-        self.wires.hidden[self.stage + 1].append(hidden)
+        self.wires.put("hidden", self.stage + 1, hidden)
 
     def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        hidden = self.wires.hidden[self.stage].popleft()
+        hidden = self.wires.take(self.wires.hidden[self.stage])
         assert hidden.shape == shape and hidden.dtype == dtype
         return hidden
 
     def send_tokens(self, tokens: Tensor, stage: int) -> None:
-        self.wires.sent.append(("tokens", stage, tuple(tokens.shape)))
-        self.wires.tokens[stage].append(tokens)
+        self.wires.put("tokens", stage, tokens)
 
     def receive_tokens(self, count: int) -> Tensor:
-        tokens = self.wires.tokens[self.stage].popleft()
+        tokens = self.wires.take(self.wires.tokens[self.stage])
         assert tokens.shape == (count,) and tokens.dtype == torch.int64
         return tokens
 
@@ -76,10 +93,20 @@ class StagedExecutor:
         )
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Launches a step on all stages; the result is the last one's."""
-        *before, last = [stage.launch(plan) for stage in self.stages]
+        """Launches a step on all stages; the result is the last one's. Where this makes drafts, the others
+        wait for it."""
+        if own_rows(plan) is None:
+            *before, last = [stage.launch(plan) for stage in self.stages]
+        else:
+            with ThreadPoolExecutor(len(self.stages)) as threads:
+                *before, last = threads.map(lambda stage: stage.launch(plan), self.stages)
         assert all(step.result() is None for step in before), "one stage reports"
         return last
+
+    @property
+    def runner(self) -> ModelRunner:
+        """That of the last stage."""
+        return self.stages[-1].runner
 
     def close(self) -> None:
         for stage in self.stages:
@@ -93,7 +120,7 @@ def start_stages(folder: Path, count: int, **options: Any) -> StagedExecutor:
 
     def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         alone = cpu.open_device(structs.replace(start, pp_size=1), 0, dtype)
-        return replace(alone, stage=Stage(rank, count), links=ListLinks(wires, rank))
+        return replace(alone, stage=message.stage_of(rank), links=ListLinks(wires, rank))
 
     return StagedExecutor(
         [

@@ -16,6 +16,7 @@ from tests.e2e.conftest import Generate
 from tests.e2e.test_server import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
+from tests.models.make_next_token import add_next_token_layers
 from tests.models.reference import Reference
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +68,38 @@ async def test_answers_are_those_of_transformers(
         assert await answers(engine) == [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
         load = engine.load()
         assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [
+        ("llama", {"pipeline_parallel_size": 2}, {"speculative_algorithm": "STANDALONE"}),
+        (
+            "glm4_moe",
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "chunked_prefill_size": 7},
+            {"speculative_algorithm": "NEXTN"},
+        ),
+    ],
+    ids=str,
+)
+async def test_draft_models_on_the_last_stage(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(family, tmp_path, num_hidden_layers=4)
+    reference = Reference(folder)
+    if options["speculative_algorithm"] == "NEXTN":
+        add_next_token_layers(folder)
+    else:
+        options = options | {"speculative_draft_model_path": str(folder)}
+    async with Engine(model_path=str(folder), **(OPTIONS | sizes | options)) as engine:
+        assert await answers(engine) == [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+        assert sample(engine.metrics(), "runtime_draft_tokens_total") > 0
+        if "NEXTN" not in options.values():
+            drafts, accepted = (
+                sample(engine.metrics(), f"runtime_{kind}_tokens_total")
+                for kind in ("draft", "accepted_draft")
+            )
+            assert accepted > 0.8 * drafts, "it drafts what it will sample"
 
 
 async def test_a_stage_that_is_killed_changes_no_answer(
@@ -160,6 +193,14 @@ def test_grammars_and_biases_on_the_last_stage() -> None:
 async def test_what_needs_all_layers_is_refused(checkpoint: Callable[[str], Path]) -> None:
     for options, why in (
         ({"pipeline_parallel_size": 9}, "more than the model's"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "speculative_algorithm": "EAGLE3",
+                "speculative_draft_model_path": str(checkpoint("llama")),
+            },
+            "layers in several stages",
+        ),
         ({"pipeline_parallel_size": 2, "cpu_offload_gb": 1}, "count the layers of the whole model"),
         ({"pp_async_batch_depth": 1}, "--pp-async-batch-depth"),
     ):

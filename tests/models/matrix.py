@@ -24,9 +24,10 @@ from runtime.models.config.tasks import family_of
 from tests.models import make
 from tests.models.layouts import ELSEWHERE, LAYOUTS
 from tests.models.matrix_checks import CHECKS, Made, Refused, close_ranks
-from tests.models.matrix_table import NOT_RUN, Row, read_rows, write_rows
+from tests.models.matrix_table import NOT_RUN, Page, Row
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Page(DOCS, "./dev test-models", "architecture")
 
 
 def architecture_of(family: str) -> str:
@@ -109,8 +110,9 @@ def main() -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     begin = time.monotonic()
     rows, problems = run(args.families or list(known), args.processes)
-    kept = read_rows(DOCS) if args.families else {}
-    write_rows(DOCS, kept | {row.architecture: row for row in rows.values()})
+    kept = PAGE.read_rows() if args.families else {}
+    kept |= {row.name: row for row in rows.values()}
+    PAGE.write_rows([kept[name] for name in sorted(kept, key=str.lower)])
     seconds = time.monotonic() - begin
     print(f"{len(rows)} rows in {seconds:.0f} s, {len(problems)} with failures; see {DOCS.name}")
     return 1 if problems else 0

@@ -1,25 +1,23 @@
-"""The table of docs/models.md that matrix.py writes between two marker lines, and reads back."""
+"""Tables of the docs that say what was run: written by a command between two marker lines, and read back."""
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-BEGIN = "<!-- written by ./dev test-models: begin -->"
-END = "<!-- written by ./dev test-models: end -->"
 NOT_RUN = "–"
 REFUSED = re.compile(r"refused \[(\d+)\]")
 NOTE = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 
 
 class Row(NamedTuple):
-    """What became of an architecture's checks, by name: "yes", NOT_RUN, or the reason of a refusal."""
+    """What became of the checks of one thing, by their names: "yes", NOT_RUN, or the reason of a refusal."""
 
-    architecture: str
+    name: str
     cells: dict[str, str]
 
 
-def render(rows: list[Row], columns: list[str]) -> str:
-    """The table, and below it the reasons of refusals, each once."""
+def render(rows: list[Row], columns: list[str], title: str) -> str:
+    """The table, and below it the reasons of refusals, each once. `title`: of the first column."""
     reasons: list[str] = []
 
     def shown(cell: str) -> str:
@@ -29,16 +27,16 @@ def render(rows: list[Row], columns: list[str]) -> str:
             reasons.append(cell)
         return f"refused [{reasons.index(cell) + 1}]"
 
-    lines = [f"| architecture | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
+    lines = [f"| {title} | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for row in rows:
         cells = [shown(row.cells.get(column, NOT_RUN)) for column in columns]
-        lines.append(f"| `{row.architecture}` | {' | '.join(cells)} |")
+        lines.append(f"| `{row.name}` | {' | '.join(cells)} |")
     notes = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", *notes]).strip() + "\n"
 
 
 def parse(text: str) -> tuple[dict[str, Row], list[str]]:
-    """Rows by architecture, and the columns, of what `render` wrote."""
+    """Rows by name, and the columns, of what `render` wrote."""
     reasons = dict(NOTE.findall(text))
     table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     if not table:
@@ -52,26 +50,40 @@ def parse(text: str) -> tuple[dict[str, Row], list[str]]:
     rows = [
         Row(name.strip("`"), dict(zip(columns, map(meant, cells), strict=True))) for name, *cells in table[2:]
     ]
-    return {row.architecture: row for row in rows}, columns
+    return {row.name: row for row in rows}, columns
 
 
-def between(docs: str) -> tuple[str, str, str]:
-    """What is before, between and behind the marker lines. Raises ValueError where one is missing."""
-    before, found, rest = docs.partition(BEGIN + "\n")
-    inner, found_end, behind = rest.partition(END + "\n")
-    if not found or not found_end:
-        raise ValueError(f"the lines {BEGIN} and {END} are missing")
-    return before, inner, behind
+class Page(NamedTuple):
+    """A page of the docs with a table that a command writes between two marker lines."""
 
+    path: Path
+    command: str
+    title: str  # of the first column
 
-def read_rows(path: Path) -> dict[str, Row]:
-    """The rows of a page."""
-    return parse(between(path.read_text())[1])[0]
+    @property
+    def begin(self) -> str:
+        """The line before the table."""
+        return f"<!-- written by {self.command}: begin -->"
 
+    @property
+    def end(self) -> str:
+        """The line behind it."""
+        return f"<!-- written by {self.command}: end -->"
 
-def write_rows(path: Path, rows: dict[str, Row]) -> None:
-    """Puts the rows in place of the page's, in the order of their names."""
-    before, _, behind = between(path.read_text())
-    columns = list(next(iter(rows.values())).cells)
-    ordered = [rows[name] for name in sorted(rows, key=str.lower)]
-    path.write_text(f"{before}{BEGIN}\n{render(ordered, columns)}{END}\n{behind}")
+    def between(self) -> tuple[str, str, str]:
+        """What is before, between and behind the marker lines. Raises ValueError where one is missing."""
+        before, found, rest = self.path.read_text().partition(self.begin + "\n")
+        inner, found_end, behind = rest.partition(self.end + "\n")
+        if not found or not found_end:
+            raise ValueError(f"the lines {self.begin} and {self.end} are missing")
+        return before, inner, behind
+
+    def read_rows(self) -> dict[str, Row]:
+        """The rows of the page by name."""
+        return parse(self.between()[1])[0]
+
+    def write_rows(self, rows: list[Row]) -> None:
+        """Puts the rows in place of the page's."""
+        before, _, behind = self.between()
+        table = render(rows, list(rows[0].cells), self.title)
+        self.path.write_text(f"{before}{self.begin}\n{table}{self.end}\n{behind}")

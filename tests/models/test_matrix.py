@@ -9,9 +9,7 @@ from runtime.models.config.registry import MODELS
 from tests.models import matrix
 from tests.models.layouts import ELSEWHERE
 from tests.models.matrix_checks import CHECKS, Made, Refused
-from tests.models.matrix_table import BEGIN, END, NOT_RUN, Row, parse, read_rows, render, write_rows
-
-DOCS = f"before\n{BEGIN}\n{END}\nbehind\n"
+from tests.models.matrix_table import NOT_RUN, Page, Row, parse, render
 
 
 def test_every_family_is_made_for_tests() -> None:
@@ -23,7 +21,7 @@ def test_every_family_is_made_for_tests() -> None:
 
 
 def test_every_family_stands_in_the_table() -> None:
-    rows = read_rows(matrix.DOCS)
+    rows = matrix.PAGE.read_rows()
     lacking = set(matrix.all_rows().values()) - rows.keys()
     assert not lacking, f"run ./dev test-models for {', '.join(sorted(lacking))}"
     assert rows.keys() <= MODELS.keys()
@@ -35,7 +33,7 @@ def test_a_row_is_what_the_page_has(family: str) -> None:
     checks = tuple(name for name in CHECKS if name != "two ranks")  # processes of their own
     row, problems = matrix.run_row(family, checks)
     assert not problems
-    kept = read_rows(matrix.DOCS)[row.architecture].cells
+    kept = matrix.PAGE.read_rows()[row.name].cells
     assert row.cells == kept | {"two ranks": NOT_RUN}
 
 
@@ -55,17 +53,18 @@ def test_a_cell_says_yes_only_where_something_was_run(monkeypatch: pytest.Monkey
 
 
 def test_rows_are_read_back_and_others_stay(tmp_path: Path) -> None:
-    page = tmp_path / "models.md"
-    page.write_text(DOCS)
+    page = Page(tmp_path / "models.md", "a command", "name")
+    page.path.write_text(f"before\n{page.begin}\n{page.end}\nbehind\n")
     a, b = Row("A", {"x": "yes", "y": "no room"}), Row("B", {"x": "no room", "y": NOT_RUN})
-    write_rows(page, {"B": b, "A": a})
-    written = page.read_text()
+    page.write_rows([a, b])
+    written = page.path.read_text()
     assert written.startswith("before\n") and written.endswith("behind\n")
+    assert "| name | x | y |\n| --- | --- | --- |\n" in written
     assert "| `A` | yes | refused [1] |\n| `B` | refused [1] | – |\n\n1. no room\n" in written
     better = a._replace(cells={"x": "yes", "y": "yes"})
-    write_rows(page, read_rows(page) | {"A": better})
-    assert read_rows(page) == {"A": better, "B": b}
-    assert parse(render([], ["x"]))[0] == {}
-    page.write_text("no marker")
+    page.write_rows(list((page.read_rows() | {"A": better}).values()))
+    assert page.read_rows() == {"A": better, "B": b}
+    assert parse(render([], ["x"], "name"))[0] == {}
+    page.path.write_text("no marker")
     with pytest.raises(ValueError, match="are missing"):
-        write_rows(page, {"A": a})
+        page.write_rows([a])

@@ -37,6 +37,12 @@ SAME: tuple[tuple[str, Value, str, dict[str, Value]], ...] = (
     ("--redundant_expert", 0, "--ep-num-redundant-experts", {}),
     ("--eplb_update_time", 5000, "--eplb-rebalance-num-iterations", {}),
     ("--eplb_balance_layer_per_step", 1, "--eplb-rebalance-layers-per-chunk", {}),
+    (
+        "--fake_balance_expert",
+        False,
+        "--ep-dispatch-algorithm",
+        {"true": "fake", "1": "fake", "false": None, "0": None},
+    ),
     ("--eplb_stats_window_size", 10, "--expert-distribution-recorder-buffer-size", {}),
     ("--py-inference-log-response", False, "--log-requests", {}),
     (
@@ -148,6 +154,24 @@ SUPERSEDED: tuple[tuple[str, Value, str, str], ...] = (
         "Verify drafts with the kernels of prompts.",
         "rows that verify drafts always take them.",
     ),
+    (
+        "--eplb_force_repack",
+        False,
+        "Pack all experts of a layer anew at each rebalance.",
+        "each rebalance does, and takes the old places where they are as even.",
+    ),
+    (
+        "--eplb_control_step",
+        100,
+        "Steps after which ranks agree on the settings of the expert balancer.",
+        "the event loop balances for all ranks, which get its moves with their plans.",
+    ),
+    (
+        "--eplb_test_mode",
+        False,
+        "Wait for the weights of experts that move before the next step.",
+        "all ranks change over between the same two steps, so tokens are the same without a wait.",
+    ),
 )
 
 # (flag, default there, what it is, device)
@@ -202,10 +226,6 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "Host memory to leave alone, in bytes.",
         "see --mem-fraction-static",
     ),
-    ("--eplb_force_repack", False, "Place all experts anew at each rebalance.", ""),
-    ("--eplb_control_step", 100, "Steps between two exchanges of expert statistics.", ""),
-    ("--eplb_test_mode", False, "Test mode of the expert balancer.", ""),
-    ("--fake_balance_expert", False, "Spread tokens over experts evenly, for measurements.", ""),
     ("--trace-memory", False, "Trace memory.", ""),
     ("--trace-malloc-stack", False, "Trace allocations with their stacks.", ""),
     ("--enable-device-perf", False, "Measure the device's speed at start.", ""),

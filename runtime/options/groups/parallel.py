@@ -228,6 +228,11 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         """Ranks of one replica on each node."""
         return self.num_ranks // self.nnodes
 
+    @property
+    def processes_on_node(self) -> int:
+        """Ranks of all replicas on each node."""
+        return self.ranks_on_node * self.num_replicas
+
     def of_ranks(self, replica: int) -> Fields:
         """Fields of StartRank that say how the model is divided, and what a rank of a replica has of its
         machine."""

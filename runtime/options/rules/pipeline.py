@@ -23,8 +23,8 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         return None
     speculation = plan.speculation.in_force
     reasons = {
-        "a draft model (--speculative-algorithm) needs the hidden states and the head of the last stage "
-        "before the first one begins; take NGRAM": speculation is not None and speculation.is_own,
+        "heads of --speculative-algorithm EAGLE3 continue hidden states of layers in several stages; take "
+        "EAGLE, NEXTN, STANDALONE or NGRAM": speculation is not None and speculation.algorithm == "EAGLE3",
         "layers that read the keys and values of an earlier one may be in another stage": bool(
             model.kv_sources
         ),

@@ -22,6 +22,7 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch, PageLoads
 from runtime.devices.decoder_spec import Forwarded
+from runtime.devices.facts import DeviceFacts
 from runtime.devices.operands import LogitsOps
 from runtime.layers.sampling.sampler import clean, host_uniform
 from runtime.layers.upload import upload, upload_int64
@@ -38,6 +39,11 @@ from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
 
 NO_PLACES = np.empty(0, np.int64)
+
+
+def has_trees(speculation: Speculation, facts: DeviceFacts) -> bool:
+    """Whether drafts of a draft model are trees: chains where attention takes no trees."""
+    return speculation.topk > 1 and facts.has_tree_attention
 
 
 class DraftRunner:
@@ -62,7 +68,7 @@ class DraftRunner:
         self.page_size = page_size
         self.logits_ops = logits_ops
         self.is_host = device.torch_device.type == "cpu"  # the host knows at once what the device computes
-        self.branches = speculation.topk if device.facts.has_tree_attention else 1
+        self.branches = speculation.topk if has_trees(speculation, device.facts) else 1
         self.num_levels = speculation.num_steps
         depth = speculation.max_drafts + 1
         self.pending = Pending(

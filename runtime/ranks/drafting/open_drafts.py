@@ -14,6 +14,7 @@ from runtime.errors import ModelError
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import CompileConfig, KeepWeights, StartRank
 from runtime.messages.speculation import Speculation
+from runtime.messages.stages import Stage
 from runtime.models.base import Model, generative
 from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import ModelConfig
@@ -51,7 +52,7 @@ class DraftLoader:
     ) -> None:
         """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
         model that does not go with the target, or that the device does not compute."""
-        alone = replace(device, layer_devices={}, kept_weights=None)
+        alone = replace(device, layer_devices={}, kept_weights=None, stage=Stage(), links=None)
         self.device = replace(alone, all_to_all=None, expert_places=None)
         self.target = config
         self.speculation = speculation
@@ -131,7 +132,7 @@ def _draft_start(start: StartRank, speculation: Speculation) -> StartRank:
 def open_draft_loader(
     device: Device, start: StartRank, config: ModelConfig, dtype: torch.dtype, schemes: tuple[str, ...]
 ) -> DraftLoader | None:
-    """None: these ranks have no draft model. Raises ModelError."""
-    if start.speculation is None or not start.speculation.is_own:
+    """None: these ranks have no draft model, or are not those of the last stage. Raises ModelError."""
+    if start.speculation is None or not start.speculation.is_own or not device.stage.is_last:
         return None
     return DraftLoader(device, start, start.speculation, config, dtype, schemes)
