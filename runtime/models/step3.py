@@ -18,7 +18,7 @@ class HeadGatedAttention(SelfAttention):
         own = config.of_layer(index)
         super().__init__(device, dtype, own, index)
         self.g_proj = (
-            Linear(device, dtype, own.hidden_size, {"": own.num_heads}, shard="column")
+            Linear(device, dtype, own.hidden_size, {"": self.qkv_proj.query_heads}, shard="column")
             if config.has_head_gates
             else None
         )

@@ -20,6 +20,7 @@ from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import read_config
+from runtime.models.config.shares import even_part
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -99,7 +100,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ops = AscendOps(
         dtype, start.page_size, torch_device, is_nz=options.nz_cache, sampling=options.sampling_backend
     )
-    check_model(start, ops, dtype, torch_device)
+    check_model(start, ops, dtype, torch_device, rank % start.tp_size)
     experts = AscendExperts(dtype, has_remote_experts=start.ep_size > 1)
     exchanges = open_all_to_all(
         start.moe_a2a_backend,
@@ -128,9 +129,11 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
 
 
-def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device) -> None:
+def check_model(
+    start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device, rank: int
+) -> None:
     """Raises StartError where the model's attention, or any attention if there is no model, does not work on
-    this NPU."""
+    this NPU. `rank`: of its stage."""
     if not start.model_path:
         return check_attention(ops, dtype, start.page_size, torch_device)
     config = read_config(
@@ -148,8 +151,9 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
         )
     if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)
-    elif config.num_heads % start.tp_size == 0:
-        check_mla(ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // start.tp_size)
+    else:
+        heads = even_part(config.num_heads, start.tp_size, rank).size
+        check_mla(ops, dtype, start.page_size, torch_device, config.mla, heads)
     return None
 
 

@@ -32,6 +32,7 @@ from runtime.layers.weight import (
     SourceTensor,
     Subgroup,
     Weight,
+    channel_shard,
     even_shard,
     replicated_shard,
 )
@@ -115,11 +116,8 @@ class SparseFeedForward(Layer):
         num_places = moe.num_experts + (0 if spread is None else spread.num_copies)
         # this rank's places of experts
         self.local = even_shard(num_places, Subgroup(ranks.rank // split, groups), "experts", "--ep-size")
-        inner = even_shard(
-            moe.intermediate_size,
-            Subgroup(ranks.rank % split, split),
-            "moe_intermediate_size",
-            "--tp-size / --ep-size",
+        inner = channel_shard(
+            moe.intermediate_size, Subgroup(ranks.rank % split, split), "moe_intermediate_size"
         )
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
         placement = (

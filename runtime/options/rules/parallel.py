@@ -103,24 +103,13 @@ def multiplexing_stands_alone(options: Values) -> str | None:
     return None
 
 
-def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Each rank computes whole attention heads."""
+def heads_reach_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Each rank computes whole attention heads, one at least."""
     size = plan.parallel.tensor_parallel_size
-    if model.num_heads % size:
+    if size > model.num_heads:
         return (
-            f"--tensor-parallel-size {size} does not divide the model's {model.num_heads} attention heads; "
-            "choose a divisor"
-        )
-    return None
-
-
-def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Ranks hold whole key/value heads, or copies of one."""
-    size, heads = plan.parallel.tensor_parallel_size, model.num_kv_heads
-    if heads % size and size % heads:
-        return (
-            f"--tensor-parallel-size {size} and the model's {heads} key/value heads are no multiples of "
-            "one another; choose one"
+            f"--tensor-parallel-size {size} leaves ranks without any of the model's {model.num_heads} "
+            f"attention heads; give at most {model.num_heads}"
         )
     return None
 
@@ -158,8 +147,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 )
 
 PLAN_RULES: tuple[PlanRule, ...] = (
-    heads_divide,
-    kv_heads_divide,
+    heads_reach_ranks,
     device_numbers_have_devices,
     numa_nodes_are_of_ranks,
 )
