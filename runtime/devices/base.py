@@ -36,6 +36,7 @@ from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.messages.experts import ExpertPlaces
+from runtime.messages.ranks import StepOverlap
 from runtime.messages.stages import Stage
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class ForwardBatch:
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
     states: StateRows | None = None  # None: the model has no recurrent layers
+    # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
+    micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,8 @@ class Collectives(Protocol):
 
     rank: int
     size: int
+    # called while each collective is under way, for what does not need its result; None: nothing is
+    meanwhile: "Callable[[], None] | None"
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """The sum over ranks; may overwrite `x`."""
@@ -368,6 +373,7 @@ class Device:
     # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
+    overlap: StepOverlap = StepOverlap()  # what is computed while collectives are under way
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

@@ -126,6 +126,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q,
         expert_places=start.expert_places,
+        overlap=start.overlap,
     )
 
 

@@ -68,6 +68,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         links=links,
         kept_weights=None if threads is None else _kept_weights(start, threads),
         expert_places=start.expert_places,
+        overlap=start.overlap,
     )
 
 

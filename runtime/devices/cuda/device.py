@@ -114,6 +114,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=CudaFusedOps(),
         streams=torch.cuda,
         expert_places=start.expert_places,
+        overlap=start.overlap,
         stage=start.stage_of(rank),
         links=links,
     )

@@ -25,6 +25,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
 from runtime.layers.moe.routing import sparsemixer
+from runtime.layers.parallel.meanwhile import Meanwhile
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.weight import (
     FormatLookup,
@@ -188,6 +189,8 @@ class SparseFeedForward(Layer):
             if self.table is not None:
                 ids = self.table.places(ids)
             exchange = self.device.all_to_all.of(batch.is_decode)
+            if shared is not None and self.device.overlap.shared_experts:
+                shared = Meanwhile(self.device.collectives, shared)
             return add_shared(
                 exchange.apply(
                     x, ids, weights, self.local.size, self.packed, self.expert_weights.has_int8_activations

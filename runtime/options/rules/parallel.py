@@ -114,6 +114,38 @@ def heads_reach_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str
     return None
 
 
+def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Two-batch overlap needs several ranks, and steps that can be cut."""
+    kernels = plan.kernels
+    if not kernels.enable_two_batch_overlap:
+        return None
+    reasons = {
+        "does nothing with one rank, which exchanges nothing; raise --tensor-parallel-size": (
+            plan.parallel.tensor_parallel_size == 1
+        ),
+        f"does nothing on --device {device.name}, which computes nothing": device.name == "null",
+        "is not there for models with recurrent layers yet": model.num_recurrent_layers > 0,
+        "is not there for models that see whole texts": model.pooling is not None and model.pooling.is_whole,
+        "needs two plans of attention at a time, and those of flashinfer share their memory; take another "
+        "--attention-backend": "flashinfer"
+        in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--enable-two-batch-overlap {reason}, or leave it out"
+    return None
+
+
+def single_batches_have_shared_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Single-batch overlap computes shared experts meanwhile."""
+    if not plan.kernels.enable_single_batch_overlap or (model.moe is not None and model.moe.shared_size):
+        return None
+    return (
+        "--enable-single-batch-overlap computes shared experts while tokens travel to the others, and this "
+        "model has none; leave it out"
+    )
+
+
 def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Device numbers need a device of which a machine has several."""
     given = [flag(name) for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
@@ -148,6 +180,8 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     heads_reach_ranks,
+    two_batches_have_an_exchange,
+    single_batches_have_shared_experts,
     device_numbers_have_devices,
     numa_nodes_are_of_ranks,
 )
