@@ -117,7 +117,8 @@ def test_the_embedded_model_is_a_word() -> None:
     [
         (
             "--tp 9",
-            "--tensor-parallel-size 9 leaves ranks without any of the model's 8 attention heads; give at most 8",
+            "--tensor-parallel-size 9 leaves ranks without any of the model's 8 attention heads; give at "
+            "most 8",
         ),
         ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
         ("--max-total-tokens 16 --page-size 16", "less than two pages"),
@@ -187,54 +188,6 @@ def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> N
     with pytest.raises(OptionsError) as caught:
         resolve(parsed, model, device_facts(parsed.options.parallel.device), MACHINE)
     assert any(sentence in problem for problem in caught.value.problems)
-
-
-@pytest.mark.parametrize(
-    "words", ["--tp 3", "--tp 5", "--tp 8 --ep-size 1", "--tp 4 --ep-size 4 --ep-num-redundant-experts 2"]
-)
-def test_ranks_need_not_divide(words: str) -> None:
-    """Neither 8 heads with 4 of keys and values, nor an inner size of 36; 6 experts with copies of two."""
-    assert (
-        resolve(from_argv(words.split()), Sparse, DEVICES["cpu"], MACHINE).parallel.tensor_parallel_size > 2
-    )
-
-
-class Shared(Sparse):
-    moe = structs.replace(Sparse.moe, shared_size=36)
-
-
-@pytest.mark.parametrize(
-    ("words", "model", "sentence"),
-    [
-        ("--tp 2 --enable-two-batch-overlap", Model, ""),
-        ("--tp 2 --tbo-token-distribution-threshold 0 --enable-two-batch-overlap", Sparse, ""),
-        ("--enable-two-batch-overlap", Model, "does nothing with one rank"),
-        ("--tp 2 --enable-two-batch-overlap --enable-lora", Model, "--enable-two-batch-overlap"),
-        (
-            "--tp 2 --pp-size 2 --enable-two-batch-overlap",
-            Model,
-            "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank",
-        ),
-        ("--tp 2 --tbo-token-distribution-threshold 0.3", Model, "--enable-two-batch-overlap"),
-        ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Shared, ""),
-        ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Sparse, "this model has none"),
-        ("--tp 2 --enable-single-batch-overlap", Shared, "--moe-a2a-backend"),
-    ],
-)
-def test_rules_about_overlap(words: str, model: type[Model], sentence: str) -> None:
-    parsed = from_argv(words.split())
-    if not sentence:
-        assert resolve(parsed, model, DEVICES["cpu"], MACHINE).parallel.tensor_parallel_size == 2
-        return
-    with pytest.raises(OptionsError) as caught:
-        resolve(parsed, model, DEVICES["cpu"], MACHINE)
-    assert any(sentence in problem for problem in caught.value.problems)
-
-
-def test_models_with_states_are_not_cut() -> None:
-    words = "--tp 2 --enable-two-batch-overlap"
-    with pytest.raises(OptionsError, match="not there for models with recurrent layers yet"):
-        resolve(from_argv(words.split()), Recurrent, DEVICES["cpu"], MACHINE)
 
 
 class Latents(Model):

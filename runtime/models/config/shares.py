@@ -6,8 +6,8 @@ what it holds bounds what any rank does.
 
 from typing import NamedTuple
 
-# Channels are divided in runs of as many, so that products stay aligned, and whole what quantized weights have
-# together: groups with one scale, and eight codes of 4 bits in a word
+# Channels are divided in runs of as many: products stay aligned, and what quantized weights have together
+# stays whole, as groups with one scale and eight codes of 4 bits in a word
 CHANNEL_RUNS = (256, 128, 64, 32, 16, 8)
 FEWEST_RUNS = 16  # of each rank: the largest part is then longer than the mean by a sixteenth at most
 

@@ -133,8 +133,8 @@ class Kernels(Group, frozen=True, kw_only=True):
     tbo_token_distribution_threshold: A[
         Amount,
         option(
-            "Least share of the tokens in the smaller micro-batch where the cut is between sequences; of less "
-            "than that it is in the middle of the tokens, within a prompt. 0: always between sequences."
+            "Least share of tokens in the smaller micro-batch of a cut between sequences; else prompts are "
+            "cut. 0: never."
         ),
     ] = 0.48
     enable_single_batch_overlap: A[
