@@ -21,7 +21,7 @@ from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import KeepWeights, Reading, StartRank
+from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
@@ -66,6 +66,7 @@ def start_rank(
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
         deepep_mode=plan.experts.deepep_mode,
+        overlap=step_overlap(plan),
         max_slots=plan.schedule.max_running_requests,
         max_len=plan.model.context_length,
         max_step_tokens=plan.schedule.max_step_tokens + plan.schedule.max_running_requests,
@@ -107,6 +108,16 @@ def start_rank(
         log_level=log.level(),
         log_format=plan.logs.log_format,
         speculation=plan.speculation.in_force,
+    )
+
+
+def step_overlap(plan: Plan) -> StepOverlap:
+    """What ranks compute while they exchange something."""
+    kernels = plan.kernels
+    return StepOverlap(
+        kernels.enable_two_batch_overlap,
+        kernels.tbo_token_distribution_threshold,
+        kernels.enable_single_batch_overlap,
     )
 
 

@@ -39,6 +39,7 @@ from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
 from runtime.messages.experts import ExpertPlaces
 from runtime.messages.prompt_split import PromptSplit
+from runtime.messages.ranks import StepOverlap
 from runtime.messages.stages import Stage
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class ForwardBatch:
     states: StateRows | None = None  # None: the model has no recurrent layers
     # the tokens that `attention` is of; None: all, and this rank computes the queries of all of them
     part: "TokenPart | None" = None
+    # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
+    micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,8 @@ class Collectives(Protocol):
 
     rank: int
     size: int
+    # called while each collective is under way, for what does not need its result; None: nothing is
+    meanwhile: "Callable[[], None] | None"
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """The sum over ranks; may overwrite `x`."""
@@ -369,6 +374,7 @@ class Device:
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
+    overlap: StepOverlap = StepOverlap()  # what is computed while collectives are under way
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Collectives of a model with a single rank. Torch-free at run time."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ class SingleRank:
 
     rank = 0
     size = 1
+    meanwhile: "Callable[[], None] | None" = None
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """`x` itself."""

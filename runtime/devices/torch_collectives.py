@@ -1,6 +1,6 @@
 """Collectives over torch.distributed, which every torch device with several ranks builds on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self, cast
 from urllib.parse import parse_qs, urlsplit
@@ -34,6 +34,7 @@ class TorchCollectives:
         """`backend` is torch's name of it: gloo, nccl, hccl. Rank `rank` of `num_stages` stages of `size`
         ranks; all of them meet at `rendezvous` (`open_store`). `torch_device` binds the process group to a
         device, where the backend profits from it."""
+        self.meanwhile: Callable[[], None] | None = None
         self.rank = rank % size
         self.size = size
         total = size * num_stages
@@ -44,21 +45,35 @@ class TorchCollectives:
         # None: all ranks
         self.group = None if self.stages is None else self.stages.of_stage
 
+    @property
+    def is_async(self) -> bool:
+        """Whether collectives return while they are under way, for `wait`."""
+        return self.meanwhile is not None
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Calls `meanwhile`, and returns when the collective is done; on a device with streams its stream
+        waits. None: it was not asynchronous."""
+        if work is not None:
+            assert self.meanwhile is not None, "an asynchronous collective with nothing to compute meanwhile"
+            self.meanwhile()
+            work.wait()
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        dist.all_reduce(x, group=self.group)
+        self.wait(dist.all_reduce(x, group=self.group, async_op=self.is_async))
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """The ranks' equally shaped tensors joined along `dim` in rank order."""
-        parts = x.new_empty(self.size, *x.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1) if x.dim() else parts, x.contiguous(), self.group)
+        parts, x = x.new_empty(self.size, *x.shape), x.contiguous()
+        target = parts.flatten(0, 1) if x.dim() else parts
+        self.wait(dist.all_gather_into_tensor(target, x, self.group, self.is_async))
         return torch.cat(parts.unbind(), dim=dim)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """This rank's part of the sum over ranks, [len(x) / size, ...]."""
-        out = x.new_empty(len(x) // self.size, *x.shape[1:])
-        dist.reduce_scatter_tensor(out, x.contiguous(), group=self.group)
+        out, x = x.new_empty(len(x) // self.size, *x.shape[1:]), x.contiguous()
+        self.wait(dist.reduce_scatter_tensor(out, x, group=self.group, async_op=self.is_async))
         return out
 
     def all_to_all(
@@ -66,8 +81,8 @@ class TorchCollectives:
     ) -> Tensor:
         """Rows of `x` to each rank, and the rows that came from each, in rank order; equally many, or `sent`
         and `received` rows."""
-        out = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:])
-        dist.all_to_all_single(out, x.contiguous(), received, sent, self.group)
+        out, x = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:]), x.contiguous()
+        self.wait(dist.all_to_all_single(out, x, received, sent, self.group, self.is_async))
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Device, Gate
 from runtime.layers.linear import Linear, Reduction
-from runtime.layers.weight import Layer
+from runtime.layers.weight import Layer, channel_shard, replicated_shard
 from runtime.models.config.block import Activation
 
 
@@ -34,18 +34,23 @@ class FeedForward(Layer):
     ) -> None:
         self.ops, self.limit = device.ops, limit
         self.activation: Gate = activation
+        own = (
+            replicated_shard(inner)
+            if replicated
+            else channel_shard(inner, device.collectives, "intermediate_size")
+        )
         self.gate_up_proj = Linear(
             device,
             dtype,
             hidden,
-            {"gate": inner, "up": inner},
+            {"gate": own, "up": own},
             shard="replicated" if replicated else "column",
             bias=bias,
         )
         self.down_proj = Linear(
             device,
             dtype,
-            inner,
+            own,
             {"": hidden},
             shard="replicated" if replicated else "row",
             bias=bias,
@@ -110,8 +115,9 @@ class PlainFeedForward(Layer):
         reduction: Reduction,
     ) -> None:
         self.activate = ACTIVATIONS[activation]
-        self.up = Linear(device, dtype, hidden, {"": inner}, shard="column", bias=bias)
-        self.down = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias, reduction=reduction)
+        own = channel_shard(inner, device.collectives, "intermediate_size")
+        self.up = Linear(device, dtype, hidden, {"": own}, shard="column", bias=bias)
+        self.down = Linear(device, dtype, own, {"": hidden}, shard="row", bias=bias, reduction=reduction)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -22,7 +22,7 @@ from runtime.layers.weight import (
     SourceTensor,
     Weight,
     even_shard,
-    kv_head_shard,
+    head_shards,
     replicated_shard,
     scaled_shard,
 )
@@ -59,15 +59,17 @@ class Linear(Layer):
     """x [N, in] -> x Wᵀ + b [N, out]. With shard="column" a rank has a shard of out, with shard="row" a shard
     of in, with shard="replicated" all.
 
-    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column-parallel
-    layer may give shards in place of sizes. A row-parallel layer reduces over the ranks as `reduction` says.
+    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. Sizes that are split
+    must be multiples of the number of ranks; shards may be given in their place, and then the outputs of a
+    column-parallel layer and the inputs of the row-parallel layer that follows have the same ones. A
+    row-parallel layer reduces over the ranks as `reduction` says.
     """
 
     def __init__(
         self,
         device: Device,
         dtype: torch.dtype,
-        inputs: int,
+        inputs: int | Shard,
         outputs: dict[str, int | Shard],
         *,
         shard: Literal["column", "row", "replicated"],
@@ -81,9 +83,7 @@ class Linear(Layer):
         assert reduction != "none" or not bias, "the layer that reduces would add the bias once a rank"
         self.is_row, self.is_column = shard == "row", shard == "column"
         self.outputs = {name: self._output_shard(out) for name, out in outputs.items()}
-        self.inputs = (
-            even_shard(inputs, self.ranks, "row inputs") if self.is_row else replicated_shard(inputs)
-        )
+        self.inputs = self._input_shard(inputs)
         self.size = sum(out.size for out in self.outputs.values())
         self.has_bias = bias
         self.weight: Weight | None = None
@@ -101,6 +101,13 @@ class Linear(Layer):
                 if reduction == "reduce_scatter"
                 else self.ranks.all_reduce
             )
+
+    def _input_shard(self, inputs: int | Shard) -> Shard:
+        if isinstance(inputs, Shard):
+            return inputs
+        return (
+            even_shard(inputs, self.ranks, "row inputs") if self.is_row else replicated_shard(inputs)
+        )
 
     def _output_shard(self, out: int | Shard) -> Shard:
         if isinstance(out, Shard):
@@ -210,8 +217,8 @@ class Linear(Layer):
 
 
 class QkvLinear(Linear):
-    """Queries, keys and values in one column-parallel layer, split by whole heads. Key/value heads are
-    replicated where there are fewer of them than ranks."""
+    """Queries, keys and values in one column-parallel layer, split by whole heads: ranks may have different
+    numbers of them. Key/value heads are replicated where there are fewer of them than ranks."""
 
     def __init__(
         self,
@@ -224,9 +231,11 @@ class QkvLinear(Linear):
         *,
         bias: bool,
     ) -> None:
-        q = even_shard(num_heads, device.head_ranks, "attention heads")
-        kv = kv_head_shard(num_kv_heads, device.head_ranks)
+        q, kv = head_shards(num_heads, num_kv_heads, device.head_ranks)
+        self.query_heads = q
         self.heads = (q.size, kv.size, kv.size)  # query, key and value heads of this rank
+        # of the ranks that have the same key/value head, one counts it in sums over all heads
+        self.counts_keys = q.start * kv.full == kv.start * q.full
         outputs: dict[str, int | Shard] = {
             "q": scaled_shard(q, head_dim),
             "k": scaled_shard(kv, head_dim),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.errors import ModelError
 from runtime.models.config.quantization_schemes import WeightFormat
+from runtime.models.config.shares import Part, channel_part, even_part, head_parts
 
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtype names of safetensors
 # name of a module below a layer -> the format of its quantized weight; None: the weight is not quantized
@@ -252,12 +253,31 @@ def even_shard(full: int, ranks: RankGroup, what: str, flag: str = "--tp-size") 
     return Shard(full, ranks.rank * size, size)
 
 
-def kv_head_shard(num_kv_heads: int, ranks: RankGroup) -> Shard:
-    """Key/value heads of this rank. Where there are fewer heads than ranks, neighbouring ranks have the same
-    one."""
-    if num_kv_heads >= ranks.size or ranks.size % num_kv_heads:
-        return even_shard(num_kv_heads, ranks, "key/value heads")
-    return Shard(num_kv_heads, ranks.rank * num_kv_heads // ranks.size, 1)
+def unit_shard(full: int, ranks: RankGroup, what: str) -> Shard:
+    """Whole units, as heads, that may be one fewer on the last ranks. Raises ModelError, naming `what`, where
+    a rank would have none."""
+    return _shard(full, even_part(full, ranks.size, ranks.rank), ranks, what)
+
+
+def channel_shard(full: int, ranks: RankGroup, what: str) -> Shard:
+    """Channels, as of an inner dimension (see shares.channel_part). Raises ModelError as `unit_shard`."""
+    return _shard(full, channel_part(full, ranks.size, ranks.rank), ranks, what)
+
+
+def head_shards(
+    num_heads: int, num_kv_heads: int, ranks: RankGroup, what: str = "attention heads"
+) -> tuple[Shard, Shard]:
+    """Query heads and key/value heads (see shares.head_parts). Raises ModelError as `unit_shard`."""
+    queries, kv = head_parts(num_heads, num_kv_heads, ranks.size, ranks.rank)
+    return _shard(num_heads, queries, ranks, what), Shard(num_kv_heads, *kv)
+
+
+def _shard(full: int, part: Part, ranks: RankGroup, what: str) -> Shard:
+    if full < ranks.size:
+        raise ModelError(
+            f"--tp-size {ranks.size} leaves ranks without any of the model's {what} ({full}); lower it"
+        )
+    return Shard(full, *part)
 
 
 def scaled_shard(shard: Shard, unit: int) -> Shard:

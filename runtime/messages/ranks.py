@@ -59,6 +59,15 @@ class ProcessSetup(Struct, frozen=True, kw_only=True):
     state_fds: list[int] = []
 
 
+class StepOverlap(Struct, frozen=True, array_like=True):
+    """What is computed while ranks exchange something."""
+
+    two_batches: bool = False  # a step's tokens are two micro-batches, which are computed in turns
+    # least share of the tokens that the smaller one has if they are cut between rows; 0: they always are
+    threshold: float = 0.48
+    shared_experts: bool = False  # while tokens travel to their routed experts
+
+
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
     """The first record of a ring: everything that a rank needs to load its share of the model."""
 
@@ -110,6 +119,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, in order, and stays there
     moe_a2a_backend: str = "none"  # exchange of tokens between experts
     deepep_mode: str = "auto"
+    overlap: StepOverlap = StepOverlap()
     kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # logits processors: package.module:Class

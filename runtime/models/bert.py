@@ -18,7 +18,7 @@ from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.projections import Projections
-from runtime.layers.weight import Layer, PackedModules
+from runtime.layers.weight import Layer, PackedModules, channel_shard, scaled_shard
 from runtime.models.config.encoder_config import Encoder
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
@@ -69,10 +69,12 @@ class EncoderLayer(Layer):
         self.qkv = QkvLinear(
             device, dtype, hidden, config.num_heads, config.num_heads, config.head_dim, bias=True
         )
-        self.attention_out = Linear(device, dtype, hidden, {"": hidden}, shard="row", bias=True)
+        values = scaled_shard(self.qkv.query_heads, config.head_dim)
+        self.attention_out = Linear(device, dtype, values, {"": hidden}, shard="row", bias=True)
         self.attention_norm = LayerNorm(device, dtype, hidden, eps)
-        self.up = Linear(device, dtype, hidden, {"": inner}, shard="column", bias=True)
-        self.down = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=True)
+        own = channel_shard(inner, device.collectives, "intermediate_size")
+        self.up = Linear(device, dtype, hidden, {"": own}, shard="column", bias=True)
+        self.down = Linear(device, dtype, own, {"": hidden}, shard="row", bias=True)
         self.norm = LayerNorm(device, dtype, hidden, eps)
 
     def forward(self, x: Tensor, plan: BidirectionalPlan) -> Tensor:

@@ -18,7 +18,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.rotary import mla_score_scale, position_scales
-from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
+from runtime.layers.weight import Layer, PackedModules, replicated_shard, scaled_shard, unit_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
 from runtime.models.self_attention import reduction_of
@@ -36,7 +36,7 @@ class MlaSelfAttention(Layer):
         self.gathers_tokens = device.gathers_after_q
         self.sequence_parallel = SequenceParallel(device.group_ranks)
         self.mla = mla = config.mla
-        heads = even_shard(config.num_heads, device.head_ranks, "attention heads")
+        heads = unit_shard(config.num_heads, device.head_ranks, "attention heads")
         self.num_heads, query_dim = heads.size, mla.nope_dim + mla.rope_dim
         hidden, rank, queries = config.hidden_size, mla.kv_rank, scaled_shard(heads, query_dim)
         q = queries if mla.q_rank is None else replicated_shard(mla.q_rank)
@@ -58,7 +58,7 @@ class MlaSelfAttention(Layer):
         self.o_proj = Linear(
             device,
             dtype,
-            config.num_heads * mla.value_dim,
+            scaled_shard(heads, mla.value_dim),
             {"": hidden},
             shard="row",
             bias=config.o_bias,

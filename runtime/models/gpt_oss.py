@@ -27,7 +27,7 @@ from runtime.layers.weight import (
     Shard,
     SourceTensor,
     Weight,
-    even_shard,
+    channel_shard,
     replicated_shard,
     scaled_shard,
 )
@@ -56,7 +56,7 @@ class Experts(Layer):
         )
         experts, torch_device = moe.num_experts, device.torch_device
         self.is_first = device.collectives.rank == 0
-        inner = even_shard(moe.intermediate_size, device.collectives, "intermediate_size")
+        inner = channel_shard(moe.intermediate_size, device.collectives, "intermediate_size")
         both, replicated = scaled_shard(inner, 2), replicated_shard(hidden)
 
         def weight(dim: int, shard: Shard, *shape: int) -> Weight:
@@ -84,7 +84,7 @@ class Experts(Layer):
     def can_keep(device: Device, moe: MoeConfig) -> bool:
         """Whether experts in MXFP4 stay so: the device computes with them, and ranks split whole groups."""
         experts = device.experts
-        inner = even_shard(moe.intermediate_size, device.collectives, "intermediate_size")
+        inner = channel_shard(moe.intermediate_size, device.collectives, "intermediate_size")
         return isinstance(experts, ClampedExperts) and experts.packs_mxfp4 and is_whole(inner)
 
     def finish_loading(self) -> None:

@@ -17,7 +17,7 @@ from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.projections import Projections
 from runtime.layers.rotary import Rotary
-from runtime.layers.weight import Layer, PackedModules
+from runtime.layers.weight import Layer, PackedModules, channel_shard, scaled_shard
 from runtime.models.base import Renames
 from runtime.models.bert import activate
 from runtime.models.config.encoder_config import RotaryEncoder
@@ -49,7 +49,8 @@ class SelfAttention(Layer):
         self.ops = device.ops
         self.window = rotary.windows[index]
         self.qkv = QkvLinear(device, dtype, hidden, heads, heads, self.head_dim, bias=rotary.attention_bias)
-        self.Wo = Linear(device, dtype, hidden, {"": hidden}, shard="row", bias=rotary.attention_bias)
+        values = scaled_shard(self.qkv.query_heads, self.head_dim)
+        self.Wo = Linear(device, dtype, values, {"": hidden}, shard="row", bias=rotary.attention_bias)
 
     def forward(self, x: Tensor, tables: Tables, plan: BidirectionalPlan) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -64,8 +65,9 @@ class GatedFeedForward(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, activation: str) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, rotary_encoder(config).mlp_bias
         self.activation = activation
-        self.both = Linear(device, dtype, hidden, {"first": inner, "gate": inner}, shard="column", bias=bias)
-        self.Wo = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias)
+        own = channel_shard(inner, device.collectives, "intermediate_size")
+        self.both = Linear(device, dtype, hidden, {"first": own, "gate": own}, shard="column", bias=bias)
+        self.Wo = Linear(device, dtype, own, {"": hidden}, shard="row", bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -16,7 +16,7 @@ from runtime.layers.linear import Linear, QkvLinear, Reduction
 from runtime.layers.norm import RMSNorm, UnitOffsetRMSNorm
 from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.rotary import position_scales, row_order
-from runtime.layers.weight import Layer, Shard, SourceTensor, Weight, even_shard, kv_cache_scale
+from runtime.layers.weight import Layer, Shard, SourceTensor, Weight, kv_cache_scale, scaled_shard
 from runtime.models.config.model_config import ModelConfig
 
 
@@ -39,7 +39,7 @@ class SelfAttention(Layer):
         self.o_proj = Linear(
             device,
             dtype,
-            heads * dim,
+            scaled_shard(self.qkv_proj.query_heads, dim),
             {"": config.hidden_size},
             shard="row",
             bias=config.o_bias,
@@ -56,7 +56,7 @@ class SelfAttention(Layer):
         is_quantized = config.quantization is not None
         self.given_scales = config.cache_scales[index : index + 1]  # in place of the checkpoint's
         self.k_scale, self.v_scale = (kv_cache_scale() if is_quantized else None for _ in range(2))
-        own = even_shard(heads, device.head_ranks, "attention heads")
+        own = self.qkv_proj.query_heads
         self.sinks = (
             Weight.empty(
                 (own.size,), {"": SourceTensor((heads,), 0, own)}, torch.float32, device.torch_device

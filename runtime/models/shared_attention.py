@@ -9,7 +9,7 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention
 from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.weight import Layer, Shard
+from runtime.layers.weight import Layer, Shard, scaled_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.self_attention import reduction_of
 
@@ -37,7 +37,7 @@ class SharedAttention(Layer):
         self.o_proj = Linear(
             device,
             dtype,
-            heads * dim,
+            scaled_shard(kv_heads.query_heads, dim),
             {"": hidden},
             shard="row",
             bias=config.o_bias,

@@ -19,7 +19,12 @@ class HeadGatedAttention(SelfAttention):
         super().__init__(device, dtype, own, index)
         self.g_proj = (
             Linear(
-                device, dtype, own.hidden_size, {"": own.num_heads}, shard="column", ranks=device.head_ranks
+                device,
+                dtype,
+                own.hidden_size,
+                {"": self.qkv_proj.query_heads},
+                shard="column",
+                ranks=device.head_ranks,
             )
             if config.has_head_gates
             else None

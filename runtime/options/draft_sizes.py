@@ -12,6 +12,7 @@ from runtime.options.model_sizes import (
     float_bytes,
     kv_heads,
     layer_count,
+    query_heads,
     weight_count,
 )
 from runtime.options.plan import Plan
@@ -73,7 +74,7 @@ def _head_count(head: HeadConfig, ranks: Ranks) -> int:
         case "EAGLE":
             return count - hidden  # the first layer has no first norm
         case "EAGLE3":
-            heads = model.num_heads // ranks[0] + 2 * kv_heads(model, ranks[0])
+            heads = query_heads(model, ranks[0]) + 2 * kv_heads(model, ranks[0])
             wide = hidden * heads * model.head_dim
             return count + wide + 2 * hidden + -(-head.head_vocab // ranks[0]) * hidden
         case _:

@@ -17,6 +17,7 @@ from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.shares import most_channels, most_heads
 from runtime.models.config.weight_files import read_header, stored_as, weight_files
 from runtime.options.draft_sizes import DraftSizes, draft_sizes, ngram_bytes
 from runtime.options.facts import MachineFacts
@@ -312,12 +313,13 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     # as if all tokens were in one expert
     inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
     sharing = plan.parallel.attention_layout.num_head_ranks
-    heads, latent = max(model.num_heads, model.window_heads) // sharing, model.mla
+    heads, latent = max(model.num_heads, model.window_heads), model.mla
+    heads = most_heads(heads, heads if latent is not None else model.num_kv_heads, sharing)[0]
     if latent is None:
         attention = 2 * (heads + 2 * kv_heads(model, sharing)) * model.head_dim
     else:  # queries, absorbed queries, and attention output
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
-    widest = max(3 * inner // ranks, attention)
+    widest = max(3 * most_channels(inner, ranks), attention)
     # keys and values expanded from latents, and these latents
     made = (
         0

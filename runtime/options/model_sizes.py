@@ -7,15 +7,23 @@ from runtime.models.config.encoder_config import Encoder, RotaryEncoder
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import Recurrent
+from runtime.models.config.shares import even_part, most_channels, most_heads
 from runtime.options.quantized_sizes import Ranks, layer_saved_bytes
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
     from runtime.messages.lora import AdapterSetup
 
 
+def query_heads(model: ModelConfig, ranks: int) -> int:
+    """Attention heads of the rank that has most."""
+    if model.mla is not None:
+        return even_part(model.num_heads, ranks).size
+    return most_heads(model.num_heads, model.num_kv_heads, ranks)[0]
+
+
 def kv_heads(model: ModelConfig, ranks: int) -> int:
-    """Key/value heads of one rank: a share of them, or one where ranks outnumber them."""
-    return max(1, model.num_kv_heads // ranks)
+    """Key/value heads of the rank that has most; one where ranks outnumber them."""
+    return most_heads(model.num_heads, model.num_kv_heads, ranks)[1]
 
 
 def cached_count(model: ModelConfig, ranks: int) -> int:
@@ -43,7 +51,11 @@ def cached_counts(model: ModelConfig, ranks: int) -> tuple[int, int]:
     num_window = sum(model.windows[i] > 0 for i in own)
     size = cached_count(model, ranks)
     heads = model.global_heads
-    full = size if heads is None else 2 * max(1, heads.num_kv_heads // ranks) * heads.head_dim
+    full = (
+        size
+        if heads is None
+        else 2 * most_heads(model.num_heads, heads.num_kv_heads, ranks)[1] * heads.head_dim
+    )
     return (attention_layers(model) - num_window) * full, num_window * size
 
 
@@ -128,7 +140,7 @@ def layer_count(
     own, heads = model.of_layer(layer), head_ranks or ranks
     return (
         attention_count(own, heads)
-        + own.num_heads // heads * model.hidden_size * model.has_head_gates
+        + query_heads(own, heads) * model.hidden_size * model.has_head_gates
         + norm_count(model)
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks, mlp_ranks)
     )
@@ -159,7 +171,7 @@ def hybrid_layer_count(
         count += recurrent.mixer.num_weights(hidden, ranks)
     if kind in ("attention", "parallel"):
         count += attention_count(model, ranks)
-        gates = model.num_heads // ranks * model.head_dim * recurrent.gates_attention
+        gates = query_heads(model, ranks) * model.head_dim * recurrent.gates_attention
         count += gates * (hidden + model.qkv_bias)
     if kind == "none" or recurrent.has_feed_forward:
         count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
@@ -171,8 +183,8 @@ def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that one rank holds of an encoder layer."""
     hidden, inner, heads = (
         model.hidden_size,
-        model.intermediate_size // ranks,
-        model.num_heads // ranks * model.head_dim,
+        most_channels(model.intermediate_size, ranks),
+        query_heads(model, ranks) * model.head_dim,
     )
     return (
         3 * (hidden + 1) * heads
@@ -196,8 +208,8 @@ def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
 
 def rotary_encoder_count(model: ModelConfig, rotary: RotaryEncoder, ranks: int) -> int:
     """As `encoder_count`, of an encoder with rotary positions."""
-    hidden, inner = model.hidden_size, model.intermediate_size // ranks
-    norm, heads = hidden * (1 + rotary.norm_bias), model.num_heads // ranks * model.head_dim
+    hidden, inner = model.hidden_size, most_channels(model.intermediate_size, ranks)
+    norm, heads = hidden * (1 + rotary.norm_bias), query_heads(model, ranks) * model.head_dim
     attention = 4 * hidden * heads + (3 * heads + hidden) * rotary.attention_bias
     feed_forward = 3 * hidden * inner + (2 * inner + hidden) * rotary.mlp_bias
     layers = model.num_layers * (attention + feed_forward + 2 * norm) - norm
@@ -218,16 +230,16 @@ def norm_count(model: ModelConfig) -> int:
     return norms * norm_size(model)
 
 
-def qk_norm_count(model: ModelConfig) -> int:
-    """Numbers in the norms of queries and keys of a layer."""
+def qk_norm_count(model: ModelConfig, ranks: int = 1) -> int:
+    """Numbers that one rank holds of the norms of queries and keys of a layer."""
     if model.qk_norm in ("projection", "head_layer"):
-        return (model.num_heads + model.num_kv_heads) * model.head_dim
+        return (query_heads(model, ranks) + kv_heads(model, ranks)) * model.head_dim
     return 0 if model.qk_norm in ("none", "unit") else 2 * model.head_dim
 
 
 def attention_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that one rank holds of the attention of a layer."""
-    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.mla, model.num_heads // ranks
+    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.mla, query_heads(model, ranks)
     if latent is None:
         q, kv = heads * dim, kv_heads(model, ranks) * dim
         return (
@@ -235,7 +247,7 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
             + q * hidden
             + (q + 2 * kv) * model.qkv_bias
             + hidden * model.o_bias
-            + qk_norm_count(model) // (ranks if model.qk_norm in ("projection", "head_layer") else 1)
+            + qk_norm_count(model, ranks)
             + (heads * model.has_sinks)
         )
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
@@ -263,20 +275,19 @@ def feed_forward_count(
     mlp_ranks: int | None = None,
 ) -> int:
     """Numbers that one rank holds of the feed-forward or MoE part of a layer: see Ranks."""
-    hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
+    hidden, inner, moe = model.hidden_size, most_channels(model.intermediate_size, ranks), model.moe
     if moe is None or not moe.layers[layer]:
-        inner = model.intermediate_size // (mlp_ranks or ranks)
+        inner = most_channels(model.intermediate_size, mlp_ranks or ranks)
         matrices = 3 if model.is_gated else 2
         return matrices * hidden * inner + ((matrices - 1) * inner + hidden) * model.mlp_bias
     if moe.is_stacked:
         return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
-    experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)
+    experts = moe.num_experts // expert_ranks * most_channels(moe.intermediate_size, ranks // expert_ranks)
+    shared = most_channels(moe.shared_size, shared_ranks)
     if not moe.is_gated:
         width, latent = moe.latent_size or hidden, 2 * (moe.latent_size or 0)
-        return 2 * width * experts + hidden * (2 * moe.shared_size // shared_ranks + moe.num_experts + latent)
-    return hidden * (
-        3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
-    )
+        return 2 * width * experts + hidden * (2 * shared + moe.num_experts + latent)
+    return hidden * (3 * experts + 3 * shared + moe.num_experts + moe.has_shared_gate)
 
 
 def decay_bytes(model: ModelConfig, ranks: int, item: int) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.quantization_schemes import Full, Scheme, WeightFormat, held_bytes
+from runtime.models.config.shares import even_part, most_channels, most_heads
 
 BITS_OF_FOUR = 4.5  # bits of a number of bitsandbytes: 4, and a float32 for 64 numbers
 
@@ -81,7 +82,7 @@ def shared_name(moe: MoeConfig) -> str:
 def _mlp(
     block: str, hidden: int, inner: int, ranks: int, copies: int = 1, *, is_gated: bool = True
 ) -> Iterator[Weight]:
-    own = inner // ranks
+    own = most_channels(inner, ranks)
     if is_gated:
         yield Weight((block + "gate_proj", block + "up_proj"), (own, own), hidden, hidden, copies)
     else:
@@ -99,14 +100,16 @@ def _projections(model: ModelConfig, layer: int) -> str:
 
 def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
     block = f"layers.{layer}.self_attn."
-    hidden, latent, heads = model.hidden_size, model.mla, model.num_heads // ranks
+    hidden, latent = model.hidden_size, model.mla
     if latent is None:
-        q, kv = heads * model.head_dim, max(1, model.num_kv_heads // ranks) * model.head_dim
+        heads, kv_heads = most_heads(model.num_heads, model.num_kv_heads, ranks)
+        q, kv = heads * model.head_dim, kv_heads * model.head_dim
         parts = _projections(model, layer)
         names = tuple(f"{block}{name}_proj" for name in parts)
         yield Weight(names, (q, kv, kv)[: len(parts)], hidden, hidden)
         yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
         return
+    heads = even_part(model.num_heads, ranks).size
     queries, values = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim
     first = latent.q_rank or queries
     rest = latent.kv_rank + latent.rope_dim

@@ -8,6 +8,7 @@ from runtime.models.base import Model
 from runtime.models.decoder_specs import decoder_spec
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.segments import open_program
+from runtime.ranks.two_batches import forward_in_turns
 
 
 class Forward:
@@ -33,6 +34,8 @@ class Forward:
         forwarded = None if program is None else program.forward(batch, samples, lora_slots)
         if forwarded is not None:
             return forwarded
+        if batch.micro_batches is not None:
+            return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         is_plain = lora_slots is None
         size = None if piecewise is None or not is_plain else piecewise.size_for(batch)
         if piecewise is None or size is None:

@@ -44,7 +44,8 @@ class RecurrentStates:
 
     def allocate(self) -> None:
         """Zeros for all slots of all layers, in the same list as before."""
-        shapes = self.recurrent.mixer.states(self.device.collectives.size)
+        ranks = self.device.collectives
+        shapes = self.recurrent.mixer.states(ranks.size, ranks.rank)
         for _ in range(self.recurrent.num_recurrent_layers):
             self.tensors.append(
                 tuple(

@@ -1,12 +1,14 @@
 """The inputs of a step's forward: its tokens, their positions and places in the cache, and attention's
 rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
-from runtime.devices.base import Device, ForwardBatch, PageLoads
+from runtime.devices.base import AttentionPlan, Device, ForwardBatch, PageLoads
 from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
@@ -18,6 +20,7 @@ from runtime.ranks.prompt_parts import open_part
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
+from runtime.ranks.two_batches import can_cut, in_two, num_first
 
 
 class StepInputs:
@@ -87,18 +90,19 @@ class StepInputs:
             positions = upload_int64(_tree_positions(host_positions, begins, trees), torch_device)
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
         part, rows = self.part_of(plan, rows)
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids,
             positions,
             locations,
             self.kv,
-            self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows),
+            None,
             page_loads=page_loads,
             embeds=self.embeds(plan),
             is_decode=is_decode,
             states=None if self.states is None else self.states.rows(plan),
             part=part,
         )
+        return self._with_attention(batch, rows)
 
     def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
@@ -113,19 +117,31 @@ class StepInputs:
         self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots
     ) -> ForwardBatch:
         """`batch` of rows that all decode, where the host computes."""
-        tables, size = self.slots.page_tables, self.page_size
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts)
-        return ForwardBatch(
+        batch = ForwardBatch(
             host.last_tokens(plan.slots),
             torch.from_numpy(starts),
-            host.locations(plan.slots, starts, size),
+            host.locations(plan.slots, starts, self.page_size),
             self.kv,
-            self.device.ops.plan_attention(rows, tables, size, self.windows),
+            None,
             page_loads=page_loads,
             embeds=self.embeds(plan),
             is_decode=True,
             states=None if self.states is None else self.states.rows(plan),
         )
+        return self._with_attention(batch, rows)
+
+    def _with_attention(self, batch: ForwardBatch, rows: AttentionRows) -> ForwardBatch:
+        """The batch with its plan of attention, or as two micro-batches with theirs."""
+        overlap = self.device.overlap
+        if overlap.two_batches and can_cut(batch, rows):
+            first = num_first(rows.counts, overlap.threshold)
+            if first:
+                return in_two(batch, rows, first, self._plan_attention)
+        return replace(batch, attention=self._plan_attention(rows))
+
+    def _plan_attention(self, rows: AttentionRows) -> AttentionPlan:
+        return self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows)
 
     def token_ids(self, plan: StepPlan, begins: np.ndarray, drafted: Drafted | None = None) -> Tensor:
         """int64 [T]: last tokens of slots, drafts and tokens of the plan; a row's first stands at

@@ -93,6 +93,18 @@ async def test_two_ranks(
         assert await run_all(engine, PROMPTS) == [reference(family, prompt, COUNT) for prompt in PROMPTS]
 
 
+async def test_three_ranks_overlap(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """Four heads and two of keys and values on three ranks; steps are cut within prompts."""
+    async with Engine(
+        model_path=str(checkpoint("llama")),
+        tensor_parallel_size=3,
+        enable_two_batch_overlap=True,
+        tbo_token_distribution_threshold=0.5,
+        **OPTIONS,
+    ) as engine:
+        assert await run_all(engine, PROMPTS) == [reference("llama", prompt, COUNT) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize(("family", "mode"), [("qwen3_moe", "auto"), ("deepseek_v2", "normal")])
 async def test_tokens_travel_to_experts(
     family: str, mode: str, checkpoint: Callable[[str], Path], reference: Generate

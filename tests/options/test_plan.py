@@ -115,8 +115,11 @@ def test_the_embedded_model_is_a_word() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--tp 3", "--tensor-parallel-size 3 does not divide the model's 8 attention heads"),
-        ("--tp 3", "key/value heads are no multiples"),
+        (
+            "--tp 9",
+            "--tensor-parallel-size 9 leaves ranks without any of the model's 8 attention heads; give at "
+            "most 8",
+        ),
         ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
         ("--max-total-tokens 16 --page-size 16", "less than two pages"),
         (
@@ -157,11 +160,11 @@ class Sparse(Model):
     ("words", "model", "sentence"),
     [
         ("--tp 2 --ep-size 2", Model, "--expert-parallel-size 2 spreads experts, and this model has none"),
-        ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
         (
-            "--tp 8 --ep-size 1",
+            "--tp 4 --ep-size 4",
             Sparse,
-            "splits each expert over 8 ranks, which does not divide its inner size 36",
+            "does not divide the model's 6 experts; choose a divisor, or fill the groups with copies: "
+            "--ep-num-redundant-experts 2",
         ),
         ("--tp 4 --ep-size 2", Sparse, ""),
         ("--tp 2 --moe-a2a-backend deepep", Sparse, ""),

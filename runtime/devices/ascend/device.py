@@ -20,6 +20,7 @@ from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import read_config
+from runtime.models.config.shares import even_part
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -99,7 +100,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ops = AscendOps(
         dtype, start.page_size, torch_device, is_nz=options.nz_cache, sampling=options.sampling_backend
     )
-    check_model(start, ops, dtype, torch_device)
+    check_model(start, ops, dtype, torch_device, rank % start.tp_size)
     experts = AscendExperts(dtype, has_remote_experts=start.ep_size > 1)
     exchanges = open_all_to_all(
         start.moe_a2a_backend,
@@ -128,12 +129,15 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
+        overlap=start.overlap,
     )
 
 
-def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device) -> None:
+def check_model(
+    start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device, rank: int
+) -> None:
     """Raises StartError where the model's attention, or any attention if there is no model, does not work on
-    this NPU."""
+    this NPU. `rank`: of its stage."""
     if not start.model_path:
         return check_attention(ops, dtype, start.page_size, torch_device)
     config = read_config(
@@ -151,8 +155,10 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
         )
     if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)
-    elif config.num_heads % (ranks := start.attention_layout.num_head_ranks) == 0:
-        check_mla(ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // ranks)
+    else:
+        sharing = start.attention_layout.num_head_ranks
+        heads = even_part(config.num_heads, sharing, rank % sharing).size
+        check_mla(ops, dtype, start.page_size, torch_device, config.mla, heads)
     return None
 
 

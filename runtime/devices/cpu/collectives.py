@@ -15,8 +15,8 @@ class GlooCollectives(TorchCollectives):
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """All ranks' `x`, joined in dimension `dim`; gloo gathers into a list of tensors."""
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), self.group)
+        parts, x = [torch.empty_like(x) for _ in range(self.size)], x.contiguous()
+        self.wait(dist.all_gather(parts, x, self.group, self.is_async))
         return torch.cat(parts, dim=dim)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:

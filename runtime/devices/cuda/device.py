@@ -117,6 +117,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
+        overlap=start.overlap,
         stage=start.stage_of(rank),
         links=links,
     )

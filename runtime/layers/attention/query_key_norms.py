@@ -27,17 +27,21 @@ class ProjectionNorms:
         """`weights`: of this rank's queries and keys."""
         self.ranks = device.head_ranks
         self.sizes = [qkv.outputs[part].size for part in ("q", "k", "v")]
+        self.counts_keys = qkv.counts_keys
         self.weights = weights
+        full = [float(qkv.outputs[part].full) for part in ("q", "k")]
+        self.full = torch.tensor(full, device=device.torch_device)  # queries and keys of all ranks
         self.eps = eps
 
     def __call__(self, qkv: Tensor) -> Tensor:
         """[T, queries + keys + values] -> the same, normalized."""
         *parts, v = qkv.split(self.sizes, dim=1)
-        # all ranks have equally many numbers, and keys that several ranks share are counted equally often
-        means = torch.stack([part.float().square().mean(1) for part in parts], 1)
+        squares = torch.stack([part.float().square().sum(1) for part in parts], 1)
         if self.ranks.size > 1:
-            means = self.ranks.all_reduce(means) / self.ranks.size
-        scales = torch.rsqrt(means + self.eps).split(1, dim=1)
+            if not self.counts_keys:
+                squares[:, 1] = 0
+            squares = self.ranks.all_reduce(squares)
+        scales = torch.rsqrt(squares / self.full + self.eps).split(1, dim=1)
         normed = [
             (part.float() * scale).to(part.dtype) * weight
             for part, scale, weight in zip(parts, scales, self.weights, strict=True)

@@ -25,6 +25,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
 from runtime.layers.moe.routing import sparsemixer
+from runtime.layers.parallel.meanwhile import Meanwhile
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
 from runtime.layers.weight import (
     FormatLookup,
@@ -32,6 +33,7 @@ from runtime.layers.weight import (
     SourceTensor,
     Subgroup,
     Weight,
+    channel_shard,
     even_shard,
     replicated_shard,
 )
@@ -115,11 +117,8 @@ class SparseFeedForward(Layer):
         num_places = moe.num_experts + (0 if spread is None else spread.num_copies)
         # this rank's places of experts
         self.local = even_shard(num_places, Subgroup(ranks.rank // split, groups), "experts", "--ep-size")
-        inner = even_shard(
-            moe.intermediate_size,
-            Subgroup(ranks.rank % split, split),
-            "moe_intermediate_size",
-            "--tp-size / --ep-size",
+        inner = channel_shard(
+            moe.intermediate_size, Subgroup(ranks.rank % split, split), "moe_intermediate_size"
         )
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
         placement = (
@@ -182,6 +181,8 @@ class SparseFeedForward(Layer):
             x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self.sequence_parallel is not None and self.device.all_to_all is not None:
             exchange = self.device.all_to_all.of(batch.is_decode)
+            if shared is not None and self.device.overlap.shared_experts:
+                shared = Meanwhile(self.device.collectives, shared)
             return add_shared(
                 self._exchanged(exchange, self.sequence_parallel, x, ids, weights, batch), shared
             )

@@ -17,7 +17,7 @@ from runtime.layers.feed_forward import FeedForward, PlainFeedForward, clamped_s
 from runtime.layers.moe.expert_weights import Expert
 from runtime.layers.moe.feed_forward import Router
 from runtime.layers.parallel.replicated import ReplicatedLinear
-from runtime.layers.weight import FormatLookup, Layer, SourceTensor, Weight, WeightOnly, even_shard
+from runtime.layers.weight import FormatLookup, Layer, SourceTensor, Weight, WeightOnly, channel_shard
 from runtime.models.config.moe_config import MoeConfig
 
 
@@ -51,7 +51,7 @@ class PlainExperts(Layer):
             )
         self.device, self.dtype, self.limit, self.is_gated = device, dtype, limit, moe.is_gated
         self.num_experts, self.width = moe.num_experts, moe.latent_size or hidden
-        self.inner = even_shard(moe.intermediate_size, device.collectives, "moe_intermediate_size")
+        self.inner = channel_shard(moe.intermediate_size, device.collectives, "moe_intermediate_size")
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
         self.fc1_latent_proj = self.fc2_latent_proj = None
         if moe.latent_size is not None:

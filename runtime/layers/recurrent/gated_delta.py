@@ -13,7 +13,7 @@ from runtime.layers.recurrent.delta_rule import DELTA_RULE, unit
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
 from runtime.layers.recurrent.recurrence import state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
-from runtime.layers.weight import Layer, Shard, even_shard, scaled_shard
+from runtime.layers.weight import Layer, Shard, scaled_shard, unit_shard
 from runtime.models.config.recurrent_config import GatedDelta
 
 
@@ -48,7 +48,7 @@ class GatedDeltaMixer(Layer):
         self.config, self.place, self.device = config, place, device
         self.kernel: RecurrentKernel | None = None  # None: torch computes
         self.shared = config.value_heads // config.key_heads  # value heads of a key head
-        keys = even_shard(config.key_heads, device.collectives, "key heads of recurrent layers")
+        keys = unit_shard(config.key_heads, device.collectives, "key heads of recurrent layers")
         heads = scaled_shard(keys, self.shared)
         key_part, value_part = scaled_shard(keys, config.key_dim), scaled_shard(heads, config.value_dim)
         self.sizes = [key_part.size, key_part.size, value_part.size]
@@ -58,8 +58,7 @@ class GatedDeltaMixer(Layer):
         self._open_projections(device, dtype, hidden, (keys, heads), parts)
         self.dt_bias, self.A_log = (parts_weight(device, torch.float32, [heads]) for _ in range(2))
         self.gated_norm = GatedHeadNorm(device, dtype, config.value_dim, config.eps)
-        values = config.value_heads * config.value_dim
-        self.out_proj = Linear(device, dtype, values, {"": hidden}, shard="row", reduction=reduction)
+        self.out_proj = Linear(device, dtype, value_part, {"": hidden}, shard="row", reduction=reduction)
 
     def finish_loading(self) -> None:
         """See Layer.finish_loading."""

@@ -12,7 +12,7 @@ from runtime.layers.recurrent.delta_rule import DELTA_RULE, unit
 from runtime.layers.recurrent.parts import parts_weight
 from runtime.layers.recurrent.recurrence import state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
-from runtime.layers.weight import Layer, even_shard, replicated_shard, scaled_shard
+from runtime.layers.weight import Layer, replicated_shard, scaled_shard, unit_shard
 from runtime.models.config.recurrent_config import KimiDelta
 
 
@@ -44,7 +44,7 @@ class KimiDeltaMixer(Layer):
     ) -> None:
         """`place`: of the layer among the recurrent ones."""
         self.place, self.dim = place, config.head_dim
-        heads = even_shard(config.num_heads, device.collectives, "heads of recurrent layers")
+        heads = unit_shard(config.num_heads, device.collectives, "heads of recurrent layers")
         inner, low = scaled_shard(heads, self.dim), replicated_shard(self.dim)
         self.in_proj_qkv = Linear(
             device, dtype, hidden, dict.fromkeys(("q", "k", "v"), inner), shard="column"
@@ -58,7 +58,7 @@ class KimiDeltaMixer(Layer):
         self.dt_bias = parts_weight(device, torch.float32, [inner])
         self.A_log = parts_weight(device, torch.float32, [heads], is_flat=True)
         self.gated_norm = SigmoidHeadNorm(device, dtype, self.dim, config.eps)
-        self.out_proj = Linear(device, dtype, inner.full, {"": hidden}, shard="row", reduction=reduction)
+        self.out_proj = Linear(device, dtype, inner, {"": hidden}, shard="row", reduction=reduction)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [T, hidden] -> queries, keys and values of all heads before the convolution, decays before their

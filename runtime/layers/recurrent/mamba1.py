@@ -21,7 +21,7 @@ from runtime.layers.parallel.replicated import replicated_weight
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
 from runtime.layers.recurrent.recurrence import Recurrence, in_segments, state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
-from runtime.layers.weight import Layer, even_shard
+from runtime.layers.weight import Layer, channel_shard
 from runtime.models.config.recurrent_config import Mamba1
 
 SEGMENT = 64  # tokens whose decays are in memory at a time
@@ -81,10 +81,10 @@ class Mamba1Mixer(Layer):
     ) -> None:
         """`place`: of the layer among the recurrent ones."""
         self.config, self.place = config, place
-        own = even_shard(config.inner, device.collectives, "channels of recurrent layers")
+        own = channel_shard(config.inner, device.collectives, "channels of recurrent layers")
         self.in_proj = PartsLinear(device, dtype, hidden, [own, own], bias=config.has_bias)
         self.conv1d = CausalConv(device, dtype, [own], config.kernel, bias=config.has_conv_bias)
-        self.x_proj = Linear(device, dtype, config.inner, {"": config.projected}, shard="row")
+        self.x_proj = Linear(device, dtype, own, {"": config.projected}, shard="row")
         self.sizes = (config.step_rank, config.state_dim, config.state_dim)
         self.dt_layernorm = self.b_layernorm = self.c_layernorm = None
         if config.norm != "none":
@@ -97,7 +97,7 @@ class Mamba1Mixer(Layer):
         self.A_log = parts_weight(device, torch.float32, [own], config.state_dim)
         self.D = parts_weight(device, torch.float32, [own])
         self.out_proj = Linear(
-            device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
+            device, dtype, own, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:

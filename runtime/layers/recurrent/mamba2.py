@@ -22,7 +22,7 @@ from runtime.layers.linear import Linear, Reduction
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
 from runtime.layers.recurrent.recurrence import Recurrence, in_segments, state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
-from runtime.layers.weight import Layer, Shard, even_shard, kv_head_shard, scaled_shard
+from runtime.layers.weight import Layer, Shard, head_shards, scaled_shard
 from runtime.models.config.recurrent_config import Mamba2
 
 CHUNK = 64  # tokens that are computed as masked products
@@ -99,7 +99,7 @@ class GatedGroupNorm(Layer):
         self.size = own.full // num_groups  # channels of a group
         self.first = own.start // self.size
         self.num_groups = num_groups
-        self.is_spread = own.size < self.size
+        self.is_spread = device.collectives.size > num_groups  # every rank has a part of one group, or all
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """float32 x [T, C] and gate [T, C] -> [T, C] in the dtype of `gate`."""
@@ -132,8 +132,9 @@ class Mamba2Mixer(Layer):
         """`place`: of the layer among the recurrent ones."""
         self.config, self.place, self.device = config, place, device
         self.kernel: RecurrentKernel | None = None  # None: torch computes
-        heads = even_shard(config.num_heads, device.collectives, "heads of recurrent layers")
-        groups = kv_head_shard(config.num_groups, device.collectives)
+        heads, groups = head_shards(
+            config.num_heads, config.num_groups, device.collectives, "heads of recurrent layers"
+        )
         inner, shared = scaled_shard(heads, config.head_dim), scaled_shard(groups, config.state_dim)
         self.num_groups = groups.size
         self.in_proj = PartsLinear(
@@ -151,7 +152,7 @@ class Mamba2Mixer(Layer):
             )
         )
         self.out_proj = Linear(
-            device, dtype, config.inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
+            device, dtype, inner, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
     def finish_loading(self) -> None:

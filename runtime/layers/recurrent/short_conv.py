@@ -17,7 +17,7 @@ from runtime.devices.state_rows import StateRows, VerifyRows
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
 from runtime.layers.recurrent.recurrence import in_order, state_rows
-from runtime.layers.weight import Layer, Shard, SourceTensor, even_shard
+from runtime.layers.weight import Layer, Shard, SourceTensor, channel_shard
 from runtime.models.config.recurrent_config import ShortConv
 
 
@@ -98,11 +98,11 @@ class ShortConvMixer(Layer):
         """`place`: of the layer among the recurrent ones."""
         self.place, self.device = place, device
         self.kernel: RecurrentKernel | None = None  # None: torch computes
-        own = even_shard(config.width, device.collectives, "convolution channels")
+        own = channel_shard(config.width, device.collectives, "convolution channels")
         self.in_proj = PartsLinear(device, dtype, hidden, [own] * 3, bias=config.has_bias)
         self.conv = CausalConv(device, dtype, [own], config.kernel, bias=config.has_bias)
         self.out_proj = Linear(
-            device, dtype, config.width, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
+            device, dtype, own, {"": hidden}, shard="row", bias=config.has_bias, reduction=reduction
         )
 
     def finish_loading(self) -> None:

@@ -13,6 +13,7 @@ from runtime.models.config.recurrent_config import (
 )
 from runtime.models.config.registry import MODELS, decoder_family
 from runtime.models.config.renames import Renames
+from runtime.models.config.shares import even_part, most_channels, most_heads
 
 Modules = dict[str, tuple[int, int]]  # name -> inputs and outputs
 # classes of models whose linear layers take adapters
@@ -76,8 +77,8 @@ def _layer(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
 
 def _attention(config: ModelConfig, ranks: int, width: int = 1) -> Modules:
     """`width`: outputs of the query projection for each number of a query: 2 with a gate."""
-    hidden, queries = config.hidden_size, config.num_heads // ranks * config.head_dim
-    keys = max(1, config.num_kv_heads // ranks) * config.head_dim
+    hidden, dim = config.hidden_size, config.head_dim
+    queries, keys = (dim * count for count in most_heads(config.num_heads, config.num_kv_heads, ranks))
     return {
         "q_proj": (hidden, width * queries),
         "k_proj": (hidden, keys),
@@ -93,7 +94,7 @@ def _feed_forward(config: ModelConfig, index: int, ranks: int) -> dict[str, Modu
             return {}
         block = "mlp.shared_expert" if moe.has_shared_gate else "mlp.shared_experts"
         inner = moe.shared_size
-    hidden, inner = config.hidden_size, inner // ranks
+    hidden, inner = config.hidden_size, most_channels(inner, ranks)
     names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
     return {block: dict.fromkeys(names, (hidden, inner)) | {"down_proj": (inner, hidden)}}
 
@@ -102,10 +103,10 @@ def mixer_modules(mixer: Mixer, hidden: int, ranks: int) -> Modules:
     """Projections of a recurrent mixer. Convolutions, decays and the scan's own numbers are none."""
     match mixer:
         case ShortConv():
-            width = mixer.width // ranks
+            width = most_channels(mixer.width, ranks)
             return {"in_proj": (hidden, 3 * width), "out_proj": (width, hidden)}
         case Mamba1():
-            inner = mixer.inner // ranks
+            inner = most_channels(mixer.inner, ranks)
             return {
                 "in_proj": (hidden, 2 * inner),
                 "x_proj": (inner, mixer.projected),
@@ -113,25 +114,27 @@ def mixer_modules(mixer: Mixer, hidden: int, ranks: int) -> Modules:
                 "out_proj": (inner, hidden),
             }
         case Mamba2():
-            inner, heads = mixer.inner // ranks, mixer.num_heads // ranks
-            outs = 2 * inner + 2 * mixer.groups(ranks) * mixer.state_dim + heads
+            heads, groups = mixer.heads(ranks)
+            inner = heads * mixer.head_dim
+            outs = 2 * inner + 2 * groups * mixer.state_dim + heads
             return {"in_proj": (hidden, outs), "out_proj": (inner, hidden)}
         case GatedDelta():
             return _gated_delta(mixer, hidden, ranks)
         case KimiDelta():
-            inner, low = mixer.num_heads // ranks * mixer.head_dim, mixer.head_dim
+            heads, low = even_part(mixer.num_heads, ranks).size, mixer.head_dim
+            inner = heads * low
             return {
                 **{f"in_{part}": (hidden, inner) for part in ("q", "k", "v")},
                 **{f"low_{part}": (hidden, low) for part in ("f", "g")},
-                "low_b": (hidden, mixer.num_heads // ranks),
+                "low_b": (hidden, heads),
                 **{f"{part}_b_proj": (low, inner) for part in ("f", "g")},
                 "out_proj": (inner, hidden),
             }
 
 
 def _gated_delta(mixer: GatedDelta, hidden: int, ranks: int) -> Modules:
-    heads = mixer.value_heads // ranks
-    keys, values = mixer.key_heads // ranks * mixer.key_dim, heads * mixer.value_dim
+    key_heads, heads = mixer.heads(ranks)
+    keys, values = key_heads * mixer.key_dim, heads * mixer.value_dim
     out: Modules = {"out_proj": (values, hidden)}
     if mixer.layout == "by_head":
         sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}

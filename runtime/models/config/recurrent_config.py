@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.models.config.renames import Renames
+from runtime.models.config.shares import channel_part, even_part, head_parts, most_channels, most_heads
 
 # What mixes the tokens of a layer:
 #   attention  attention over pages
@@ -40,14 +41,14 @@ class ShortConv(Struct, frozen=True, kw_only=True):
     kernel: int
     has_bias: bool
 
-    def states(self, ranks: int) -> tuple[StateTensor, ...]:
-        """What a sequence keeps in one layer on one of `ranks` ranks."""
-        return (StateTensor((self.width // ranks, self.kernel - 1)),)
+    def states(self, ranks: int, rank: int = 0) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on a rank of `ranks`; rank 0 has most of it."""
+        return (StateTensor((channel_part(self.width, ranks, rank).size, self.kernel - 1)),)
 
     def draft_numbers(self, ranks: int) -> tuple[int, int]:
         """What a layer keeps of a draft until it is known whether it is accepted: numbers in the dtype of the
         activations, for the convolution (its share of the row's tail included), and float32 ones."""
-        return self.width // ranks * self.kernel, 0
+        return most_channels(self.width, ranks) * self.kernel, 0
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
@@ -55,7 +56,7 @@ class ShortConv(Struct, frozen=True, kw_only=True):
 
     def num_weights(self, hidden: int, ranks: int) -> int:
         """Numbers that one rank holds of the mixer of a layer."""
-        width = self.width // ranks
+        width = most_channels(self.width, ranks)
         return (
             4 * hidden * width + width * (self.kernel + self.has_bias) + (3 * width + hidden) * self.has_bias
         )
@@ -83,31 +84,35 @@ class Mamba2(Struct, frozen=True, kw_only=True):
         """Width of the scan's inputs."""
         return self.num_heads * self.head_dim
 
-    def groups(self, ranks: int) -> int:
-        """Groups on one rank: a share of them, or one where ranks outnumber them."""
-        return max(1, self.num_groups // ranks)
+    def heads(self, ranks: int) -> tuple[int, int]:
+        """Heads and groups of the rank that has most; a rank has a part of a group where ranks outnumber
+        them."""
+        return most_heads(self.num_heads, self.num_groups, ranks)
 
-    def states(self, ranks: int) -> tuple[StateTensor, ...]:
-        """What a sequence keeps in one layer on one of `ranks` ranks."""
-        channels = self.inner // ranks + 2 * self.groups(ranks) * self.state_dim
+    def states(self, ranks: int, rank: int = 0) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on a rank of `ranks`; rank 0 has most of it."""
+        heads, groups = head_parts(self.num_heads, self.num_groups, ranks, rank)
+        channels = heads.size * self.head_dim + 2 * groups.size * self.state_dim
         return (
             StateTensor((channels, self.kernel - 1)),
-            StateTensor((self.num_heads // ranks, self.head_dim, self.state_dim), is_wide=True),
+            StateTensor((heads.size, self.head_dim, self.state_dim), is_wide=True),
         )
 
     def draft_numbers(self, ranks: int) -> tuple[int, int]:
         """See ShortConv.draft_numbers; inputs, vectors and time steps of the scan."""
-        channels = self.inner // ranks + 2 * self.groups(ranks) * self.state_dim
-        return channels * self.kernel, channels + self.num_heads // ranks
+        heads, groups = self.heads(ranks)
+        channels = heads * self.head_dim + 2 * groups * self.state_dim
+        return channels * self.kernel, channels + heads
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
-        return 3 * self.num_heads // ranks
+        return 3 * self.heads(ranks)[0]
 
     def num_weights(self, hidden: int, ranks: int) -> int:
         """Numbers that one rank holds of the mixer of a layer."""
-        inner, heads = self.inner // ranks, self.num_heads // ranks
-        channels = inner + 2 * self.groups(ranks) * self.state_dim
+        heads, groups = self.heads(ranks)
+        inner = heads * self.head_dim
+        channels = inner + 2 * groups * self.state_dim
         outs = inner + channels + heads
         return (
             hidden * (outs + inner)
@@ -132,9 +137,14 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
     layout: Literal["by_head", "qkv", "apart"]
     max_rate: float = 1.0  # rates are sigmoids times this
 
-    def states(self, ranks: int) -> tuple[StateTensor, ...]:
-        """What a sequence keeps in one layer on one of `ranks` ranks."""
-        keys, values = self.key_heads // ranks, self.value_heads // ranks
+    def heads(self, ranks: int, rank: int = 0) -> tuple[int, int]:
+        """Key heads of a rank, and their value heads."""
+        keys = even_part(self.key_heads, ranks, rank).size
+        return keys, keys * (self.value_heads // self.key_heads)
+
+    def states(self, ranks: int, rank: int = 0) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on a rank of `ranks`; rank 0 has most of it."""
+        keys, values = self.heads(ranks, rank)
         return (
             StateTensor((2 * keys * self.key_dim + values * self.value_dim, self.kernel - 1)),
             StateTensor((values, self.key_dim, self.value_dim), is_wide=True),
@@ -142,18 +152,18 @@ class GatedDelta(Struct, frozen=True, kw_only=True):
 
     def draft_numbers(self, ranks: int) -> tuple[int, int]:
         """See ShortConv.draft_numbers; queries, keys, values, decays and rates of the delta rule."""
-        keys, values = self.key_heads // ranks, self.value_heads // ranks
+        keys, values = self.heads(ranks)
         channels = 2 * keys * self.key_dim + values * self.value_dim
         return channels * self.kernel, values * (2 * self.key_dim + self.value_dim + 2)
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
-        return 2 * self.value_heads // ranks
+        return 2 * self.heads(ranks)[1]
 
     def num_weights(self, hidden: int, ranks: int) -> int:
         """Numbers that one rank holds of the mixer of a layer."""
-        keys, values = self.key_heads * self.key_dim // ranks, self.value_heads * self.value_dim // ranks
-        heads = self.value_heads // ranks
+        key_heads, heads = self.heads(ranks)
+        keys, values = key_heads * self.key_dim, heads * self.value_dim
         return (
             hidden * (2 * keys + 3 * values + 2 * heads)
             + (2 * keys + values) * self.kernel
@@ -180,23 +190,23 @@ class Mamba1(Struct, frozen=True, kw_only=True):
         """Width of time steps, B and C."""
         return self.step_rank + 2 * self.state_dim
 
-    def states(self, ranks: int) -> tuple[StateTensor, ...]:
-        """What a sequence keeps in one layer on one of `ranks` ranks."""
-        inner = self.inner // ranks
+    def states(self, ranks: int, rank: int = 0) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on a rank of `ranks`; rank 0 has most of it."""
+        inner = channel_part(self.inner, ranks, rank).size
         return (StateTensor((inner, self.kernel - 1)), StateTensor((inner, self.state_dim), is_wide=True))
 
     def draft_numbers(self, ranks: int) -> tuple[int, int]:
         """See ShortConv.draft_numbers; inputs, time steps and vectors of the scan."""
-        inner = self.inner // ranks
+        inner = most_channels(self.inner, ranks)
         return inner * self.kernel, 2 * (inner + self.state_dim)
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
-        return self.inner // ranks * (self.state_dim + 2)
+        return most_channels(self.inner, ranks) * (self.state_dim + 2)
 
     def num_weights(self, hidden: int, ranks: int) -> int:
         """Numbers that one rank holds of the mixer of a layer."""
-        inner = self.inner // ranks
+        inner = most_channels(self.inner, ranks)
         return (
             3 * hidden * inner
             + (2 * inner + hidden) * self.has_bias
@@ -215,9 +225,9 @@ class KimiDelta(Struct, frozen=True, kw_only=True):
     kernel: int
     eps: float
 
-    def states(self, ranks: int) -> tuple[StateTensor, ...]:
-        """What a sequence keeps in one layer on one of `ranks` ranks."""
-        heads = self.num_heads // ranks
+    def states(self, ranks: int, rank: int = 0) -> tuple[StateTensor, ...]:
+        """What a sequence keeps in one layer on a rank of `ranks`; rank 0 has most of it."""
+        heads = even_part(self.num_heads, ranks, rank).size
         return (
             StateTensor((3 * heads * self.head_dim, self.kernel - 1)),
             StateTensor((heads, self.head_dim, self.head_dim), is_wide=True),
@@ -225,16 +235,16 @@ class KimiDelta(Struct, frozen=True, kw_only=True):
 
     def draft_numbers(self, ranks: int) -> tuple[int, int]:
         """See ShortConv.draft_numbers; queries, keys, values, decays and rates of the delta rule."""
-        heads = self.num_heads // ranks
+        heads = even_part(self.num_heads, ranks).size
         return 3 * heads * self.head_dim * self.kernel, heads * (4 * self.head_dim + 1)
 
     def num_floats(self, ranks: int) -> int:
         """Numbers of num_weights that are float32 whatever the dtype."""
-        return self.num_heads // ranks * (1 + self.head_dim)
+        return even_part(self.num_heads, ranks).size * (1 + self.head_dim)
 
     def num_weights(self, hidden: int, ranks: int) -> int:
         """Numbers that one rank holds of the mixer of a layer."""
-        heads, dim = self.num_heads // ranks, self.head_dim
+        heads, dim = even_part(self.num_heads, ranks).size, self.head_dim
         inner = heads * dim
         return (
             hidden * (4 * inner + 2 * dim + heads)

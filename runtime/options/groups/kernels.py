@@ -129,13 +129,23 @@ class Kernels(Group, frozen=True, kw_only=True):
         Literal["fsdp"] | None, planned("Trainer whose numerics the server must match.")
     ] = None
     enable_two_batch_overlap: A[
-        bool, planned("Split a batch in two, and compute one half while the other communicates.")
+        bool,
+        option(
+            "Cut each step's tokens into two micro-batches, and compute one while ranks exchange what the "
+            "other needs.",
+            note="docs/parallelism.md",
+            missing="steps that are replayed as graphs, models with recurrent layers, adapters, pipelines",
+        ),
     ] = False
     tbo_token_distribution_threshold: A[
-        Amount, planned("Imbalance of prompts up to which the split is made between them.")
+        Amount,
+        option(
+            "Least share of tokens in the smaller micro-batch of a cut between sequences; else prompts are "
+            "cut. 0: never."
+        ),
     ] = 0.48
     enable_single_batch_overlap: A[
-        bool, planned("Overlap computation and communication within one batch.")
+        bool, option("Compute shared experts while tokens travel to the routed ones (--moe-a2a-backend).")
     ] = False
     enable_double_sparsity: A[
         bool, on_device("cuda", "Attend to the most important tokens and channels only.")

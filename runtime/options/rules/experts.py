@@ -105,7 +105,7 @@ def copies_fit_places(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str
 
 
 def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Ranks hold whole experts, or equal slices of them."""
+    """Ranks hold whole experts and copies of them, equally many each, or slices of them."""
     size, moe = plan.experts.expert_parallel_size, model.moe
     if moe is None:
         return (
@@ -115,18 +115,18 @@ def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
         )
     if moe.is_on_all_ranks and size > 1:
         return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
-    if moe.num_experts % size:
+    if moe.num_experts % size and not plan.experts.ep_num_redundant_experts:
         return (
             f"--expert-parallel-size {size} does not divide the model's {moe.num_experts} experts; choose "
-            "a divisor"
+            f"a divisor, or fill the groups with copies: --ep-num-redundant-experts "
+            f"{-moe.num_experts % size}"
         )
     split = plan.parallel.tensor_parallel_size // size
-    if moe.intermediate_size % split:
+    if moe.intermediate_size < split:
         return (
             f"--tensor-parallel-size {plan.parallel.tensor_parallel_size} with --expert-parallel-size "
-            f"{size} splits each expert over {split} "
-            f"ranks, which does not divide its inner size {moe.intermediate_size}; raise "
-            "--expert-parallel-size"
+            f"{size} splits each expert over {split} ranks, more than its inner size "
+            f"{moe.intermediate_size}; raise --expert-parallel-size"
         )
     return None
 

@@ -103,13 +103,13 @@ def multiplexing_stands_alone(options: Values) -> str | None:
     return None
 
 
-def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Each rank computes whole attention heads."""
+def heads_reach_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Each rank computes whole attention heads, one at least."""
     size = plan.parallel.attention_layout.num_head_ranks
-    if model.num_heads % size:
+    if size > model.num_heads:
         return (
-            f"{_sharing_heads(plan)} does not divide the model's {model.num_heads} attention heads; "
-            "choose a divisor"
+            f"{_sharing_heads(plan)} leaves ranks without any of the model's {model.num_heads} "
+            f"attention heads; give at most {model.num_heads}"
         )
     return None
 
@@ -127,15 +127,39 @@ def _sharing_heads(plan: Plan) -> str:
     )
 
 
-def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Ranks hold whole key/value heads, or copies of one."""
-    size, heads = plan.parallel.attention_layout.num_head_ranks, model.num_kv_heads
-    if heads % size and size % heads:
-        return (
-            f"{_sharing_heads(plan)} and the model's {heads} key/value heads are no multiples of "
-            "one another; choose one"
-        )
+def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Two-batch overlap needs several ranks, and steps that can be cut."""
+    kernels = plan.kernels
+    if not kernels.enable_two_batch_overlap:
+        return None
+    reasons = {
+        "does nothing with one rank, which exchanges nothing; raise --tensor-parallel-size": (
+            plan.parallel.tensor_parallel_size == 1
+        ),
+        f"does nothing on --device {device.name}, which computes nothing": device.name == "null",
+        "goes with neither --enable-dp-attention nor --attention-context-parallel-size yet; leave those out": (
+            plan.parallel.attention_layout.is_divided
+        ),
+        "is not there for models with recurrent layers yet": model.num_recurrent_layers > 0,
+        "is not there for models that see whole texts": model.pooling is not None and model.pooling.is_whole,
+        "needs two plans of attention at a time, and those of flashinfer share their memory; take another "
+        "--attention-backend": "flashinfer"
+        in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--enable-two-batch-overlap {reason}, or leave it out"
     return None
+
+
+def single_batches_have_shared_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Single-batch overlap computes shared experts meanwhile."""
+    if not plan.kernels.enable_single_batch_overlap or (model.moe is not None and model.moe.shared_size):
+        return None
+    return (
+        "--enable-single-batch-overlap computes shared experts while tokens travel to the others, and this "
+        "model has none; leave it out"
+    )
 
 
 def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -171,8 +195,9 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 )
 
 PLAN_RULES: tuple[PlanRule, ...] = (
-    heads_divide,
-    kv_heads_divide,
+    heads_reach_ranks,
+    two_batches_have_an_exchange,
+    single_batches_have_shared_experts,
     device_numbers_have_devices,
     numa_nodes_are_of_ranks,
 )

@@ -37,6 +37,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "expert counts, and experts with places of their own (--expert-distribution-recorder-mode, "
         "--enable-expert-distribution-metrics, --enable-eplb and its like), are those of all layers "
         "together": plan.expert_steps is not None or plan.experts.has_places,
+        "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank": (
+            plan.kernels.enable_two_batch_overlap
+        ),
         "--enable-piecewise-cuda-graph captures no exchange between stages": (
             plan.graphs.enable_piecewise_cuda_graph
         ),

@@ -46,7 +46,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("enable_prefix_mm_cache", ("encoder_only",)),
     ("dllm_algorithm_config", ("dllm_algorithm",)),
     ("tbo_token_distribution_threshold", ("enable_two_batch_overlap",)),
-    ("enable_two_batch_overlap", ("moe_a2a_backend",)),
+    ("enable_single_batch_overlap", ("moe_a2a_backend",)),
     ("deepep_mode", ("moe_a2a_backend",)),
     ("enable_weights_cpu_backup", ("enable_memory_saver",)),
     ("offload_num_in_group", ("offload_group_size",)),
@@ -82,6 +82,11 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_piecewise_cuda_graph", "cpu_offload_gb"),
     ("enable_piecewise_cuda_graph", "offload_group_size"),
     ("dllm_algorithm", "disaggregation_mode"),
+    ("enable_two_batch_overlap", "enable_lora"),
+    ("enable_two_batch_overlap", "enable_torch_symm_mem"),
+    ("enable_two_batch_overlap", "enable_piecewise_cuda_graph"),
+    ("enable_two_batch_overlap", "cpu_offload_gb"),
+    ("enable_two_batch_overlap", "offload_group_size"),
 )
 
 # (option, its value, other option, the values that go with it)

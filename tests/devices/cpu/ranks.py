@@ -28,10 +28,11 @@ class RankProcesses:
         device: str = "cpu",
         mode: str = "none",
         adapters: list[Path] | None = None,
+        threshold: float | None = None,
     ) -> list[list[dict[str, Any]]]:
         """What each rank says, one entry per model. `rendezvous`: a folder for files at which they meet. Two
         ranks without models try each method of collectives. `adapters`: of each model, one that its second
-        prompt has."""
+        prompt has. `threshold`: of steps that are cut in two; None: none are."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         while len(self.processes) < size:
             self.processes.append(
@@ -47,7 +48,7 @@ class RankProcesses:
         ranks = self.processes[:size]
         names = [""] * len(folders) if adapters is None else [str(adapter) for adapter in adapters]
         models = [
-            (str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}"), adapter)
+            (str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{threshold}-{i}"), adapter)
             for i, (folder, adapter) in enumerate(zip(folders, names, strict=True))
         ]
         for rank, process in enumerate(ranks):
@@ -60,6 +61,7 @@ class RankProcesses:
                         "ep_size": ep_size,
                         "device": device,
                         "mode": mode,
+                        "threshold": threshold,
                         "models": models,
                         "methods": str(rendezvous / "methods"),
                     }

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from runtime.devices.single_rank import SingleRank
-from runtime.errors import ModelError
-from runtime.layers.weight import Shard, even_shard, kv_head_shard
 from runtime.models.config.model_config import read_config
 from runtime.options.model_sizes import float_bytes, weight_count
 from tests.devices.cpu.ranks import RunRanks
@@ -128,19 +126,3 @@ def test_alone() -> None:
         ranks.broadcast(x),
     )
     assert all(torch.equal(x, y) for y in results)
-
-
-class Ranks(SingleRank):
-    """A place among ranks, for shares only."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-
-def test_shares() -> None:
-    assert [even_shard(12, Ranks(r, 4), "heads") for r in range(4)] == [Shard(12, 3 * r, 3) for r in range(4)]
-    assert [kv_head_shard(2, Ranks(r, 4)).start for r in range(4)] == [0, 0, 1, 1]
-    assert [kv_head_shard(4, Ranks(r, 2)).start for r in range(2)] == [0, 2]
-    for kv_heads, size in ((10, 4), (3, 4), (3, 2)):
-        with pytest.raises(ModelError, match=f"--tp-size {size} .*key/value heads"):
-            kv_head_shard(kv_heads, Ranks(0, size))

@@ -7,6 +7,7 @@ probabilities.
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.messages.lora import AdapterSetup, LoadAdapter
-from runtime.messages.ranks import CountExperts
+from runtime.messages.ranks import CountExperts, StepOverlap
 from runtime.ranks import open_executor
 from tests.devices.drive import Planner, sampling, start
 from tests.ranks.lora_slots import assigned, leaves
@@ -47,10 +48,34 @@ def setup_of(folder: str, adapter: str) -> AdapterSetup:
     return AdapterSetup(num_lora_slots=1, max_rank=6, targets=leaves(Path(folder)), loaded=loaded)
 
 
+def count_overlaps(executor: Any) -> "count[int]":
+    """The number of its next value: of collectives since now with something to compute meanwhile."""
+    ranks, numbers = executor.runner.device.collectives, count()
+    plain = ranks.wait if executor.runner.device.collectives.size > 1 else None
+
+    def wait(work: Any) -> None:
+        if work is not None:
+            next(numbers)
+        plain(work)
+
+    if plain is not None:
+        ranks.wait = wait
+    return numbers
+
+
 def answer(
-    folder: str, rendezvous: str, adapter: str, rank: int, size: int, ep_size: int, device: str, mode: str
+    folder: str,
+    rendezvous: str,
+    adapter: str,
+    rank: int,
+    size: int,
+    ep_size: int,
+    device: str,
+    mode: str,
+    threshold: float | None,
 ) -> dict[str, Any]:
-    """`adapter`: the folder of one that the second prompt has; "": none has one."""
+    """`adapter`: the folder of one that the second prompt has; "": none has one. `threshold`: of steps that
+    are cut in two; None: none are."""
     way = {} if mode == "none" else {"moe_a2a_backend": "deepep", "deepep_mode": mode}
     executor, ready = start(
         folder,
@@ -60,13 +85,16 @@ def answer(
         rendezvous=rendezvous,
         device=device,
         **way,
+        overlap=StepOverlap()
+        if threshold is None
+        else StepOverlap(two_batches=True, threshold=threshold, shared_experts=mode != "none"),
         adapters=setup_of(folder, adapter) if adapter else None,
         expert_steps=4,
         num_states=12,
         graph_sizes=[] if device == "cpu" else [2, 4],
         piecewise_sizes=[32] if device == "taped" and mode == "none" else [],
     )
-    planner = Planner(executor, ready, 4)
+    planner, overlaps = Planner(executor, ready, 4), count_overlaps(executor)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
     all_params = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
     rows = [
@@ -99,6 +127,7 @@ def answer(
         counts = [] if report is None else report.counts.tolist()  # type: ignore[union-attr]
     executor.close()
     return {
+        "overlaps": next(overlaps),
         "counts": counts,
         "tokens": [row.tokens for row in rows],
         "last": last,
