@@ -151,8 +151,9 @@ def resources(options: Options) -> Fields:
     accelerators that Ray gives to the actor. A core is for the event loop, and one for each rank or each of
     its threads."""
     parallel = options.parallel
-    stages = parallel.pipeline_parallel_size
-    num_ranks = parallel.tensor_parallel_size * stages * parallel.data_parallel_size
+    num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if not parallel.enable_dp_attention:  # else data_parallel_size divides these ranks
+        num_ranks *= parallel.data_parallel_size
     threads = parallel.num_threads if parallel.device == "cpu" else 1
     assert isinstance(threads, int), "checked by _problems"
     asked: Fields = {"num_cpus": 1 + num_ranks * threads}

@@ -8,7 +8,9 @@ import pytest
 
 from runtime.errors import ModelError, OptionsError, StartError, Unavailable
 from runtime.json_value import Fields
+from runtime.options.groups.parallel import Parallel
 from runtime.options.table import by_name
+from runtime.options.tree import Options
 from runtime.ray import PROXY_OPTIONS, DemandPolicy, EngineReplica, Scaling, app, read, settings
 from runtime.service import Health, Load
 
@@ -80,6 +82,11 @@ def test_options_of_the_proxy_are_options() -> None:
 def test_a_replica_asks_for_what_its_ranks_need(options: Fields, asked: Fields) -> None:
     scaling, parsed, _ = read(options)
     assert settings(scaling, parsed)["ray_actor_options"] == asked
+
+
+def test_groups_of_attention_share_the_ranks() -> None:
+    shared = Parallel(device="cuda", tensor_parallel_size=4, data_parallel_size=2, enable_dp_attention=True)
+    assert settings(Scaling(), Options(parallel=shared))["ray_actor_options"]["num_gpus"] == 4
 
 
 def test_settings_of_the_deployment() -> None:
