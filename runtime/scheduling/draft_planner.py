@@ -1,7 +1,5 @@
 """Which drafts the next step verifies."""
 
-from collections.abc import Iterable
-
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft, landed
 from runtime.scheduling.roster import Roster
@@ -119,8 +117,10 @@ class DraftPlanner:
         if self.drafter is not None:
             self.drafter.ended(sequence)
 
-    def planned(self, sequences: Iterable[Sequence]) -> None:
+    def planned(self, sequences: list[Sequence]) -> None:
         """The next step verifies drafts of these."""
+        if not sequences and not self._drafting:
+            return
         drafting = self._drafting | {s.id: s for s in sequences}
         self._drafting = {
             s.id: s for s in drafting.values() if (s.drafting or s.forced) and not s.is_finished

@@ -186,23 +186,25 @@ class Planner:
         """As `_decode`, with drafts where there are some. A row's first token stands where the drafts in
         flight may put it at most: pages are taken for that, and positions are the ranks' own."""
         roster, budget = self.roster, self.drafts.budget()
+        cache, page_size = roster.cache, roster.cache.page_size
         rows, starts = list[Sequence](), list[int]()
         drafted: list[tuple[Sequence, Draft, int]] = []
         for sequence in self.micro_batches.decoding(roster, self.totals.steps + 1):
             start = sequence.computed_len + sequence.drafting
-            first = len(sequence.pages)
             if start + 1 >= sequence.max_len:  # its last token is in flight, or may be
                 continue
-            if start >= first * roster.cache.page_size:
-                # a page that may not be needed is taken from no other sequence
-                if not (roster.cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
-                    continue
+            pages = sequence.pages
+            first = len(pages)
+            may_grow = start >= first * page_size
+            # a page that may not be needed is taken from no other sequence
+            if may_grow and not (cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
+                continue
             draft = None
             if start >= sequence.draft_from or sequence.forced:
-                draft = self.drafts.draft(sequence, start, budget)
-            if first < len(sequence.pages):
-                for row in range(first, len(sequence.pages)):
-                    builder.set_page(sequence.slot, row, sequence.pages[row])
+                draft, may_grow = self.drafts.draft(sequence, start, budget), True
+            if may_grow and first < len(pages):
+                for row in range(first, len(pages)):
+                    builder.set_page(sequence.slot, row, pages[row])
                 if sequence.window is not None:
                     builder.set_window(sequence.slot, sequence.window)
             if draft is None:
