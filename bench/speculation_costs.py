@@ -39,6 +39,7 @@ def forget(engine: Engine) -> None:
     assert scheduler is not None
     if isinstance(drafter := scheduler.planner.drafts.drafter, NgramDrafter):
         drafter.corpus._key = token_bytes(16)
+        drafter.corpus.owner.cache_clear()
 
 
 async def turn(engine: Engine, device: str, prompts: list[str], seed: int) -> Turn:

@@ -92,7 +92,11 @@ def start_rank(
         compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.graphs.enable_profile_cuda_graph else "",
         adapters=adapters,
-        offload_setup=WeightOffload(plan.memory.offload, plan.weights.enable_weights_cpu_backup),
+        offload_setup=WeightOffload(
+            plan.memory.offload,
+            plan.weights.enable_weights_cpu_backup,
+            plan.weights.enable_draft_weights_cpu_backup,
+        ),
         expert_steps=plan.expert_steps,
         config_overrides=plan.model.json_model_override_args,
         model_impl=plan.model.model_impl,

@@ -267,7 +267,7 @@ def memory_lines(
     if rank.host_bytes:
         when = (
             "of weights, while the device's memory is released"
-            if plan.weights.enable_weights_cpu_backup
+            if plan.memory.offload is None
             else "of weights, page-locked"
         )
         lines.append(f"{'host memory':<12} {_size(rank.host_bytes):>10}  {when}")

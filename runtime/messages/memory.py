@@ -57,11 +57,12 @@ class OffloadSpec(Struct, frozen=True, array_like=True):
 
 
 class WeightOffload(Struct, frozen=True, array_like=True):
-    """Weights in host memory: those of some layers always, and with `has_backup` all weights while the
-    device's memory for them is released."""
+    """Weights in host memory: those of some layers always, and with `has_backup` all of the model's, with
+    `has_draft_backup` all of the draft model's, while the device's memory for them is released."""
 
     offload: OffloadSpec | None = None
     has_backup: bool = False
+    has_draft_backup: bool = False
 
 
 def offloaded_layers(spec: OffloadSpec, sizes: list[int]) -> tuple[int, ...]:

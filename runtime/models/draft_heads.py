@@ -13,13 +13,15 @@ Embeddings are the target's.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
-from runtime.devices.packed import PackedRows
+from runtime.devices.packed import PackedRows, PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Head
@@ -28,7 +30,7 @@ from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
-from runtime.models.base import AttentionLayer, attended
+from runtime.models.base import AttentionLayer, Model, attended
 from runtime.models.config.draft_config import HeadConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import model_class
@@ -90,7 +92,10 @@ class DraftHead(Layer):
         self.is_hidden_first: bool = config.is_hidden_first
         size, eps = own.hidden_size, own.rms_norm_eps
         self.width: int = size
+        self.windows: tuple[int, ...] = own.windows
+        self.carries_normed: bool = config.carries_normed
         self.target_size: int = config.target_size
+        self.aux_layers: tuple[int, ...] = config.aux_layers
         inputs = len(config.aux_layers) * config.target_size if config.aux_layers else 2 * size
         self.fc = ReplicatedLinear(device, dtype, inputs, size, bias=True)
         assert self.fc.bias is not None
@@ -112,6 +117,7 @@ class DraftHead(Layer):
         self.d2t: Weight | None = None  # of each token of the head, the target's number minus its own
         if config.head_vocab:
             self.lm_head = Head(device, dtype, config.head_vocab, size, None)
+        if config.head_vocab and config.algorithm == "EAGLE3":
             source = SourceTensor(
                 (config.head_vocab,),
                 0,
@@ -122,8 +128,24 @@ class DraftHead(Layer):
             offsets = torch.zeros(config.head_vocab, dtype=torch.int64, device=device.torch_device)
             self.d2t = Weight(offsets, {"": source}, is_optional=True)
         self.rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
-        self.embed, self.target_logits = target.embed, target.head_logits
-        self.target_norm = target.hidden_states
+        # set where some tokens of the target are guessed alone: the rows of its head, and what applies them
+        self.kept_rows: PackedWeight | None = None
+        self._kept_logits: Callable[[Tensor], Tensor] | None = None
+        self.attach(target)
+
+    def attach(self, target: Model) -> None:
+        """Takes embeddings, the last norm and logits from this target, which may be one that was loaded
+        again. It is referred to weakly: its weights are none of the head's, and may be released."""
+        assert isinstance(target, Llama), "a target whose hidden states are known"
+        self._target = ref(target)
+        target.aux_layers = self.aux_layers
+
+    @property
+    def target(self) -> Llama:
+        """The model that the head continues."""
+        target = self._target()
+        assert target is not None, "a draft while the target's weights are released"
+        return target
 
     @property
     def attentions(self) -> list[Attention | MlaAttention]:
@@ -142,12 +164,12 @@ class DraftHead(Layer):
         dtype = self.fc.weight.tensor.dtype
         if self.algorithm == "EAGLE3":
             return self.fc.forward(given.to(dtype))
-        return self.target_norm(given).to(dtype)
+        return self.target.hidden_states(given).to(dtype)
 
     def forward(self, batch: ForwardBatch, states: Tensor) -> Tensor:
         """Hidden states [T, hidden] before the norm, of tokens and the states before them."""
         tables = self.rotary.tables(batch.positions)
-        x, residual = self._begin(self.embed(batch.token_ids), states)
+        x, residual = self._begin(self.target.embed(batch.token_ids), states)
         for layer in self.layers:
             if isinstance(layer, HybridDecoderLayer):
                 x, residual = attended(layer.piecewise(x, residual, tables, batch), batch)
@@ -167,13 +189,19 @@ class DraftHead(Layer):
 
     def logits(self, normed: Tensor) -> Tensor:
         """Hidden states [N, hidden] behind the norm -> logits, float32 [N, vocabulary of the head]."""
-        return self.target_logits(normed) if self.lm_head is None else self.lm_head.forward(normed)
+        if self._kept_logits is not None:
+            return self._kept_logits(normed)
+        return self.target.head_logits(normed) if self.lm_head is None else self.lm_head.forward(normed)
 
     def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [N, hidden] before the norm -> logits, float32 [N, vocabulary of the head], and the
         states for the next tokens."""
         normed = self.norm.forward(hidden)
-        return self.logits(normed), hidden if self.algorithm == "EAGLE3" else normed
+        return self.logits(normed), normed if self.carries_normed else hidden
+
+    def carried(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden] before the norm -> the states for the next tokens."""
+        return self.norm.forward(hidden) if self.carries_normed else hidden
 
     def keep_tokens(self, ids: Tensor, head: Head) -> None:
         """Guesses these tokens of the target's alone: int64, rising (FR-Spec, Zhao et al., 2025). `head`: the
@@ -193,7 +221,8 @@ class DraftHead(Layer):
         rows = ranks.all_reduce(rows.to(head.dtype) * is_here.unsqueeze(1))
         ops, kept = head.device.ops, head.device.ops.pack_linear(rows)
         is_exact = isinstance(kept, PackedRows)  # see Head.forward
-        self.target_logits = lambda x: ops.linear(
+        self.kept_rows = kept
+        self._kept_logits = lambda x: ops.linear(
             x.float() if is_exact else x.to(head.dtype), kept, None
         ).float()
 

@@ -56,7 +56,7 @@ def ngram_bytes(speculation: Speculation | None) -> int:
     lengths = {min(max(3, options.min_window), options.max_window), options.min_window}
     blocks = max(options.capacity, 4 * (max(lengths) + 64)) // 64
     places = 64 * blocks
-    heads = 1 << max(8, places.bit_length())
+    heads = 1 << max(8, places.bit_length() - 3)  # lists of some eight places
     return 4 * places + 8 * blocks + len(lengths) * 4 * (heads + places)
 
 

@@ -168,7 +168,9 @@ def _of_stage(
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
     draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
-    weights, all_weights = weights + draft.weights_bytes, all_weights + draft.weights_bytes
+    weights += draft.weights_bytes
+    host = all_weights if plan.weights.enable_weights_cpu_backup else offloaded
+    host += draft.weights_bytes if plan.weights.enable_draft_weights_cpu_backup else 0
     full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
     full_bytes += draft.token_count * kv_item
     state_bytes = drafts = 0
@@ -191,7 +193,7 @@ def _of_stage(
         pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.memory.page_size,
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
-        host_bytes=all_weights if plan.weights.enable_weights_cpu_backup else offloaded,
+        host_bytes=host,
         activations_bytes=drafts
         + draft.slots_bytes
         + (

@@ -19,7 +19,7 @@ from runtime.errors import StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
-from runtime.ranks.drafting.open_drafts import DraftLoader, LoadedDraft
+from runtime.ranks.drafting.draft_weights import DraftWeights
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -69,11 +69,10 @@ class MemorySaver:
         kv_dtype: torch.dtype,
         pool_sizes: list[int],
         host: HostPages | None,
-        draft_loader: DraftLoader | None = None,
-        draft: LoadedDraft | None = None,
+        draft: DraftWeights | None = None,
     ) -> None:
         """`runner` has all parts. `weights_bytes`: bytes of the model's weights on the device; `pool_sizes`:
-        pages of each pool, padding pages included."""
+        pages of each pool, padding pages included; `draft`: None where there is no draft model."""
         self.rank = rank
         self.runner = runner
         self.loader = loader
@@ -81,10 +80,8 @@ class MemorySaver:
         self.kv_dtype = kv_dtype
         self.pool_sizes = pool_sizes
         self.host = host
-        self.draft_loader = draft_loader  # None: there is no draft model
+        self.draft = draft
         self.attentions = list(runner.model.attentions)  # sizes of the layers' caches; they have no weights
-        self.draft_attentions = [] if runner.drafts is None else list(runner.drafts.network.attentions)
-        self.draft_bytes = 0 if draft is None else draft.num_bytes
         self.released: set[Part] = set()
         self.offloaded_model: OffloadedModel | None = None
 
@@ -114,12 +111,12 @@ class MemorySaver:
 
     def report(self, id: int, error: str) -> MemoryReport:
         """The memory that the rank uses now."""
-        adapters = self.runner.adapters
+        adapters, draft_bytes = self.runner.adapters, 0 if self.draft is None else self.draft.num_bytes
         return MemoryReport(
             id,
             self.rank,
             in_order(self.released),
-            (0 if "weights" in self.released else self.weights_bytes + self.draft_bytes)
+            (0 if "weights" in self.released else self.weights_bytes + draft_bytes)
             + (adapters.num_bytes if adapters is not None else 0),
             num_cache_bytes(self.runner.all_kv, self.runner.states),
             self.runner.device.memory.used_bytes(),
@@ -171,10 +168,10 @@ class MemorySaver:
             for layer in self.attentions:
                 num_tokens = self.pool_sizes[layer.pool] * page_size
                 self.runner.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
-            if self.runner.drafts is not None:
-                for layer in self.draft_attentions:
+            if self.draft is not None:
+                for layer in self.draft.attentions:
                     num_tokens = self.pool_sizes[0] * page_size
-                    self.runner.drafts.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
+                    self.draft.drafts.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
             if self.runner.states is not None:
                 self.runner.states.allocate()
             if self.host is not None:
@@ -184,10 +181,11 @@ class MemorySaver:
             raise
 
     def release_weights(self) -> None:
-        """Drops the model, or with a backup moves its weights to host memory."""
+        """Drops the models, or with a backup moves their weights to host memory."""
         self.runner.forward.forget()
-        if self.runner.drafts is not None:
-            self.runner.drafts.network = None
+        if self.draft is not None:
+            with torch.inference_mode():
+                self.draft.release()
         if not self.loader.start.offload_setup.has_backup:
             self.runner.model = None
             return
@@ -197,7 +195,7 @@ class MemorySaver:
             self.offloaded_model = OffloadedModel(self.runner.model)
 
     def resume_weights(self) -> None:
-        """Loads the model, or copies its weights back from host memory. Raises if there is no memory."""
+        """Loads the models, or copies their weights back from host memory. Raises if there is no memory."""
         with torch.inference_mode():
             if self.offloaded_model is not None:
                 self.offloaded_model.restore(self.runner.device.torch_device)
@@ -206,8 +204,8 @@ class MemorySaver:
                 loaded = self.loader.load()
                 self.runner.model, self.weights_bytes = loaded.model, loaded.num_bytes
                 self.runner.compiled = loaded.compiled
-            if self.runner.drafts is not None and self.draft_loader is not None:
-                self.runner.drafts.network = self.draft_loader.load(self.runner.model).network
+            if self.draft is not None:
+                self.draft.resume(self.runner.model, self.runner.device.torch_device)
             if self.runner.adapters is not None:
                 self.runner.adapters.attach(self.runner.model)
             if self.runner.load is not None:
@@ -228,9 +226,8 @@ class MemorySaver:
         drop_graphs(self.runner)
         self.runner.forward.forget()
         self.loader, self.offloaded_model, self.runner.model = loader, None, None
-        if self.runner.drafts is not None and self.draft_loader is not None:
-            self.runner.drafts.network = None
-            self.draft_loader = self.draft_loader.of_target(loader.start)
+        if self.draft is not None:
+            self.draft.replace(loader.start)
         if "weights" in self.released:
             return
         self.empty_cache()

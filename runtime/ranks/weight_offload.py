@@ -1,6 +1,7 @@
 """Weights in page-locked host memory.
 
-    OffloadedModel   all weights, while their device memory is released (--enable-weights-cpu-backup)
+    OffloadedModel   all weights, while their device memory is released (--enable-weights-cpu-backup,
+                     --enable-draft-weights-cpu-backup)
     LayerOffload     weights of some layers, always: they are copied to the device before the layer computes
                      (--cpu-offload-gb, --offload-group-size)
 
@@ -29,6 +30,7 @@ from runtime.devices.streams import Event
 from runtime.layers.weight import Layer, Weight
 from runtime.models.base import Model
 
+Parts = tuple[Layer | Model | Tensor, ...]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -37,12 +39,12 @@ ALIGNED = 256  # bytes, as devices' allocators align
 HALVES = ("before_attention", "after_attention")
 
 
-def tensors(layer: Layer | Model) -> Iterator[Tensor]:
+def tensors(layer: Layer | Model | Parts) -> Iterator[Tensor]:
     """All non-empty tensors that a layer and its sublayers compute with, packed or not, once each."""
     return (one for one in operands(layer) if isinstance(one, Tensor) and one.numel())
 
 
-def operands(layer: Layer | Model) -> Iterator[object]:
+def operands(layer: Layer | Model | Parts) -> Iterator[object]:
     """All that a layer and its sublayers are made of, once each."""
     seen: set[int] = set()
     stack: list[object] = [layer]
@@ -81,7 +83,7 @@ class OffloadBuffer:
     packed: list[PackedTensors]  # those that know where these tensors are
 
     @classmethod
-    def of(cls, layer: Layer | Model) -> "OffloadBuffer":
+    def of(cls, layer: Layer | Model | Parts) -> "OffloadBuffer":
         """Copies the tensors of a layer to host memory."""
         packed = [one for one in operands(layer) if isinstance(one, PackedTensors)]
         offsets, end = [], 0
@@ -105,7 +107,7 @@ class OffloadedModel:
     """A model's weights in host memory. Making it copies them from the device and frees their device
     memory."""
 
-    def __init__(self, model: Layer | Model) -> None:
+    def __init__(self, model: Layer | Model | Parts) -> None:
         self._buffer = OffloadBuffer.of(model)
         self._buffer.point_into(self._buffer.host)
 

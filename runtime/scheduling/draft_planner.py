@@ -1,7 +1,5 @@
 """Which drafts the next step verifies."""
 
-from collections.abc import Iterable
-
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft, landed
 from runtime.scheduling.roster import Roster
@@ -21,12 +19,12 @@ class DraftPlanner:
         self.max_step_tokens = max_step_tokens
         self._nodes = 0  # tokens in rows of drafts for which recurrent layers have memory in the next step
         # sequences with forced tokens or drafts in flight, by id; others decode one token a row
-        self._drafting: dict[int, Sequence] = {}
+        self.pending: dict[int, Sequence] = {}
 
     @property
     def is_active(self) -> bool:
         """Whether a sequence may have drafts, in the next step or in flight."""
-        return self.drafter is not None or bool(self._drafting) or bool(self.predicted)
+        return self.drafter is not None or bool(self.pending) or bool(self.predicted)
 
     def add(self, sequence: Sequence) -> None:
         """The sequence was added to the scheduler."""
@@ -36,7 +34,7 @@ class DraftPlanner:
     def force(self, sequence: Sequence, tokens: list[int]) -> None:
         """A grammar forces `tokens` after those that `sequence` has."""
         sequence.forced, sequence.forced_at = tokens, len(sequence.tokens)
-        self._drafting[sequence.id] = sequence
+        self.pending[sequence.id] = sequence
 
     def begin(self) -> None:
         """A step is planned."""
@@ -119,9 +117,9 @@ class DraftPlanner:
         if self.drafter is not None:
             self.drafter.ended(sequence)
 
-    def planned(self, sequences: Iterable[Sequence]) -> None:
+    def planned(self, sequences: list[Sequence]) -> None:
         """The next step verifies drafts of these."""
-        drafting = self._drafting | {s.id: s for s in sequences}
-        self._drafting = {
-            s.id: s for s in drafting.values() if (s.drafting or s.forced) and not s.is_finished
-        }
+        if not sequences and not self.pending:
+            return
+        drafting = self.pending | {s.id: s for s in sequences}
+        self.pending = {s.id: s for s in drafting.values() if (s.drafting or s.forced) and not s.is_finished}

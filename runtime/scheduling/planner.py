@@ -142,34 +142,52 @@ class Planner:
         return plan, flight
 
     def _decode(self, builder: StepBuilder) -> None:
-        """A row for each decoding sequence that may still grow; when pages run out the last in precedence
-        give way."""
-        if self.drafts.is_active:
-            self.drafts.begin()
-            self._verify(builder)
-            return
+        """A row for each decoding sequence that may still grow, with drafts where there are some; when pages
+        run out the last in precedence give way."""
         roster, page_size = self.roster, self.roster.cache.page_size
-        rows: list[Sequence] = []
-        starts: list[int] = []
+        asks, budget = self.drafts.is_active, 0
+        if asks:
+            self.drafts.begin()
+            budget = self.drafts.budget()
+        pending = self.drafts.pending
+        rows, starts = list[Sequence](), list[int]()
+        drafted: list[tuple[Sequence, Draft, int]] = []
         for sequence in self.micro_batches.decoding(roster, self.totals.steps + 1):
             start = sequence.computed_len
             if start + 1 >= sequence.max_len:  # its last token is in flight
                 continue
-            if start == len(sequence.pages) * page_size:
+            if asks and (start >= sequence.draft_from or (pending and sequence.id in pending)):
+                found = self._verify(sequence, builder, budget)
+                if found is None:
+                    continue
+                start, draft = found
+                if draft is not None:
+                    budget -= len(draft.tokens)
+                    planned(sequence, draft)
+                    drafted.append((sequence, draft, start))
+                    continue
+            elif start == len(sequence.pages) * page_size:
                 if not self._grow(sequence):
                     continue
                 builder.set_page(sequence.slot, len(sequence.pages) - 1, sequence.pages[-1])
                 if sequence.window is not None:
                     builder.set_window(sequence.slot, sequence.window)
-            sequence.computed_len = start + 1
+            sequence.computed_len += 1
             sequence.in_flight += 1
             rows.append(sequence)
             starts.append(start)
         builder.add_decodes(rows, starts)
-        if self.roster.num_shown:
+        if roster.num_shown:
             builder.show_decodes()
-        if (states := self.roster.cache.states) is not None:
-            states.decoded(rows, starts)
+        for sequence, draft, start in drafted:
+            builder.add_verify(sequence, draft, start)
+            rows.append(sequence)
+            starts.append(start + len(draft.tokens))
+        if (states := roster.cache.states) is not None:
+            certain = [i for i, sequence in enumerate(rows) if not sequence.drafting]
+            states.decoded([rows[i] for i in certain], [starts[i] for i in certain])
+        if asks:
+            self.drafts.planned([sequence for sequence, _, _ in drafted])
 
     def _grow(self, sequence: Sequence) -> bool:
         """One more page, taken from the last in precedence if need be. False: that was the sequence itself,
@@ -182,49 +200,29 @@ class Planner:
                 return False
         return True
 
-    def _verify(self, builder: StepBuilder) -> None:
-        """As `_decode`, with drafts where there are some. A row's first token stands where the drafts in
-        flight may put it at most: pages are taken for that, and positions are the ranks' own."""
-        roster, budget = self.roster, self.drafts.budget()
-        rows, starts = list[Sequence](), list[int]()
-        drafted: list[tuple[Sequence, Draft, int]] = []
-        for sequence in self.micro_batches.decoding(roster, self.totals.steps + 1):
-            start = sequence.computed_len + sequence.drafting
-            first = len(sequence.pages)
-            if start + 1 >= sequence.max_len:  # its last token is in flight, or may be
-                continue
-            if start >= first * roster.cache.page_size:
-                # a page that may not be needed is taken from no other sequence
-                if not (roster.cache.grow(sequence) if sequence.drafting else self._grow(sequence)):
-                    continue
-            draft = None
-            if start >= sequence.draft_from or sequence.forced:
-                draft = self.drafts.draft(sequence, start, budget)
-            if first < len(sequence.pages):
-                for row in range(first, len(sequence.pages)):
-                    builder.set_page(sequence.slot, row, sequence.pages[row])
-                if sequence.window is not None:
-                    builder.set_window(sequence.slot, sequence.window)
-            if draft is None:
-                sequence.computed_len += 1
-                sequence.in_flight += 1
-                rows.append(sequence)
-                starts.append(start)
-            else:
-                budget -= len(draft.tokens)
-                planned(sequence, draft)
-                drafted.append((sequence, draft, start))
-        builder.add_decodes(rows, starts)
-        if roster.num_shown:
-            builder.show_decodes()
-        for sequence, draft, start in drafted:
-            builder.add_verify(sequence, draft, start)
-            rows.append(sequence)
-            starts.append(start + len(draft.tokens))
-        if (states := roster.cache.states) is not None:
-            certain = [i for i, sequence in enumerate(rows) if not sequence.drafting]
-            states.decoded([rows[i] for i in certain], [starts[i] for i in certain])
-        self.drafts.planned([sequence for sequence, _, _ in drafted])
+    def _verify(
+        self, sequence: Sequence, builder: StepBuilder, budget: int
+    ) -> tuple[int, Draft | None] | None:
+        """Where the first token of a sequence's row stands at most, as drafts in flight may put it, and its
+        drafts; None: it has no row. Pages are taken for that, and positions are the ranks' own."""
+        start, pages, cache = sequence.computed_len + sequence.drafting, sequence.pages, self.roster.cache
+        if start + 1 >= sequence.max_len:  # its last token may be in flight
+            return None
+        first = len(pages)
+        # a page that may not be needed is taken from no other sequence
+        if start >= first * cache.page_size and not (
+            cache.grow(sequence) if sequence.drafting else self._grow(sequence)
+        ):
+            return None
+        draft = None
+        if start >= sequence.draft_from or sequence.forced:
+            draft = self.drafts.draft(sequence, start, budget)
+        if first < len(pages):
+            for row in range(first, len(pages)):
+                builder.set_page(sequence.slot, row, pages[row])
+            if sequence.window is not None:
+                builder.set_window(sequence.slot, sequence.window)
+        return start, draft
 
     def _preempt(self, victim: Sequence) -> None:
         self.totals.preemptions += 1

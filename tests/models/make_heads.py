@@ -118,10 +118,14 @@ class HeadReference:
         for k in range(count_blocks(target)):
             numbers = {"n": config.num_hidden_layers + k, "k": k}
             block = AutoModel.from_pretrained(block_folder(target, k), dtype=torch.float32).eval()
+            wanted = [one for one in ("enorm", "hnorm", "fc", "output") if one in names]
+            parts = {one: every[f"{names[one].format(**numbers)}.weight"] for one in wanted}
+            end: nn.Module = nn.Identity()
             if "norm" not in names:
                 block.norm = nn.Identity()
-            parts = {one: every[f"{names[one].format(**numbers)}.weight"] for one in ("enorm", "hnorm", "fc")}
-            self.parts.append((block, parts))
+            elif "output" in names:  # what goes on is before the norm
+                end, block.norm = block.norm, nn.Identity()
+            self.parts.append((block, end, parts))
 
     @torch.inference_mode()
     def drafts(self, tokens: list[int], count: int) -> list[int]:
@@ -155,25 +159,28 @@ class HeadReference:
         return hidden, self.target.lm_head(hidden[-1])
 
     def _nextn(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        block, parts = self.parts[0]
+        block, end, parts = self.parts[0]
         x = self._joined(parts, embeds, states)
         hidden = block(inputs_embeds=x[None]).last_hidden_state[0]
-        return hidden, self.target.lm_head(hidden[-1])
+        return hidden, self._logits(end(hidden[-1]), parts)
+
+    def _logits(self, normed: Tensor, parts: dict[str, Tensor]) -> Tensor:
+        return linear(normed, parts["output"]) if "output" in parts else self.target.lm_head(normed)
 
     def _in_turn(self, following: list[int], states: Tensor) -> list[int]:
         """A draft of each next-token layer, which takes the tokens one place further than the one before."""
         drafts: list[int] = []
-        for block, parts in self.parts:
+        for block, end, parts in self.parts:
             shifted = (following + drafts)[len(drafts) :]
             embeds = self.target.get_input_embeddings()(torch.tensor(shifted))
             states = block(inputs_embeds=self._joined(parts, embeds, states)[None]).last_hidden_state[0]
-            drafts.append(int(self.target.lm_head(states[-1]).argmax()))
+            drafts.append(int(self._logits(end(states[-1]), parts).argmax()))
         return drafts
 
     def _joined(self, parts: dict[str, Tensor], embeds: Tensor, states: Tensor) -> Tensor:
         config = self.target.config
         eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
-        offset = 1.0 if config.model_type.startswith(("qwen3_next", "qwen3_5")) else 0.0
+        offset = 1.0 if config.model_type.startswith(("qwen3_next", "qwen3_5", "step3")) else 0.0
         both = [_norm(embeds, parts["enorm"] + offset, eps), _norm(states, parts["hnorm"] + offset, eps)]
         return linear(torch.cat(both[::-1] if self.is_hidden_first else both, dim=1), parts["fc"])
 

@@ -40,6 +40,16 @@ NAMES = {
         }
     ),
     "ernie4_5_moe": ERNIE,
+    "step3p5": (
+        STEP := {
+            "block": "model.layers.{n}.",
+            "enorm": "model.layers.{n}.enorm",
+            "hnorm": "model.layers.{n}.hnorm",
+            "fc": "model.layers.{n}.eh_proj",
+            "norm": "model.layers.{n}.transformer.shared_head.norm",
+            "output": "model.layers.{n}.transformer.shared_head.output",
+        }
+    ),
     "mimo": {
         "block": "model.mtp_layers.{k}.",
         "enorm": "model.mtp_layers.{k}.token_layernorm",
@@ -54,20 +64,39 @@ NAMES = {
         "fc": "mtp.layers.0.eh_proj",
         "norm": "mtp.layers.1.final_layernorm",
     },
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), MTP),
+    **dict.fromkeys(("exaone_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), MTP),
 }
 # what config.json says of next-token layers, where that is not num_nextn_predict_layers
 KEYS: dict[str, dict[str, Any]] = {
+    "exaone_moe": {"mtp_layer_types": ["full_attention"], "mtp_sliding_windows": [0]},
     "nemotron_h": {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
     "qwen3_5_moe_text": {"mtp_num_hidden_layers": 1},
     "qwen3_5_text": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {},
+    "step3p5": {
+        "num_nextn_predict_layers": 1,
+        "mtp_layer_types": ["sliding_attention"],
+        "mtp_mlp_layer_types": ["dense"],
+    },
 }
 # the target's configuration -> that of the blocks of one next-token layer
 BLOCKS: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {"layer_types": ["indexed_attention"], "mlp_layer_types": ["sparse"]},
     "ernie4_5_moe": {"moe_layer_start_index": 2},
+    "exaone_moe": {"layer_types": ["full_attention"], "mlp_layer_types": ["dense"]},
     "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
+    "glm_moe_dsa": {
+        "indexer_types": ["full"],
+        "layer_types": ["indexed_attention"],
+        "mlp_layer_types": ["sparse"],
+    },
     "nemotron_h": {"layer_types": ["full_attention", "moe"]},
+    "step3p5": {
+        "layer_types": ["sliding_attention"],
+        "mlp_layer_types": ["dense"],
+        "swiglu_limits": [None],
+        "swiglu_limits_shared": [None],
+    },
     **dict.fromkeys(
         ("mimo", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), {"layer_types": ["full_attention"]}
     ),
@@ -84,7 +113,10 @@ def add_next_token_layers(folder: Path, count: int = 1) -> Path:
     for k in range(count):
         torch.manual_seed(11 + k)
         tensors |= _layer(folder, family, names, k, target_config(folder).num_hidden_layers, tensors)
-    fields |= KEYS.get(family, {"num_nextn_predict_layers": count})
+    fields |= {
+        name: value * count if isinstance(value, list) or name == "num_nextn_predict_layers" else value
+        for name, value in KEYS.get(family, {"num_nextn_predict_layers": count}).items()
+    }
     (folder / "config.json").write_text(json.dumps(fields))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -130,6 +162,7 @@ def _layer(
         "fc": torch.randn(hidden, 2 * hidden) * 0.15,
         "embedding": embedding.clone(),
         "head": target.get("lm_head.weight", embedding).clone(),
+        "output": torch.randn(embedding.shape) * 0.15,
     }
     for part, tensor in extras.items():
         if part in names:
@@ -140,9 +173,12 @@ def _layer(
 def _block_model(folder: Path, family: str) -> PreTrainedModel:
     config = deepcopy(target_config(folder))
     own = BLOCKS.get(family, {})
-    for name, value in (own | {"first_k_dense_replace": 0}).items():
+    own = own | {"first_k_dense_replace": 0, "num_hidden_layers": len(own.get("layer_types", [""]))}
+    if config.is_heterogeneous:  # what differs between layers is made of the rest
+        fields = json.loads((folder / "config.json").read_text()) | own
+        config = type(config)(**{name: fields[name] for name in fields.keys() - {"per_layer_config"}})
+    for name, value in own.items():
         setattr(config, name, value)
-    config.num_hidden_layers = len(own.get("layer_types", [""]))
     return randomize(AutoModel.from_config(config, dtype=torch.float32).eval())
 
 

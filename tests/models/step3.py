@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Step3p7TextConfig
+from transformers import AutoModel, AutoModelForCausalLM, Step3p7TextConfig
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
@@ -66,6 +66,7 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
         )
 
 
+AutoModel.register(Step3p7TextConfig, Step3p7TextModel, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 
 

@@ -297,6 +297,22 @@ def test_what_is_given_back(tmp_path: Path) -> None:
     assert found.releasable_bytes == found.total_bytes - found.activations_bytes
 
 
+def test_what_a_draft_model_takes_of_host_memory(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path / "one")
+    other = make_checkpoint("llama", tmp_path / "other", num_hidden_layers=1)
+    options = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "enable_memory_saver": True,
+        "speculative_algorithm": "STANDALONE",
+        "speculative_draft_model_path": str(other),
+    }
+    alone = planned(folder, **options, enable_draft_weights_cpu_backup=True)[1]
+    target = planned(folder, **options, enable_weights_cpu_backup=True)[1]
+    assert alone.host_bytes == alone.draft_weights_bytes > 0
+    assert target.host_bytes == target.weights_bytes - target.draft_weights_bytes
+
+
 @pytest.mark.parametrize(
     "case", [("llama", False), ("llama", True), ("qwen3_moe", False), ("mistral", False)]
 )

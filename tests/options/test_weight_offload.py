@@ -42,6 +42,20 @@ def test_the_spec_of_the_ranks(words: str, spec: OffloadSpec | None) -> None:
         ("--device cuda --cpu-offload-gb 2 --enable-piecewise-cuda-graph", "exclude one another"),
         ("--device cuda --enable-weights-cpu-backup", "does nothing without --enable-memory-saver"),
         (
+            "--device npu --enable-memory-saver --speculative-algorithm NEXTN "
+            "--enable-draft-weights-cpu-backup",
+            "--enable-draft-weights-cpu-backup: weights of npu",
+        ),
+        (
+            "--device cuda --enable-memory-saver --enable-draft-weights-cpu-backup",
+            "does nothing without --speculative-algorithm",
+        ),
+        (
+            "--device cuda --enable-memory-saver --speculative-algorithm NGRAM "
+            "--enable-draft-weights-cpu-backup",
+            "is of draft models, and NGRAM has none",
+        ),
+        (
             "--device cuda --offload-prefetch-step 3",
             "does nothing without --cpu-offload-gb or --offload-group-size",
         ),

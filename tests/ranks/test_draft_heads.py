@@ -112,15 +112,19 @@ def test_drafts_are_those_of_plain_torch(
     "family",
     [
         "deepseek_v3",
+        "deepseek_v32",
         "ernie4_5",
         "ernie4_5_moe",
+        "exaone_moe",
         "glm4_moe",
         "glm4_moe_lite",
+        "glm_moe_dsa",
         "mimo",
         "nemotron_h",
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "step3",
     ],
 )
 def test_next_token_layers(family: str, tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ def test_next_token_layers(family: str, tmp_path: Path) -> None:
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "step3"])
 def test_next_token_layers_in_turn(family: str, tmp_path: Path) -> None:
     """Each of several next-token layers makes one draft, of the tokens that the one before it took and its
     draft."""

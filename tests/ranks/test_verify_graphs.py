@@ -1,6 +1,10 @@
 """Steps that verify drafts, and the passes of a draft model, as graphs: tokens are those of decoding one by
 one, drafts are those of passes that are launched one by one, and the host waits for neither."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -299,3 +303,36 @@ def test_places_of_accepted_tokens(folder: Path) -> None:
         sampled = graphs.launch(graphs.step_for(plan), plan, is_adapted=False)
     places, counts = sampled.accepted(np.array([1, 2]))
     assert sampled.width == 3 and places.tolist() == [0, 3, 4] and counts.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+def test_on_two_ranks(algorithm: str, tmp_path: Path) -> None:
+    """Both replay the same graphs, of the draft model's passes and of the verification, with the same
+    tokens."""
+    folder = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=6)
+    draft = folder if algorithm == "STANDALONE" else make_eagle3(tmp_path / "head")
+    program = [sys.executable, "-m", "tests.devices.cpu.verifying_rank"]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    meeting = str(tmp_path / "meeting")
+    ranks = [
+        subprocess.Popen(
+            [*program, str(rank), str(folder), meeting, algorithm, str(draft)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(2)
+    ]
+    try:
+        first, second = (json.loads(rank.communicate(timeout=300)[0]) for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert first["replays"] == second["replays"] >= 3 * 8, "two passes of the draft model, and the target's"
+    assert first["last"] == second["last"] == [tokens[-1] for tokens in first["tokens"]]
+    for found, expected in zip(first["tokens"], decoded(folder, {}), strict=True):
+        count = min(len(found), len(expected))
+        assert count > 8 and found[:count] == expected[:count]
+    if algorithm == "STANDALONE":
+        assert sum(map(len, first["tokens"])) > 8 * 2 * len(first["tokens"]), "its drafts are right"

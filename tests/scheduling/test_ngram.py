@@ -11,7 +11,7 @@ from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.pausing import flush
 from runtime.scheduling.speculation.corpus import BLOCK, Corpus
 from runtime.scheduling.speculation.ngram import NgramDrafter, tree
-from runtime.scheduling.speculation.windows import Windows, mixed
+from runtime.scheduling.speculation.windows import Windows, scanned
 from tests.scheduling.guessing import looking_up
 from tests.scheduling.world import World
 
@@ -42,9 +42,18 @@ def test_windows_find_where_tokens_stood(length: int) -> None:
     tail = tokens[-length:]
     expected = [i for i in range(length - 1, 399) if tokens[i - length + 1 : i + 1] == tail][::-1]
     for windows in (few, many):
-        found = windows.places(mixed(tail), 400)
-        assert [i for i in found if tokens[i - length + 1 : i + 1] == tail] == expected
-        assert windows.places(mixed(tail), 2) == found[:2]
+        found = windows.places(tokens, tail.tolist(), 400)
+        assert [i for i in found if tokens[i - length + 1 : i + 1] == tail] == expected[: len(found)]
+        assert found[:2] == windows.places(tokens, tail.tolist(), 2) and len(found) >= min(len(expected), 8)
+    assert scanned(tokens, length, 400) == expected and scanned(tokens, length, 3) == expected[:3]
+
+
+def test_scans_find_whole_tokens() -> None:
+    """The bytes of a token may stand across two others, and those of repeated ones overlap."""
+    assert scanned(array("i", [1, 256, 65536, 0, 1, 7, 0, 256]), 1, 5) == [1]
+    assert scanned(array("i", [0] * 5), 1, 9) == [3, 2, 1, 0]
+    assert scanned(array("i", [0] * 5), 3, 9) == [3, 2]
+    assert scanned(array("i", [4]), 1, 9) == []
 
 
 def test_drafts_are_what_followed_before() -> None:
@@ -98,7 +107,7 @@ def test_a_corpus_forgets_the_oldest_and_never_reads_into_another_text() -> None
         corpus.offer(owner, array("i", text))
         corpus.take_in(10_000)
     for text in texts.values():
-        for place in corpus.windows[0].places(mixed(text[5:8]), 8):
+        for place in corpus.windows[0].places(corpus.tokens, list(text[5:8]), 8):
             for other in texts:
                 after, before = corpus.after(other, place + 1, 500), corpus.before(other, place, 500)
                 assert all(token // 1000 == other for token in after)
@@ -107,7 +116,8 @@ def test_a_corpus_forgets_the_oldest_and_never_reads_into_another_text() -> None
         owner
         for owner, text in texts.items()
         if any(
-            corpus.after(owner, p + 1, 2) == text[8:10] for p in corpus.windows[0].places(mixed(text[5:8]), 8)
+            corpus.after(owner, p + 1, 2) == text[8:10]
+            for p in corpus.windows[0].places(corpus.tokens, list(text[5:8]), 8)
         )
     ]
     assert found and found == list(range(found[0], 30)), "the latest are there"
@@ -118,11 +128,15 @@ def test_large_texts_are_taken_in_by_slices() -> None:
     text = array("i", [*range(20_000)])
     corpus.offer(1, text)
     corpus.take_in(1024)
-    assert corpus.after(1, corpus.windows[0].places(mixed(text[997:1000]), 1)[0] + 1, 3) == [1000, 1001, 1002]
-    assert not corpus.windows[0].places(mixed(text[4997:5000]), 1)
+    assert corpus.after(1, corpus.windows[0].places(corpus.tokens, list(text[997:1000]), 1)[0] + 1, 3) == [
+        1000,
+        1001,
+        1002,
+    ]
+    assert not corpus.windows[0].places(corpus.tokens, list(text[4997:5000]), 1)
     while corpus._waiting:
         corpus.take_in(1024)
-    at = corpus.windows[0].places(mixed(text[1023:1026]), 1)[0] + 1
+    at = corpus.windows[0].places(corpus.tokens, list(text[1023:1026]), 1)[0] + 1
     assert corpus.after(1, at, 2) == [1026, 1027], "windows reach over the cut"
 
 

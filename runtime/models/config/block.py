@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.models.config.rope_config import Rope
+
 # How a norm computes (layers/norm.py):
 #   rms             root mean square
 #   rms_offset      the same, with weights stored less 1
@@ -60,3 +62,11 @@ class PositionScale(Struct, frozen=True, kw_only=True):
     beta: float
     interval: float
     offset: int = 0
+
+
+class DraftBlock(Struct, frozen=True, kw_only=True):
+    """The block of one next-token layer, in what it differs from the model's own blocks."""
+
+    window: int = 0  # sliding window; 0: none
+    rope: Rope | None = None  # None: the model's
+    limit: float = 0.0  # clamp of the activation of its feed-forward; 0: none

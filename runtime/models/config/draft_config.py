@@ -88,6 +88,7 @@ class HeadConfig(Struct, frozen=True, kw_only=True):
     ] = ()  # layers of the target whose inputs it is given; (): the last hidden state
     is_hidden_first: bool = False  # hidden state and embedding in this order
     has_norm: bool = True  # a norm stands before the target's head
+    carries_normed: bool = True  # the next draft is made of what the norm gives; False: of what is before it
     renames: Renames = ()
     owns: str = ""  # pattern of the names in checkpoints that are the head's, where it is one of several
     ignored: tuple[str, ...] = ()
@@ -192,6 +193,7 @@ def _eagle_config(speculation: Speculation, path: str, target: ModelConfig) -> D
         target_size=target.hidden_size,
         head_vocab=raw.draft_vocab_size or 0 if is_third else 0,
         aux_layers=_aux_layers(raw.eagle_config, target.num_layers) if is_third else (),
+        carries_normed=not is_third,
         renames=(("midlayer.", "layers.0."),),
         ignored=(
             r"(^|\.)embed_tokens\.",
@@ -229,18 +231,26 @@ def _next_token_config(speculation: Speculation, path: str | None, target: Model
             f"--enable-multi-layer-eagle with --speculative-num-steps {wanted} takes as many next-token "
             f"layers, and the model has {count}; lower --speculative-num-steps"
         )
+    if layout.is_described and len(target.draft_blocks) < wanted:
+        raise ModelError(
+            f"--speculative-algorithm {speculation.algorithm}: layer_types of config.json name "
+            f"{len(target.draft_blocks)} of the {wanted} next-token layers; restore the file from the "
+            "model's source"
+        )
     layers = names_of(layout, target, target.num_layers if path is None else 0, wanted)
     heads = tuple(
         HeadConfig(
             algorithm="NEXTN",
-            layers=block_config(target, layout, 1),
+            layers=block_config(target, layout, range(i, i + 1)),
             target_size=target.hidden_size,
+            head_vocab=target.vocab_size if layout.head else 0,
             is_hidden_first=layout.is_hidden_first,
             has_norm=bool(layout.norm),
+            carries_normed=layout.carries_normed,
             renames=names.renames,
             owns=names.owns,
-            ignored=ignored_names(layers),
+            ignored=ignored_names(layout, layers),
         )
-        for names in layers
+        for i, names in enumerate(layers)
     )
-    return DraftConfig(block_config(target, layout, wanted), heads)
+    return DraftConfig(block_config(target, layout, range(wanted)), heads)

@@ -3,7 +3,7 @@ into fields of ModelConfig. registry.py names them in the families' rows. Torch-
 
 from collections.abc import Callable
 from typing import Annotated as A
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import sizes
-from runtime.models.config.block import PositionScale
+from runtime.models.config.block import DraftBlock, PositionScale
 from runtime.models.config.rope_config import NO_ROPE, HfRope, Rope, read_rope, rope_of
 
 T = TypeVar("T")
@@ -175,6 +175,32 @@ def rope_in_local_layers(raw: Fields) -> Fields:
         "windows": layers.windows(),
         "layer_ropes": tuple(rope if one or not has_window else NO_ROPE for one in is_local),
     }
+
+
+class HfDraftLayers(Struct, frozen=True, kw_only=True):
+    """Which next-token layers of K-EXAONE have a window."""
+
+    mtp_layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ("full_attention",)
+    mtp_sliding_windows: list[A[int, Meta(ge=0, le=2**31 - 1)] | None] | None = None
+
+
+def exaone_moe(raw: Fields) -> Fields:
+    """As rope_in_local_layers, of next-token layers too. Raises ModelError."""
+    found, hf = rope_in_local_layers(raw), decoded(raw, HfDraftLayers)
+    kinds, windows = hf.mtp_layer_types, hf.mtp_sliding_windows
+    if windows is None:
+        windows = [max(found["windows"], default=0) for _ in kinds]
+    if len(windows) != len(kinds):
+        raise ModelError(
+            f"config.json: mtp_sliding_windows has {len(windows)} entries for the {len(kinds)} of "
+            "mtp_layer_types"
+        )
+    wide = DraftBlock(rope=NO_ROPE if any(found["windows"]) else None)
+    blocks = [
+        DraftBlock(window=window or 0) if kind == "sliding_attention" else wide
+        for kind, window in zip(kinds, windows, strict=True)
+    ]
+    return found | {"draft_blocks": tuple(blocks)}
 
 
 class HfSmolLM3(Struct, frozen=True, kw_only=True):

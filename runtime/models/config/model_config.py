@@ -16,6 +16,7 @@ from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddin
 from runtime.models.config.block import (
     ACTIVATIONS,
     Activation,
+    DraftBlock,
     LearnedPositions,
     NormKind,
     Placement,
@@ -66,8 +67,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """What the runtime knows of a model without its weights."""
 
     architecture: str
-    # architecture of the checkpoint, which takes images or sound too, where this is the text model in it
-    wrapper: str = ""
+    wrapper: str = ""  # architecture of a checkpoint that takes images or sound too, whose text model this is
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -104,8 +104,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # multi-head latent attention, with num_kv_heads 1 and the head_dim of the rotary part; None: keys and
     # values of each head
     mla: MlaConfig | None
-    # next-token layers of the checkpoint, which only draft heads load
-    draft_layers: int
+    draft_layers: int  # next-token layers of the checkpoint, which only draft heads load
+    draft_blocks: tuple[DraftBlock, ...] = ()  # their blocks, where they differ from plain ones
     altup: AltUp | None = None  # alternating updates; None: a token has one hidden state
     layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers
     global_heads: GlobalHeads | None = None  # None: heads of layers without a window are as the others

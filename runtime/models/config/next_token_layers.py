@@ -17,7 +17,7 @@ from runtime.models.config.renames import Renames
 from runtime.models.config.tasks import family_of
 
 # classes of models whose next-token layers are blocks as their other layers
-BLOCK_CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek")
+BLOCK_CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
 
 
 class NextTokenLayout(Struct, frozen=True, kw_only=True):
@@ -33,6 +33,10 @@ class NextTokenLayout(Struct, frozen=True, kw_only=True):
     is_hidden_first: bool = False  # the projection takes hidden state and embedding in this order
     has_experts: bool = True  # where the model has any; False: the block is dense
     is_counted: bool = True  # config.json says how many there are; False: one, if it does not
+    is_described: bool = False  # blocks are as config.json says (ModelConfig.draft_blocks), never plain ones
+    head: str = ""  # of an output of its own behind the norm; "": it has the model's
+    carries_normed: bool = True  # the next draft is made of what the norm gives; False: of what is before it
+    aliases: tuple[tuple[str, str], ...] = ()  # other names of the same -> those above
 
     @property
     def is_single(self) -> bool:
@@ -46,10 +50,11 @@ class NextTokenLayout(Struct, frozen=True, kw_only=True):
         def name(pattern: str, block: int = 0) -> str:
             return pattern.format(n=first + block, k=number + block, last=number + num_blocks - 1)
 
-        parts = {"enorm.": self.enorm, "hnorm.": self.hnorm, "fc.": self.fc} | (
-            {"norm.": self.norm} if self.norm else {}
-        )
+        parts = {"enorm.": self.enorm, "hnorm.": self.hnorm, "fc.": self.fc}
+        parts |= {"norm.": self.norm} if self.norm else {}
+        parts |= {"lm_head.": self.head} if self.head else {}
         return (
+            *((name(other), name(theirs)) for other, theirs in self.aliases),
             *((name(theirs), ours) for ours, theirs in parts.items()),
             *((name(self.block, i), f"layers.{i}.") for i in range(num_blocks)),
         )
@@ -70,6 +75,19 @@ QWEN3_NEXT = NextTokenLayout(
     norm="mtp.norm.",
     is_counted=False,
 )
+# the output of each layer is its own; older exports name it head, and those of its makers put it below
+# "transformer"
+STEP = structs.replace(
+    DEEPSEEK,
+    head="layers.{n}.shared_head.output.",
+    aliases=(
+        ("layers.{n}.transformer.", "layers.{n}."),
+        ("layers.{n}.shared_head.head.", "layers.{n}.shared_head.output."),
+    ),
+    has_experts=False,
+    is_described=True,
+    carries_normed=False,
+)
 # by family; families of BLOCK_CLASSES that have none here are as DeepSeek V3
 LAYOUTS = {
     "Ernie4_5": (
@@ -82,6 +100,7 @@ LAYOUTS = {
         )
     ),
     "Ernie4_5_Moe": ERNIE,
+    "ExaoneMoe": structs.replace(QWEN3_NEXT, has_experts=False),
     "MiMo": NextTokenLayout(
         block="mtp_layers.{k}.",
         enorm="mtp_layers.{k}.token_layernorm.",
@@ -100,9 +119,8 @@ LAYOUTS = {
     "Qwen3Next": QWEN3_NEXT,
     "Qwen3_5": QWEN3_NEXT,
     "Qwen3_5Moe": QWEN3_NEXT,
+    "Step3p5": STEP,
 }
-# families whose next-token layers have names or blocks that are not known here
-UNKNOWN = ("ExaoneMoe",)
 
 
 def next_token_layout(model: ModelConfig) -> NextTokenLayout | None:
@@ -110,7 +128,7 @@ def next_token_layout(model: ModelConfig) -> NextTokenLayout | None:
     family = family_of(model.architecture)
     if family in LAYOUTS:
         return LAYOUTS[family]
-    is_known = MODELS.get(model.architecture) in BLOCK_CLASSES and family not in UNKNOWN
+    is_known = MODELS.get(model.architecture) in BLOCK_CLASSES
     return DEEPSEEK if is_known and model.recurrent is None else None
 
 
@@ -119,9 +137,10 @@ def block_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     return ("attention",) if model.recurrent is None else model.recurrent.next_token_kinds
 
 
-def block_config(model: ModelConfig, layout: NextTokenLayout, num_layers: int) -> ModelConfig:
-    """The configuration of the blocks of `num_layers` next-token layers alone."""
-    kinds = block_kinds(model) * num_layers
+def block_config(model: ModelConfig, layout: NextTokenLayout, layers: range) -> ModelConfig:
+    """The configuration of the blocks of these next-token layers alone."""
+    kinds = block_kinds(model) * len(layers)
+    blocks = tuple(model.draft_blocks[i] for i in layers if i < len(model.draft_blocks))
     moe, recurrent = model.moe if layout.has_experts else None, model.recurrent
     if moe is not None:
         has_experts = (
@@ -133,11 +152,14 @@ def block_config(model: ModelConfig, layout: NextTokenLayout, num_layers: int) -
     return structs.replace(
         model,
         num_layers=len(kinds),
-        windows=(0,) * len(kinds),
-        layer_ropes=model.layer_ropes[:1] * len(kinds) if model.recurrent is not None else (),
+        windows=tuple(block.window for block in blocks) or (0,) * len(kinds),
+        layer_ropes=tuple(block.rope or model.rope for block in blocks)
+        or (model.layer_ropes[:1] * len(kinds) if model.recurrent is not None else ()),
+        limits=tuple(block.limit for block in blocks),
         position_scales=(),
         cache_scales=(),
         draft_layers=0,
+        draft_blocks=(),
         moe=moe,
         recurrent=None if recurrent is None else structs.replace(recurrent, kinds=kinds),
     )
@@ -161,8 +183,9 @@ def names_of(layout: NextTokenLayout, model: ModelConfig, first: int, count: int
     return found
 
 
-def ignored_names(layers: list[LayerNames]) -> tuple[str, ...]:
+def ignored_names(layout: NextTokenLayout, layers: list[LayerNames]) -> tuple[str, ...]:
     """Patterns of names in checkpoints that are of none of these layers, or of weights that they share with
     the model."""
     owns = "|".join(layer.owns for layer in layers)
-    return rf"^(?!.*({owns}))", r"\.embed_tokens\.", r"\.shared_head\.head\."
+    heads = () if layout.head else (r"\.shared_head\.head\.",)
+    return rf"^(?!.*({owns}))", r"\.embed_tokens\.", *heads

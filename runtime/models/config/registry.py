@@ -105,7 +105,7 @@ FAMILIES = {
         qk_norm="head",
         defaults={"sliding_window_pattern": 4},
         moe=experts.deepseek3_behind_one,
-        read=families.rope_in_local_layers,
+        read=families.exaone_moe,
         renames=((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),),
     ),
     "FlexOlmo": Family(placement="post", qk_norm="projection", moe=experts.olmoe, renames=SANDWICH_NAMES),

@@ -1,8 +1,8 @@
 """Step 3.5 (StepFun, 2026) in config.json, as its makers publish it and as transformers writes it.
 Torch-free.
 
-Lists have a number for each layer, and more for the layers that predict further tokens, which are not
-loaded.
+Lists have a number for each layer, and more for the layers that predict further tokens, which draft heads
+load.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import sizes
+from runtime.models.config.block import DraftBlock
 from runtime.models.config.families import Positive, decoded
 from runtime.models.config.rope_config import NO_ROPE, HfRope, Rope, read_rope
 
@@ -37,6 +38,8 @@ class HfStep(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     num_hidden_layers: sizes.Layers
+    num_nextn_predict_layers: A[int, Meta(ge=0, le=4096)] | None = None
+    mtp_layer_types: list[Kind] | None = None  # of these; else layer_types has them behind the others
     num_attention_heads: sizes.Heads
     num_key_value_heads: sizes.Heads
     head_dim: sizes.Width
@@ -124,7 +127,24 @@ def step(raw: Fields) -> Fields:
         "layer_ropes": tuple(ropes),
         "context_len": full.context_len,
         "score_factor": 0.0 if hf.query_pre_attn_scalar is None else hf.query_pre_attn_scalar**-0.5,
+        "draft_blocks": _draft_blocks(hf, raw, kinds),
     }
+
+
+def _draft_blocks(hf: HfStep, raw: Fields, kinds: list[Kind]) -> tuple[DraftBlock, ...]:
+    """The blocks of next-token layers; (): config.json does not say what they are. Raises ModelError."""
+    wanted, count = hf.num_nextn_predict_layers or 0, len(kinds)
+    own = (hf.mtp_layer_types or (hf.layer_types or [])[count:])[:wanted]
+    if len(own) < wanted:
+        return ()
+    rotates = _of_layers(hf.use_rope_layers, True, count, "use_rope_layers", wanted)
+    limits = [*(hf.swiglu_limits_shared or [0.0] * count), *[0.0] * wanted][count : count + wanted]
+    ropes = _ropes(raw, [*kinds, *own], rotates, wanted)
+    window = hf.sliding_window or 0
+    return tuple(
+        DraftBlock(window=window * (kind == "sliding_attention"), rope=rope, limit=limit or 0.0)
+        for kind, rope, limit in zip(own, ropes[count:], limits, strict=True)
+    )
 
 
 def _window_heads(hf: HfStep) -> int:
@@ -148,15 +168,15 @@ def _window_heads(hf: HfStep) -> int:
     return other.num_attention_heads
 
 
-def _ropes(raw: Fields, kinds: list[Kind], rotates: list[bool]) -> list[Rope]:
-    """Rotary positions of each layer. Raises ModelError."""
-    count, names = len(kinds), ("num_hidden_layers", "max_position_embeddings")
+def _ropes(raw: Fields, kinds: list[Kind], rotates: list[bool], num_drafts: int = 0) -> list[Rope]:
+    """Rotary positions of each layer, the last `num_drafts` being next-token layers. Raises ModelError."""
+    count, names = len(kinds) - num_drafts, ("num_hidden_layers", "max_position_embeddings")
     given = {name: raw[name] for name in names if name in raw}
     hf = decoded(given | raw["step_ropes"], HfStepRopes)
     theta = hf.rope_theta
     thetas: list[float] = theta[:] if isinstance(theta, list) else [theta] * count
-    thetas = _of_layers(thetas, 1.0, count, "rope_theta")
-    shares = _of_layers(hf.partial_rotary_factors, 1.0, count, "partial_rotary_factors")
+    thetas = _of_layers(thetas, 1.0, count, "rope_theta", num_drafts)
+    shares = _of_layers(hf.partial_rotary_factors, 1.0, count, "partial_rotary_factors", num_drafts)
     found = []
     for i, kind in enumerate(kinds):
         is_scaled = hf.yarn_only_types is None or kind in hf.yarn_only_types
@@ -168,11 +188,14 @@ def _ropes(raw: Fields, kinds: list[Kind], rotates: list[bool]) -> list[Rope]:
     return found
 
 
-def _of_layers(given: Sequence[T] | None, otherwise: T, count: int, name: str) -> list[T]:
-    """A list's entries of the layers that are computed; `otherwise` for each where there is no list. Raises
-    ModelError where there are fewer."""
+def _of_layers(
+    given: Sequence[T] | None, otherwise: T, count: int, name: str, num_drafts: int = 0
+) -> list[T]:
+    """A list's entries of the model's layers, and of next-token layers behind them, for which its last entry
+    stands where it has none; `otherwise` for each where there is no list. Raises ModelError where the layers
+    are more."""
     if not given:
-        return [otherwise] * count
+        return [otherwise] * (count + num_drafts)
     if len(given) < count:
         raise ModelError(f"config.json: {name} has {len(given)} entries for {count} layers")
-    return list(given[:count])
+    return [given[min(i, len(given) - 1)] for i in range(count + num_drafts)]

@@ -84,7 +84,7 @@ class Weights(Group, frozen=True, kw_only=True):
         bool,
         option("Copy weights to host memory when the device's is released, and back when it is resumed."),
     ] = False
-    enable_draft_weights_cpu_backup: A[bool, planned("The same for the draft model's weights.")] = False
+    enable_draft_weights_cpu_backup: A[bool, option("The same for the draft model's weights.")] = False
     decrypted_config_file: A[
         str | None,
         option(

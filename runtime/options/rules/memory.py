@@ -7,8 +7,10 @@ from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 from runtime.storage import settings
 
-# options that put weights into host memory, with the value that does not
+# options that put weights of the model into host memory, with the value that does not
 HOST_WEIGHTS = {"cpu_offload_gb": 0, "offload_group_size": -1, "enable_weights_cpu_backup": False}
+# and those of any model
+ALL_HOST_WEIGHTS = HOST_WEIGHTS | {"enable_draft_weights_cpu_backup": False}
 
 
 def storage_settings_are_known(options: Values) -> str | None:
@@ -58,7 +60,7 @@ def host_copies_are_possible(plan: Plan, model: ModelFacts, device: DeviceFacts)
 
 def offloaded_weights_have_room(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Weights can be offloaded to host memory, and the groups of layers have room for the offloaded ones."""
-    given = [flag(name) for name, off in HOST_WEIGHTS.items() if plan.why[name].value != off]
+    given = [flag(name) for name, off in ALL_HOST_WEIGHTS.items() if plan.why[name].value != off]
     if given and device.offload_problem:
         return (
             f"{' and '.join(given)}: weights of {device.name} cannot lie in host memory, as "
@@ -73,6 +75,7 @@ def offloaded_weights_have_room(plan: Plan, model: ModelFacts, device: DeviceFac
             f"{plan.memory.offload_num_in_group}; "
             "raise it, or leave both out"
         )
+    given = [name for name in given if name != flag("enable_draft_weights_cpu_backup")]  # never compiled
     if given and (
         plan.graphs.enable_torch_compile or plan.graphs.piecewise_cuda_graph_compiler == "inductor"
     ):

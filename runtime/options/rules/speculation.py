@@ -65,6 +65,13 @@ def layers_draft_in_turn(options: Values) -> str | None:
     return None
 
 
+def backups_are_of_draft_models(options: Values) -> str | None:
+    """Drafts that are looked up have no weights."""
+    if not options["enable_draft_weights_cpu_backup"] or options["speculative_algorithm"] != "NGRAM":
+        return None
+    return "--enable-draft-weights-cpu-backup is of draft models, and NGRAM has none; leave it out"
+
+
 def branches_need_kernels(options: Values) -> str | None:
     """Branches of a draft share pages, which only some attention kernels support."""
     branches, page, kernels = (
@@ -128,6 +135,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     drafts_are_fully_described,
     drafts_have_a_model,
     layers_draft_in_turn,
+    backups_are_of_draft_models,
     branches_need_kernels,
     ngram_drafts_have_no_passes,
     ngram_bounds_are_in_order,

@@ -49,6 +49,8 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("enable_single_batch_overlap", ("moe_a2a_backend",)),
     ("deepep_mode", ("moe_a2a_backend",)),
     ("enable_weights_cpu_backup", ("enable_memory_saver",)),
+    ("enable_draft_weights_cpu_backup", ("enable_memory_saver",)),
+    ("enable_draft_weights_cpu_backup", ("speculative_algorithm",)),
     ("offload_num_in_group", ("offload_group_size",)),
     ("modelopt_quant", ("quantize_and_serve",)),
     ("pp_", ("pipeline_parallel_size",)),

@@ -11,6 +11,8 @@ from runtime.devices.base import ForwardBatch
 from runtime.devices.decoder_spec import Forwarded
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.upload import upload_int64
+from runtime.layers.weight import Layer
+from runtime.models.base import Model
 from runtime.models.draft_heads import DraftHead
 from runtime.ranks.drafting.network import Computed, selected
 
@@ -20,18 +22,27 @@ class HeadNetwork:
 
     shift = 1
     num_remade = 0
-    windows = (0,)
 
     def __init__(self, head: DraftHead, ids: Tensor | None) -> None:
         """`ids`: the target's token for each of the head's, int64, rising; None: they have the same."""
         self.head = head
         self.width = head.width
+        self.windows = head.windows
         self.ids = ids
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:
         """See Network."""
         return self.head.attentions
+
+    @property
+    def parts(self) -> tuple[Layer | Model | Tensor, ...]:
+        """See Network."""
+        return (self.head,) if self.ids is None else (self.head, self.ids)
+
+    def attach(self, target: Model) -> None:
+        """See Network."""
+        self.head.attach(target)
 
     def given(self, forwarded: Forwarded) -> Tensor:
         """See Network: the last hidden states, or those of the layers that the head asks for."""
@@ -64,18 +75,28 @@ class HeadsInTurn:
     k entries are made from drafts, and are made again when these tokens are known."""
 
     shift = 1
-    windows = (0,)
     ids = None
 
     def __init__(self, heads: list[DraftHead]) -> None:
         self.heads = heads
         self.width = heads[0].width
+        self.windows = tuple(window for head in heads for window in head.windows)
         self.num_remade = len(heads) - 1
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:
         """See Network."""
         return [attention for head in self.heads for attention in head.attentions]
+
+    @property
+    def parts(self) -> tuple[Layer | Model | Tensor, ...]:
+        """See Network."""
+        return tuple(self.heads)
+
+    def attach(self, target: Model) -> None:
+        """See Network."""
+        for head in self.heads:
+            head.attach(target)
 
     def given(self, forwarded: Forwarded) -> Tensor:
         """See Network."""
@@ -109,10 +130,12 @@ class HeadsInTurn:
         assert states is not None, "a head continues states"
         tokens, drafts = batch.token_ids, []
         for number, head in enumerate(self.heads):
-            states = head.norm.forward(head.forward(replace(batch, token_ids=tokens), states))
+            hidden = head.forward(replace(batch, token_ids=tokens), states)
+            states = head.carried(hidden)
             tokens = tokens.roll(-1)  # a head's token is the one behind that of the head before
             if ends is not None and sample is not None:
-                drafts.append(sample(head.logits(states.index_select(0, ends)), number))
+                logits, _ = head.finish(hidden.index_select(0, ends))
+                drafts.append(sample(logits, number))
                 tokens[ends] = drafts[-1]
         return drafts
 

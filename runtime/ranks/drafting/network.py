@@ -21,7 +21,8 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.decoder_spec import Forwarded
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.upload import upload_int64
-from runtime.models.base import GenerativeModel
+from runtime.layers.weight import Layer
+from runtime.models.base import GenerativeModel, Model
 from runtime.ranks.forward import Forward
 
 
@@ -46,6 +47,15 @@ class Network(Protocol):
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:
         """The attentions of its layers, in order."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Layer | Model | Tensor, ...]:
+        """Everything of it that has tensors on the device; nothing of its target."""
+        ...
+
+    def attach(self, target: Model) -> None:
+        """The target was loaded again: what the two share is taken from this one."""
         ...
 
     def given(self, forwarded: Forwarded) -> Tensor:
@@ -86,6 +96,14 @@ class OwnModel:
     def attentions(self) -> Sequence[Attention | MlaAttention]:
         """See Network."""
         return self.model.attentions
+
+    @property
+    def parts(self) -> tuple[Layer | Model | Tensor, ...]:
+        """See Network."""
+        return (self.model,)
+
+    def attach(self, target: Model) -> None:
+        """See Network: nothing is shared."""
 
     def given(self, forwarded: Forwarded) -> Tensor:
         """See Network."""

@@ -79,7 +79,6 @@ class DraftLoader:
                 f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "
                 f"{self.target.architecture}; take STANDALONE or NGRAM"
             )
-        target.aux_layers = heads[0].aux_layers
         make = (
             partial(DraftHead, dtype=self.dtype, config=heads[0], target=target)
             if len(heads) == 1

@@ -3,6 +3,7 @@ look up how theirs may go on."""
 
 from array import array
 from collections import deque
+from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_bytes
 
@@ -12,6 +13,7 @@ from runtime.scheduling.speculation.windows import Windows, zeros
 
 BLOCK = 64  # tokens; a block belongs to one namespace
 END = -1  # stands behind each text
+OWNERS = 1024  # namespaces whose hash is kept
 MOST_WAITING = 1 << 20  # tokens that wait to be taken in; texts beyond that are not remembered
 
 
@@ -32,36 +34,42 @@ class Corpus:
         self._owners = zeros(self._num_blocks, np.int64).data
         self.windows = [Windows(length, size) for length in windows]
         self._key = token_bytes(16)
+        self.owner = lru_cache(OWNERS)(self._owner)  # of a namespace
         self._at = 0  # the next block
         self._waiting: deque[tuple[int, array[int]]] = deque()
-        self._num_waiting = 0
+        self.num_waiting = 0  # tokens
         self._offset = 0  # of the first that waits: its tokens that were taken in
 
-    def owner(self, namespace: str) -> int:
+    def _owner(self, namespace: str) -> int:
         """What stands for a namespace; never 0."""
         digest = blake2b(namespace.encode(), key=self._key, digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 1) | 1
 
     def offer(self, owner: int, text: "array[int]") -> None:
         """A text to be taken in by the next calls of `take_in`."""
-        if len(text) > self._longest and self._num_waiting + len(text) <= MOST_WAITING:
+        if len(text) > self._longest and self.num_waiting + len(text) <= MOST_WAITING:
             self._waiting.append((owner, text))
-            self._num_waiting += len(text)
+            self.num_waiting += len(text)
 
     def take_in(self, most: int) -> None:
         """Takes in at most about `most` tokens of the texts that wait."""
+        first = end = self._at * BLOCK
         while most > 0 and self._waiting:
             owner, text = self._waiting[0]
             count = min(max(most, BLOCK), len(text) - self._offset, len(self._array) // 2)
             # windows reach back over the cut
-            begin = max(0, self._offset - self._longest)
-            self._write(owner, text[begin : self._offset + count])
+            part = text[max(0, self._offset - self._longest) : self._offset + count]
+            if self._at + blocks_of(part) > self._num_blocks:
+                self._index(first, end)
+                first = self._at = 0
+            end = self._write(owner, part)
             self._offset += count
-            self._num_waiting -= count
+            self.num_waiting -= count
             most -= count
             if self._offset == len(text):
                 self._waiting.popleft()
                 self._offset = 0
+        self._index(first, end)
 
     def after(self, owner: int, place: int, count: int) -> list[int]:
         """Up to `count` tokens from `place` on, as far as they are one text of that owner."""
@@ -82,17 +90,25 @@ class Corpus:
                 break
         return self.tokens[begin : place + 1].tolist()
 
-    def _write(self, owner: int, text: "array[int]") -> None:
-        """One text behind the last one, or at the beginning where it fits no more."""
-        num_blocks = (len(text) + BLOCK) // BLOCK  # with the mark behind it
-        if self._at + num_blocks > self._num_blocks:
-            self._at = 0
+    def _write(self, owner: int, text: "array[int]") -> int:
+        """One text behind the last one. -> where it ends"""
         begin = self._at * BLOCK
         end = begin + len(text)
+        after = self._at + blocks_of(text)
         self._array[begin:end] = text
-        self._array[end : (self._at + num_blocks) * BLOCK] = END
-        for block in range(self._at, self._at + num_blocks):
+        self._array[end : after * BLOCK] = END
+        for block in range(self._at, after):
             self._owners[block] = owner
+        self._at = after
+        return end
+
+    def _index(self, begin: int, end: int) -> None:
+        """Indexes texts that stand there one behind the other. Windows that reach from one into the next hold
+        END, which no text has."""
         for windows in self.windows:
             windows.add(self.tokens[:end], begin + windows.length - 1, end)
-        self._at = (self._at + num_blocks) % self._num_blocks
+
+
+def blocks_of(text: "array[int]") -> int:
+    """Blocks that a text takes, with the mark behind it."""
+    return (len(text) + BLOCK) // BLOCK

@@ -14,20 +14,23 @@ from runtime.messages.speculation import Speculation
 from runtime.scheduling.drafts import Draft, Drafter
 from runtime.scheduling.speculation.corpus import Corpus
 from runtime.scheduling.speculation.pace import Chances, Pace, Record
-from runtime.scheduling.speculation.windows import Windows, mixed
+from runtime.scheduling.speculation.windows import Windows, scanned
 
 LONG = 3  # tokens of the window that is looked up first
 CANDIDATES = 5  # places that are compared for one window
 FEW_CANDIDATES = 2  # for one of less than LONG tokens, which says little
+SCANNED = 2048  # tokens of a text that has no index: reading it through takes less than keeping one
 INDEXED = 4096  # tokens that one plan indexes, at most: half a millisecond
-# tokens between two looks at a text of which nothing is found: so many, or of long answers a part
+TAKEN_IN = 1024  # tokens of ended texts that are indexed at once while many sequences run, which costs less
+FEW_ROWS = 4  # while no more run, texts are found as soon as they have ended
+# tokens between two looks at a text of which nothing is found, at most: so many, or of long answers a part
 PAUSE, LONGEST_PAUSE = 16, 64
 PAUSED_PART = 8
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
 class Reader:
-    """One sequence: the index of its tokens, and the match that is followed."""
+    """One sequence: the index of its tokens if they are many, and the match that is followed."""
 
     __slots__ = (
         "tokens",
@@ -44,10 +47,10 @@ class Reader:
         "pause",
     )
 
-    def __init__(self, tokens: "array[int]", owner: int, windows: list[Windows]) -> None:
+    def __init__(self, tokens: "array[int]", owner: int, pause: int = 1) -> None:
         self.tokens = tokens
         self.owner = owner  # its namespace in the corpus
-        self.windows = windows
+        self.windows: list[Windows] = []  # []: there is no index
         self.indexed = 0  # places
         self.seen = len(tokens)  # tokens that the match was compared with
         self.is_own = True  # the match is in these tokens, else in the corpus
@@ -56,10 +59,13 @@ class Reader:
         self.ahead: list[int] = []  # the match's tokens behind the first `ahead_from`, as last proposed
         self.ahead_from = -1
         self.record = Record()
-        self.pause = 1  # tokens until the next look, if the last one found nothing
+        self.pause = pause  # tokens until the next look, if the last one found nothing
 
-    def index(self, most: int) -> int:
-        """Indexes at most `most` more tokens, the last one excepted. -> how many"""
+    def index(self, lengths: tuple[int, ...], most: int) -> int:
+        """Indexes at most `most` more tokens, the last one excepted, by windows of these lengths. -> how
+        many"""
+        if not self.windows:
+            self.windows = [Windows(length, 2 * len(self.tokens)) for length in lengths]
         end = min(len(self.tokens) - 1, self.indexed + most)
         if end <= self.indexed:
             return 0
@@ -89,12 +95,15 @@ class NgramDrafter(Drafter):
         self.pace = pace or Pace()
         self._readers: dict[int, Reader] = {}
         self._left = INDEXED  # tokens that this plan may still index
+        self._misses = 0  # looks that led to no drafts; each that does halves them
 
     def begin(self, rows: int) -> None:
         """Some more text is taken in."""
         self.pace.begin(rows)
         self._left = INDEXED
-        self.corpus.take_in(INDEXED // 4)
+        waiting = self.corpus.num_waiting
+        if waiting and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
+            self.corpus.take_in(TAKEN_IN)
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
@@ -118,6 +127,7 @@ class NgramDrafter(Drafter):
                 self._wait(sequence, reader, last)
             return None
         reader.pause = 1
+        self._misses //= 2
         if self.breadth > 1:
             return self._tree(reader, skipped, min(most, self.most_nodes))
         reader.ahead, reader.ahead_from = self._next(reader, skipped + count), len(reader.tokens)
@@ -139,11 +149,13 @@ class NgramDrafter(Drafter):
         self._readers.clear()
 
     def _open(self, sequence: Sequence) -> Reader:
-        room = sequence.prompt_len + 256
         owner = self.corpus.owner(sequence.request.namespace)
-        reader = Reader(sequence.tokens, owner, [Windows(length, room) for length in self.lengths])
-        self._readers[sequence.id] = reader
+        reader = self._readers[sequence.id] = Reader(sequence.tokens, owner, self._patience())
         return reader
+
+    def _patience(self) -> int:
+        """Tokens between two looks at a sequence, at first: more while no look leads to drafts."""
+        return min(LONGEST_PAUSE, 1 << (self._misses.bit_length() // 2))
 
     def _compare(self, reader: Reader) -> None:
         """Follows the match along the tokens that have come."""
@@ -187,14 +199,15 @@ class NgramDrafter(Drafter):
 
     def _wait(self, sequence: Sequence, reader: Reader, last: int) -> None:
         """Asks for no drafts for a while, which is longer each time."""
+        self._misses += 1
         sequence.draft_from = last + reader.pause
-        longest = min(max(PAUSE, sequence.num_generated // PAUSED_PART), LONGEST_PAUSE)
-        reader.pause = min(2 * reader.pause, longest)
+        longest = max(PAUSE, self._patience(), sequence.num_generated // PAUSED_PART)
+        reader.pause = min(2 * reader.pause, longest, LONGEST_PAUSE)
 
     def _look_up(self, reader: Reader) -> bool:
         """Begins to follow a match, if there is one."""
-        if reader.indexed < len(reader.tokens) - 1 and self._left > 0:
-            self._left -= reader.index(self._left)
+        if len(reader.tokens) > SCANNED and self._left > 0:
+            self._left -= reader.index(self.lengths, self._left)
         found = self._matches(reader, CANDIDATES)
         if not found:
             return False
@@ -214,16 +227,21 @@ class NgramDrafter(Drafter):
         tail = reader.tokens[-length:].tolist()
         is_first = self.options.match_type == "BFS" and self.breadth == 1
         found: list[tuple[int, bool, int]] = []
-        for own, shared in zip(reader.windows, self.corpus.windows, strict=True):
-            if len(tail) < own.length:
+        for number, shared in enumerate(self.corpus.windows):
+            if len(tail) < shared.length:
                 continue
-            window = mixed(tail[-own.length :])
-            count = most if own.length >= LONG else min(most, FEW_CANDIDATES)
-            for is_own, places in ((True, own.places(window, count)), (False, shared.places(window, count))):
+            window = tail[-shared.length :]
+            count = most if shared.length >= LONG else min(most, FEW_CANDIDATES)
+            if reader.windows:
+                own = reader.windows[number].places(reader.tokens, window, count)
+            else:
+                own = scanned(reader.tokens, shared.length, count) if len(reader.tokens) <= SCANNED else []
+            others = shared.places(self.corpus.tokens, window, count)
+            for is_own, places in ((True, own), (False, others)):
                 for place in places:
                     before = self._before(reader, is_own, place, length)
                     matched = _common(before, tail)
-                    if matched < own.length:
+                    if matched < shared.length:
                         continue
                     found.append((matched, is_own, place + 1))
                     if is_first and matched == length:
@@ -250,7 +268,7 @@ class NgramDrafter(Drafter):
         ways = [self._next(reader, skipped + self.most)]
         head = ways[0][:skipped]
         for _, is_own, at in self._matches(reader, 2 * self.breadth)[: self.breadth]:
-            other = Reader(reader.tokens, reader.owner, [])
+            other = Reader(reader.tokens, reader.owner)
             other.is_own, other.at = is_own, at
             way = self._next(other, skipped + self.most)
             if way[:skipped] == head:

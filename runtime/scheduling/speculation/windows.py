@@ -10,6 +10,8 @@ _BASE = 2_097_169  # above every token id that there is, so that up to three tok
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 SMALL = 1 << 20  # bytes; larger arrays take memory as they are written to
+_PLACES_OF_HEAD = 3  # bits: a table of heads that the processor's caches hold is worth longer lists
+_LONGEST = 64  # places of a list that are looked at
 _FEW = 128  # places; fewer are added one by one, more with numpy
 
 
@@ -32,6 +34,19 @@ def zeros(count: int, dtype: type[np.int32] | type[np.int64]) -> np.ndarray:
     return np.frombuffer(area, dtype)
 
 
+def scanned(tokens: "array[int]", length: int, most: int) -> list[int]:
+    """Up to `most` places, the latest first, where the last `length` tokens stood before: the text is read
+    from its end, so it should be short."""
+    text, size = tokens.tobytes(), tokens.itemsize
+    window, end = text[-length * size :], len(text) - size
+    found: list[int] = []
+    while len(found) < most and (at := text.rfind(window, 0, end)) >= 0:
+        end = at + len(window) - 1
+        if at % size == 0:  # else it stands across tokens
+            found.append(at // size + length - 1)
+    return found
+
+
 class Windows:
     """Places by a hash of the `length` tokens that end there, each linked to the one before it.
 
@@ -42,7 +57,7 @@ class Windows:
     def __init__(self, length: int, num_places: int) -> None:
         """`num_places`: that can be indexed."""
         self.length = length
-        bits = max(8, num_places.bit_length())
+        bits = max(8, num_places.bit_length() - _PLACES_OF_HEAD)
         self._shift = 64 - bits
         # 1 + place, 0 for none; memoryviews are faster than arrays to read and write one by one
         self._heads = zeros(1 << bits, np.int32)
@@ -67,13 +82,21 @@ class Windows:
             head[key] = place + 1
             number %= cut
 
-    def places(self, window: int, most: int) -> list[int]:
-        """Up to `most` places, the latest first, where tokens may have ended whose `mixed` is `window`."""
+    def places(self, tokens: "array[int] | memoryview[int]", ends: list[int], most: int) -> list[int]:
+        """Up to `most` places of `tokens`, the latest first, where `ends` stood before, or at least the last
+        of them."""
         found: list[int] = []
-        place = self._head[window >> self._shift]
-        while place and len(found) < most:
-            found.append(place - 1)
-            place = self._link[place - 1]
+        last, link = ends[-1], self._link
+        place = self._head[mixed(ends) >> self._shift]
+        for _ in range(_LONGEST):
+            if not place:
+                break
+            place -= 1
+            if tokens[place] == last:
+                found.append(place)
+                if len(found) == most:
+                    break
+            place = link[place]
         return found
 
     def grow(self, num_places: int) -> None:

@@ -277,6 +277,15 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "does nothing without --load-format remote_instance",
         {"remote_instance_weight_loader_seed_instance_ip": None},
     ),
+    (
+        {
+            "enable_memory_saver": True,
+            "speculative_algorithm": "NGRAM",
+            "enable_draft_weights_cpu_backup": True,
+        },
+        "is of draft models, and NGRAM has none",
+        {"speculative_algorithm": "NEXTN"},
+    ),
     ({"extra_metric_labels": {"le": "x"}}, "le cannot be a label", {"extra_metric_labels": {"zone": "x"}}),
 ]
 
