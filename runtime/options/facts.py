@@ -18,6 +18,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
 from runtime.json_value import JsonDict
+from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -102,13 +103,18 @@ class ModelFacts(Protocol):
         ...
 
     @property
+    def shares_blocks(self) -> bool:
+        """Whether layers share blocks of attention and a feed-forward."""
+        ...
+
+    @property
     def chunk(self) -> int:
         """Tokens of a chunk that attention of some layers stays within; 0: no chunks."""
         ...
 
     @property
-    def scores(self) -> tuple[float, bool]:
-        """Bound of attention scores, 0 for none, and whether attention heads have sinks."""
+    def scores(self) -> ScoreKind:
+        """What attention scores have besides their scale."""
         ...
 
 

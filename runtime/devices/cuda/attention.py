@@ -258,6 +258,7 @@ def _launch_kernel(
         rows,
         rows if grid.tiles is None else grid.tiles,
         rows if scores.sinks is None else scores.sinks,
+        rows if scores.slopes is None else scores.slopes,
     )
     strides = (table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1))
     paged_attention_kernel[(grid.num_tiles, grid.columns, grid.splits)](
@@ -280,6 +281,7 @@ def _launch_kernel(
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,
         HAS_SINKS=scores.sinks is not None,
+        BIASED=scores.slopes is not None,
         LATENT=ropes is not None,
         PAGE=plan.page_size,
         M=grid.tile.m,

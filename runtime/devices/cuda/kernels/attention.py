@@ -40,6 +40,7 @@ class Sizes(NamedTuple):
 
     WINDOW: tl.constexpr  # sliding window, 0: none
     CAPPED: tl.constexpr
+    BIASED: tl.constexpr  # scores have linear biases by distance (ALiBi, Press et al., 2022)
     LATENT: tl.constexpr
     PAGE: tl.constexpr  # tokens of a page
     M: tl.constexpr  # queries of a tile
@@ -55,13 +56,15 @@ class Sizes(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], and score factors."""
+    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], score factors, and slopes of
+    biases [M]."""
 
     q: tl.tensor
     q_rope: tl.tensor
     positions: tl.tensor
     scale: tl.tensor
     cap: tl.tensor
+    slopes: tl.tensor  # times log2(e); with BIASED only
 
 
 class Softmax(NamedTuple):
@@ -120,6 +123,9 @@ def _scores(
     scores *= queries.scale
     if S.CAPPED:  # cap * tanh(x); x is multiplied by `scale`, and `cap` contains log2(e)
         scores = queries.cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+    if S.BIASED:
+        distances = key_positions[None, :] - queries.positions[:, None]
+        scores += queries.slopes[:, None] * distances.to(tl.float32)
     if MASKED:
         sees = is_seen[None, :] & (key_positions[None, :] <= queries.positions[:, None])
         if S.WINDOW > 0:
@@ -242,6 +248,7 @@ def paged_attention_kernel(
     rows: tl.tensor,
     tiles: tl.tensor,
     sinks: tl.tensor,
+    slopes: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     first_query: tl.tensor,
@@ -263,6 +270,7 @@ def paged_attention_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BIASED: tl.constexpr,
     LATENT: tl.constexpr,
     PAGE: tl.constexpr,
     M: tl.constexpr,
@@ -281,7 +289,7 @@ def paged_attention_kernel(
     Queries and results begin with query `first_query`. With splits, out [tokens, heads, splits, DV] and lse
     [tokens, heads, splits] are float32 partial results; with one, out [tokens, heads, DV] is the result."""
     S: tl.constexpr = Sizes(
-        WINDOW, CAPPED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
+        WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
     split, kv_head, part = tl.program_id(2), tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
     row, offset = tl.program_id(0), 0
@@ -305,8 +313,11 @@ def paged_attention_kernel(
         rope_tile = _load_queries(
             q_rope, at, head, is_query, rope_q_stride, rope_q_head_stride, DR, BLOCK_R, DOT
         )
+    tile_slopes = scale
+    if BIASED:
+        tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
     state = _attend_keys(
-        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap),
+        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes),
         Cache(
             keys + kv_head * DK,
             values + kv_head * DV,
