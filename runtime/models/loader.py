@@ -186,7 +186,8 @@ def _formats(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> Forma
 
 def _quantized_modules(checkpoint: Checkpoint, model: Model, config: ModelConfig) -> set[tuple[str, str]]:
     """(module, part) of all modules that are quantized in the files."""
-    found = (source for source in checkpoint.tensors(config) if not is_ignored(source.name, model))
+    read = (source for source in checkpoint.tensors(config) if not is_ignored(source.name, model))
+    found = unstacked(read, config.hidden_size)
     keys = (target_name(source.name, model.packed_modules, model.renames) for source in found)
     return {
         (path, part) for name, part in keys for path, _, leaf in [name.rpartition(".")] if leaf in MARKERS

@@ -11,6 +11,7 @@ from torch.nn.functional import gelu
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device, ForwardBatch
+from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention
 from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.norm import RMSNorm
@@ -148,6 +149,12 @@ class Zamba2(HybridDecoder):
     }
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        """Raises ModelError in a pipeline."""
+        if device.stage.count > 1:
+            raise ModelError(
+                "--pipeline-parallel-size above 1 is not possible: the blocks that layers of Zamba 2 share are "
+                "given the embeddings, which the first stage alone has; leave it out"
+            )
         super().__init__(device, dtype, config)
         recurrent = recurrent_of(config)
         self.blocks = [SharedBlock(device, dtype, config) for _ in range(shared_blocks(config).count)]

@@ -103,11 +103,6 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def shares_blocks(self) -> bool:
-        """Whether layers share blocks of attention and a feed-forward."""
-        ...
-
-    @property
     def chunk(self) -> int:
         """Tokens of a chunk that attention of some layers stays within; 0: no chunks."""
         ...

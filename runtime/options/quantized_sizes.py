@@ -57,9 +57,13 @@ def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[W
         yield from _mlp(block, hidden, model.intermediate_size, ranks.dense, is_gated=model.is_gated)
     elif not moe.is_stacked:
         split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
-        yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
+        is_gated = moe.is_gated
+        if is_gated and not moe.limit_of(layer):  # the others are dequantized when they are loaded
+            yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
         if moe.shared_size:
-            yield from _mlp(block + shared_name(moe), hidden, moe.shared_size, ranks.shared)
+            yield from _mlp(
+                block + shared_name(moe), hidden, moe.shared_size, ranks.shared, is_gated=is_gated
+            )
 
 
 def shared_name(moe: MoeConfig) -> str:

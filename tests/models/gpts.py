@@ -1,4 +1,4 @@
-"""Sizes of the tiny checkpoints of GPT-2's line and of those with biases by distance; make.py has the rest."""
+"""Sizes of the tiny checkpoints of GPT-2's line and of BLOOM and MPT; make.py has the rest."""
 
 from typing import Any
 

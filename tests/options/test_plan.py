@@ -28,7 +28,6 @@ class Model:
     mla: MlaConfig | None = None
     quantization = None
     head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
-    shares_blocks = False
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

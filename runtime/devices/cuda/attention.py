@@ -14,7 +14,8 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.kernels.attention import LOG2E, merge_splits_kernel, paged_attention_kernel
+from runtime.devices.cuda.kernels.attention import LOG2E, paged_attention_kernel
+from runtime.devices.cuda.kernels.attention_splits import merge_splits_kernel
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
 from runtime.layers.upload import upload
 

@@ -148,11 +148,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return 0 if self.recurrent is None else self.recurrent.num_recurrent_layers
 
     @property
-    def shares_blocks(self) -> bool:
-        """Whether layers share blocks of attention and a feed-forward."""
-        return self.recurrent is not None and self.recurrent.shared is not None
-
-    @property
     def has_attention(self) -> bool:
         """Whether a layer keeps keys and values."""
         return self.recurrent is None or self.recurrent.num_attention_layers > 0

@@ -11,11 +11,11 @@ from runtime.models.config import sizes
 from runtime.models.config.families import decoded
 from runtime.models.config.hybrid_config import Eps, Hybrid, Kernel, without_positions
 from runtime.models.config.mamba_config import checked
-from runtime.models.config.recurrent_config import Mamba2, Recurrent, SharedBlocks, kinds_of
+from runtime.models.config.recurrent_config import LayerKind, Mamba2, Recurrent, SharedBlocks, kinds_of
 from runtime.models.config.renames import Renames
 
 LONG_CONTEXT = 16384  # tokens, of models with use_long_context
-KINDS = {"hybrid": "parallel", "linear_attention": "recurrent", "mamba": "recurrent"}
+KINDS: dict[str, LayerKind] = {"hybrid": "parallel", "linear_attention": "recurrent", "mamba": "recurrent"}
 
 
 class HfZamba2(Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""Paged attention for decode, extend and absorbed MLA rows in one kernel, and the merge of split sequences.
+"""Paged attention for decode, extend and absorbed MLA rows in one kernel.
 
 A program has a tile of queries: some tokens of one row times some of the heads that share a KV head, so that
 the tile of a decode row is as tall as the tensor cores want and keys are read once for all of its heads
 (Ainslie et al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao,
 2023): first the keys that the window cuts, then those that all queries see, then the diagonal; only the first
 and the last are masked. Where there are fewer programs than the GPU has room for, the keys are split among
-several programs, whose partial results `merge_splits_kernel` joins (Dao et al., Flash-Decoding, 2023).
+several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023).
 
 Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
 CUDA graph. The output of a row without tokens is zeros. With LATENT the values are the keys (absorbed MLA),
@@ -374,36 +374,3 @@ def _add_sink(state: Softmax, sink: tl.tensor) -> Softmax:
     rescale = tl.exp2(state.row_max - new_max)
     row_sum = state.row_sum * rescale + tl.exp2(sink - new_max)
     return Softmax(state.acc * rescale[:, None], state.row_max, row_sum)
-
-
-@triton.jit
-def merge_splits_kernel(
-    out: tl.tensor,
-    partials: tl.tensor,
-    lse: tl.tensor,
-    sinks: tl.tensor,
-    SPLITS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Grid (tokens, heads, blocks of DV): out [tokens, heads, DV] of the partial results and binary lse of
-    `paged_attention_kernel`."""
-    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    splits = tl.arange(0, SPLITS)
-    dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    shares = tl.load(lse + row * SPLITS + splits)
-    row_max = tl.max(shares, 0)
-    if HAS_SINKS:
-        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2E
-        row_max = tl.maximum(row_max, sink)
-    row_max = tl.where(row_max == NEG_INF, 0.0, row_max)
-    shares = tl.exp2(shares - row_max)
-    row_sum = tl.sum(shares, 0)
-    if HAS_SINKS:
-        row_sum += tl.exp2(sink - row_max)
-    partial = tl.load(
-        partials + (row * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0
-    )
-    acc = tl.sum(partial * shares[:, None], 0) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    tl.store(out + row * DV + dims, acc.to(out.dtype.element_ty), mask=dims < DV)
