@@ -5,7 +5,8 @@ module.
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
 
 transformers 5 may write any model so; Granite MoE has other names for the two, Step 3.5 has gates and ups
-apart, and stacks scales of 8-bit floats alike, and Llama 4 has inputs before outputs. The shared expert of Granite is a matrix of two modules.
+apart, and stacks scales of 8-bit floats alike, and Llama 4 has inputs before outputs. The shared expert of
+Granite is a matrix of two modules.
 """
 
 from collections.abc import Iterator

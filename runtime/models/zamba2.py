@@ -152,8 +152,8 @@ class Zamba2(HybridDecoder):
         """Raises ModelError in a pipeline."""
         if device.stage.count > 1:
             raise ModelError(
-                "--pipeline-parallel-size above 1 is not possible: the blocks that layers of Zamba 2 share are "
-                "given the embeddings, which the first stage alone has; leave it out"
+                "--pipeline-parallel-size above 1 is not possible: the blocks that layers of Zamba 2 share "
+                "are given the embeddings, which the first stage alone has; leave it out"
             )
         super().__init__(device, dtype, config)
         recurrent = recurrent_of(config)

@@ -6,7 +6,7 @@ Of few tokens, the weights of the experts that they select are gathered; of many
 which graphs may capture, every expert computes all tokens, with weight 0 where a token did not select it; in
 other steps each expert computes its own tokens. Ranks split each expert by its inner dimension.
 
-Quantized experts are dequantized when they are loaded.
+Quantized experts are dequantized while they are loaded, and plain ones are not quantized then.
 """
 
 import torch
@@ -22,6 +22,21 @@ from runtime.layers.moe.feed_forward import Router
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, WeightOnly, even_shard
 from runtime.models.config.moe_config import MoeConfig
+from runtime.models.config.quantization_schemes import WeightFormat
+
+
+def is_stored(format: WeightFormat | None) -> bool:
+    """Whether a checkpoint has a module quantized, and it is not to be quantized while it is loaded."""
+    return format is not None and format.layout != "online"
+
+
+class DequantizedLinear(Linear):
+    """A matrix of an expert, which is dequantized while it is loaded."""
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """See Layer.allocate."""
+        format = formats("")
+        super().allocate(lambda _: None if format is None else format.in_full())
 
 
 class PlainExpert(Layer):
@@ -78,7 +93,7 @@ class PlainExperts(Layer):
         """Takes memory for the experts, or makes a layer of each matrix where they are quantized."""
         first = "gate_up_proj" if self.is_gated else "up"
         second = "down_proj" if self.is_gated else "down"
-        if formats(f"experts.0.{first}") is not None or formats(f"experts.0.{second}") is not None:
+        if any(is_stored(formats(f"experts.0.{name}")) for name in (first, second)):
             self.experts = [self._quantized_expert() for _ in range(self.num_experts)]
             return
         inner, width = self.inner, self.width
@@ -105,8 +120,8 @@ class PlainExperts(Layer):
         firsts: dict[str, int | Shard] = {"gate": inner, "up": inner} if self.is_gated else {"": inner}
         kind = Expert if self.is_gated else PlainExpert
         return kind(
-            Linear(*given, self.width, firsts, shard="column"),
-            Linear(*given, inner, {"": self.width}, shard="row", reduction="none"),
+            DequantizedLinear(*given, self.width, firsts, shard="column"),
+            DequantizedLinear(*given, inner, {"": self.width}, shard="row", reduction="none"),
         )
 
     def finish_loading(self) -> None:
