@@ -24,11 +24,12 @@ class Backend(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ()  # dtypes that it computes in; (): all of the device
     head_dims: tuple[int, ...] = ()  # supported head sizes; (): all up to 256
     has_kv_dtypes: bool = True  # False: keys and values must have the dtype of queries
+    has_biases: bool = False  # adds biases by distance to scores (ALiBi)
 
 
 BACKENDS = {
-    "torch_native": Backend(devices=("cpu", "cuda"), has_graphs=False),
-    "triton": Backend(devices=("cuda",), package="triton", is_latent=None),
+    "torch_native": Backend(devices=("cpu", "cuda"), has_graphs=False, has_biases=True),
+    "triton": Backend(devices=("cuda",), package="triton", is_latent=None, has_biases=True),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
     "flex_attention": Backend(devices=("cuda",), has_graphs=False),
     "flashinfer": Backend(
@@ -111,9 +112,11 @@ def offered(device: DeviceFacts) -> tuple[str, ...]:
     )
 
 
-def why_unsuited(name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None) -> str | None:
+def why_unsuited(
+    name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None, *, is_biased: bool = False
+) -> str | None:
     """Why a backend of the device cannot compute a model with such pages, as the end of a sentence; None: it
-    can. `head_dim` None: latent attention."""
+    can. `head_dim` None: latent attention; `is_biased`: the model adds biases by distance to its scores."""
     backend = BACKENDS[name]
     if backend.is_latent is not None and backend.is_latent != (head_dim is None):
         return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"
@@ -125,4 +128,6 @@ def why_unsuited(name: str, page_size: int, dtype: str, kv_dtype: str, head_dim:
         return f"takes pages of {dtype} only, not --kv-cache-dtype {kv_dtype}"
     if backend.head_dims and head_dim is not None and head_dim not in backend.head_dims:
         return f"takes heads of {', '.join(map(str, backend.head_dims))}, and the model's have {head_dim}"
+    if is_biased and not backend.has_biases:
+        return "adds no biases of distance to scores (alibi)"
     return None

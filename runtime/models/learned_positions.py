@@ -23,7 +23,8 @@ class PositionedDecoder(Llama):
         self.embed_positions = WeightOnly(rows)
 
     def inputs(self, batch: ForwardBatch) -> Tensor:
-        """Embeddings of tokens and of their positions, [T, hidden]."""
-        return super().inputs(batch) + embedding(
-            batch.positions + self.offset, self.embed_positions.weight.tensor
-        )
+        """Embeddings of tokens and of their positions, [T, hidden]; behind the first stage hidden states."""
+        x = super().inputs(batch)
+        if not self.stage.is_first:
+            return x
+        return x + embedding(batch.positions + self.offset, self.embed_positions.weight.tensor)

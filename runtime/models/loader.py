@@ -58,7 +58,7 @@ MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB")
 # heads that a model does not need to embed
 UNUSED_HEADS = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 # what the first or the last stage of a pipeline has besides layers
-AT_ENDS = ("embed_tokens", "norm", "lm_head", "score", "projections")
+AT_ENDS = ("embed_tokens", "embed_norm", "norm", "lm_head", "score", "projections")
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 
@@ -186,7 +186,8 @@ def _formats(model: Model, config: ModelConfig, checkpoint: Checkpoint) -> Forma
 
 def _quantized_modules(checkpoint: Checkpoint, model: Model, config: ModelConfig) -> set[tuple[str, str]]:
     """(module, part) of all modules that are quantized in the files."""
-    found = (source for source in checkpoint.tensors(config) if not is_ignored(source.name, model))
+    read = (source for source in checkpoint.tensors(config) if not is_ignored(source.name, model))
+    found = unstacked(read, config.hidden_size)
     keys = (target_name(source.name, model.packed_modules, model.renames) for source in found)
     return {
         (path, part) for name, part in keys for path, _, leaf in [name.rpartition(".")] if leaf in MARKERS

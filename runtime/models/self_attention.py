@@ -68,7 +68,12 @@ class SelfAttention(Layer):
         self.row_order = row_order(rope, dim, is_interleaved=config.is_rope_interleaved)
         self.qkv_proj.row_order = self.row_order
         self.position_scale = config.position_scale_of(index)
-        scores = Scores(config.score_scale, config.windows[index], config.score_cap)
+        # slopes of linear biases by distance, float32 [heads of this rank]
+        self.slopes: Tensor | None = None
+        if config.alibi is not None:
+            slopes = config.alibi.slopes(heads)[own.start : own.start + own.size]
+            self.slopes = torch.tensor(slopes, dtype=torch.float32, device=device.torch_device)
+        scores = Scores(config.score_scale, config.windows[index], config.score_cap, slopes=self.slopes)
         self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
         self.attention.norms_rotated = config.qk_norm in ("rotated", "unit")
         self.attention.chunk = config.chunk if rope.rope_type != "none" else 0

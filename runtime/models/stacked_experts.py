@@ -5,7 +5,8 @@ module.
   experts.down_proj     [experts, hidden, inner]      experts.N.down_proj.weight
 
 transformers 5 may write any model so; Granite MoE has other names for the two, Step 3.5 has gates and ups
-apart, and Llama 4 has inputs before outputs. The shared expert of Granite is a matrix of two modules.
+apart, and stacks scales of 8-bit floats alike, and Llama 4 has inputs before outputs. The shared expert of
+Granite is a matrix of two modules.
 """
 
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ class Stack(NamedTuple):
 
     parent: str  # name of the experts' list
     parts: tuple[str, ...]  # modules of an expert, one below the other
+    leaf: str = "weight"
 
 
 # end of a stacked tensor's name -> its parts
@@ -30,9 +32,11 @@ STACKS = {
     "experts.gate_up_proj": Stack("experts", ("gate_proj", "up_proj")),
     "experts.up_proj": Stack("experts", ("up_proj",)),  # of experts without gates
     "experts.down_proj": Stack("experts", ("down_proj",)),
-    "moe.gate_proj.weight": Stack("moe.experts", ("gate_proj",)),
-    "moe.up_proj.weight": Stack("moe.experts", ("up_proj",)),
-    "moe.down_proj.weight": Stack("moe.experts", ("down_proj",)),
+    **{
+        f"moe.{part}.{leaf}": Stack("moe.experts", (part,), leaf)
+        for part in ("gate_proj", "up_proj", "down_proj")
+        for leaf in ("weight", "weight_scale_inv")
+    },
     "block_sparse_moe.input_linear.weight": Stack("block_sparse_moe.experts", ("gate_proj", "up_proj")),
     "block_sparse_moe.output_linear.weight": Stack("block_sparse_moe.experts", ("down_proj",)),
 }
@@ -67,7 +71,7 @@ class ExpertRows:
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
-        first, last, _ = rows.indices(self._size)
+        first, last, _ = slice(None).indices(self._size) if rows is ... else rows.indices(self._size)
         own = slice(self._begin + first, self._begin + last)
         if self._is_transposed:
             return self._reader[self._expert, columns, own].t()
@@ -97,7 +101,7 @@ def unstacked(
         for expert in range(num_experts):
             for i, name in enumerate(stack.parts):
                 yield TensorSlice(
-                    f"{prefix}{stack.parent}.{expert}.{name}.weight",
+                    f"{prefix}{stack.parent}.{expert}.{name}.{stack.leaf}",
                     source.file,
                     ExpertRows(reader, expert, i * size, size, is_transposed=flips),
                 )

@@ -18,6 +18,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
 from runtime.json_value import JsonDict
+from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -107,8 +108,8 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def scores(self) -> tuple[float, bool]:
-        """Bound of attention scores, 0 for none, and whether attention heads have sinks."""
+    def scores(self) -> ScoreKind:
+        """What attention scores have besides their scale."""
         ...
 
 

@@ -91,6 +91,10 @@ def weight_count(
         layers += model.altup.model_count(hidden)
     if model.layer_embeddings is not None:
         layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
+    if model.recurrent is not None and (shared := model.recurrent.shared) is not None:
+        layers += shared.count * shared.block_count(*block_sizes(model, ranks))
+    if model.has_embed_norm:
+        layers += norm_size(model)
     if model.positions is not None:
         layers += model.positions.count * hidden
     return layers + norm_size(model) + vocabulary + own_head * model.has_head_bias
@@ -169,6 +173,8 @@ def hybrid_layer_count(
     count = hidden
     if kind in ("recurrent", "parallel"):
         count += recurrent.mixer.num_weights(hidden, ranks)
+    if recurrent.shared is not None:
+        return count + recurrent.shared.use_count(*block_sizes(model, ranks)) * (kind == "parallel")
     if kind in ("attention", "parallel"):
         count += attention_count(model, ranks)
         gates = query_heads(model, ranks) * model.head_dim * recurrent.gates_attention
@@ -177,6 +183,12 @@ def hybrid_layer_count(
         count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
         count += hidden * (kind != "none")
     return count
+
+
+def block_sizes(model: ModelConfig, ranks: int) -> tuple[int, int, int, int]:
+    """The hidden size, and one rank's share of the widths of a feed-forward, of queries and of keys."""
+    queries, keys = model.num_heads // ranks * model.head_dim, kv_heads(model, ranks) * model.head_dim
+    return model.hidden_size, model.intermediate_size // ranks, queries, keys
 
 
 def encoder_layer_count(model: ModelConfig, ranks: int) -> int:

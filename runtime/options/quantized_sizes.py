@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runtime.models.config.lora_targets import mixer_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.moe_config import MoeConfig
+from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.quantization_schemes import Full, Scheme, WeightFormat, held_bytes
+from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.config.shares import even_part, most_channels, most_heads
 
 BITS_OF_FOUR = 4.5  # bits of a number of bitsandbytes: 4, and a float32 for 64 numbers
@@ -61,7 +64,17 @@ class Weight:
 def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     """The weights of a layer that may be quantized."""
     model = model.of_layer(layer)
-    yield from _attention(model, layer, ranks.of_heads)
+    recurrent, kind = model.recurrent, "attention"
+    if recurrent is not None:
+        kind = recurrent.kinds[layer]
+        yield from _recurrent(model, recurrent, layer, ranks.dense)
+    if kind in ("attention", "parallel") and (recurrent is None or recurrent.shared is None):
+        yield from _attention(model, layer, ranks.of_heads)
+    if recurrent is None or recurrent.has_feed_forward or kind == "none":
+        yield from _feed_forward(model, layer, ranks)
+
+
+def _feed_forward(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
     if moe is None or not moe.layers[layer]:
         yield from _mlp(
@@ -69,9 +82,43 @@ def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[W
         )
     elif not moe.is_stacked:
         split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
-        yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
+        is_gated = moe.is_gated
+        if is_gated and not moe.limit_of(layer):  # the others are dequantized when they are loaded
+            yield from _mlp(block + "experts.0.", hidden, moe.intermediate_size, split, local)
         if moe.shared_size:
-            yield from _mlp(block + shared_name(moe), hidden, moe.shared_size, ranks.shared)
+            yield from _mlp(
+                block + shared_name(moe), hidden, moe.shared_size, ranks.shared, is_gated=is_gated
+            )
+
+
+def _recurrent(model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int) -> Iterator[Weight]:
+    """The mixer of a layer, and what a use of a shared block adds."""
+    kind, hidden = recurrent.kinds[layer], model.hidden_size
+    if kind in ("recurrent", "parallel"):
+        for name, (inputs, outputs) in mixer_modules(recurrent.mixer, hidden, ranks).items():
+            full = inputs * ranks if name in ("out_proj", "x_proj") else inputs
+            yield Weight((f"layers.{layer}.mixer.{name}",), (outputs,), inputs, full)
+    if recurrent.shared is None or kind != "parallel":
+        return
+    block, rank = f"layers.{layer}.self_attn.", recurrent.shared.rank
+    inner, queries = model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
+    yield Weight((block + "linear",), (hidden,), hidden, hidden)
+    yield Weight((block + "mlp_down",), (rank,), hidden, hidden)
+    yield Weight((block + "mlp_up",), (2 * inner,), rank, rank)
+    if recurrent.shared.adapts_attention:
+        yield Weight((block + "adapter.q_down",), (3 * rank,), 2 * hidden, 2 * hidden)
+        yield Weight((block + "adapter.q_up",), (queries,), rank, rank, 3)
+
+
+def _shared_blocks(model: ModelConfig, ranks: int) -> Iterator[Weight]:
+    """The blocks that layers share."""
+    if model.recurrent is None or model.recurrent.shared is None:
+        return
+    hidden, copies = model.hidden_size, model.recurrent.shared.count
+    q, kv = model.num_heads // ranks * model.head_dim, max(1, model.num_kv_heads // ranks) * model.head_dim
+    yield Weight(("blocks.0.q_proj",), (q + 2 * kv,), 2 * hidden, 2 * hidden, copies)
+    yield Weight(("blocks.0.o_proj",), (hidden,), q, q * ranks, copies)
+    yield from _mlp("blocks.0.", hidden, model.intermediate_size, ranks, copies)
 
 
 def shared_name(moe: MoeConfig) -> str:
@@ -106,7 +153,8 @@ def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
         q, kv = heads * model.head_dim, kv_heads * model.head_dim
         parts = _projections(model, layer)
         names = tuple(f"{block}{name}_proj" for name in parts)
-        yield Weight(names, (q, kv, kv)[: len(parts)], hidden, hidden)
+        gates = model.recurrent is not None and model.recurrent.gates_attention
+        yield Weight(names, (q * (1 + gates), kv, kv)[: len(parts)], hidden, hidden)
         yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
         return
     heads = even_part(model.num_heads, ranks).size
@@ -117,6 +165,11 @@ def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
     yield Weight(names, (first, rest), hidden, hidden)
     if latent.q_rank:
         yield Weight((block + "q_b_proj",), (queries,), latent.q_rank, latent.q_rank)
+    if (indexer := latent.indexer) is not None and latent.q_rank:
+        heads_dim, names = indexer.num_heads * indexer.dim, (block + "indexer.wq_b", block + "indexer.wk")
+        yield Weight(names[:1], (heads_dim,), latent.q_rank, latent.q_rank)
+        yield Weight(names[1:], (indexer.dim,), hidden, hidden)
+        yield Weight((block + "indexer.weights_proj",), (indexer.num_heads,), hidden, hidden)
     up = heads * (latent.nope_dim + latent.value_dim)
     yield Weight((block + "kv_b_proj",), (up,), latent.kv_rank, latent.kv_rank)
     yield Weight((block + "o_proj",), (hidden,), values, model.num_heads * latent.value_dim)
@@ -126,15 +179,22 @@ def layer_saved_bytes(model: ModelConfig, layer: int, ranks: Ranks, item: int) -
     """Bytes that quantization saves on one rank in a layer."""
     if model.quantization is None or model.encoder is not None:
         return 0
-    saved, format_of = 0, model.quantization.format_of
-    for weight in weights_of_layer(model, layer, ranks):
+    return _saved_bytes(weights_of_layer(model, layer, ranks), model.quantization, item)
+
+
+def _saved_bytes(weights: Iterator[Weight], quantization: Quantization, item: int) -> int:
+    saved, format_of = 0, quantization.format_of
+    for weight in weights:
         saved += weight.count * item - weight.held_bytes([format_of(name) for name in weight.names], item)
     return saved
 
 
 def saved_bytes(model: ModelConfig, ranks: Ranks, item: int) -> int:
     """Bytes that quantization saves on one rank."""
-    return sum(layer_saved_bytes(model, i, ranks, item) for i in range(model.num_layers))
+    if model.quantization is None:
+        return 0
+    saved = sum(layer_saved_bytes(model, i, ranks, item) for i in range(model.num_layers))
+    return saved + _saved_bytes(_shared_blocks(model, ranks.dense), model.quantization, item)
 
 
 def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int) -> str | None:

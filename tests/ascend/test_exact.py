@@ -121,5 +121,5 @@ def test_choices_do_not_depend_on_company(
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
 def test_scores_that_no_operator_makes(family: str, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="has attention score caps or sinks"):
+    with pytest.raises(StartError, match="has attention score caps, sinks"):
         open_rank(make_checkpoint(family, tmp_path, num_hidden_layers=1))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.models.config.block import Alibi
 from tests.devices.conformance import ON_DEVICES, Bench, bench
 
 __all__ = ["bench"]  # a fixture
@@ -50,6 +51,17 @@ def test_attention(bench: Bench, device: str, case: str, window: int, shape: int
 def test_caps_and_sinks(bench: Bench, device: str, window: int, cap: float, has_sinks: bool) -> None:
     sinks = torch.linspace(-2, 2, SHAPES[device][1][0], device=bench.torch_device) if has_sinks else None
     check_attention(bench, "mixed", SHAPES[device][1], Scores(0.7, window, cap, sinks))
+
+
+@pytest.mark.where(holds=lambda device, **_: device != "npu")
+@pytest.mark.sampled(12, by="device")
+@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("shape", range(3))
+def test_biases_of_distance(bench: Bench, device: str, case: str, shape: int) -> None:
+    sizes = SHAPES[device][shape]
+    slopes = torch.tensor(Alibi(max_bias=4).slopes(sizes[0]), device=bench.torch_device)
+    for cap in (0.0, 2.0):
+        check_attention(bench, case, sizes, Scores(0.3, cap=cap, slopes=slopes))
 
 
 def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], scores: Scores) -> None:
@@ -94,6 +106,8 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores)
     hidden = (distance < 0) | (
         (distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool)
     )
+    if scores.slopes is not None:
+        found = found - (scores.slopes.double()[:, None, None] * distance.to(q.device))
     found = found.masked_fill(hidden.to(q.device), -math.inf)
     if scores.sinks is not None:
         found = torch.cat((found, scores.sinks.double()[:, None, None].expand(-1, len(q), 1)), 2)

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from runtime.devices.attention_backends import BACKENDS, why_not, why_unsuited
 from runtime.errors import OptionsError
+from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import IndexerConfig
 from runtime.models.config.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES
@@ -81,9 +82,12 @@ def test_models_that_kernels_do_not_know() -> None:
         match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton",
     ):
         card("--attention-backend torch_native", mla=Latents.mla)
+    with pytest.raises(OptionsError, match="fa3 .*adds no biases of distance"):
+        card("--attention-backend fa3 --page-size 16", scores=ScoreKind(is_biased=True))
     for changes, reason in (
-        ({"scores": (50.0, False)}, "caps its attention scores"),
-        ({"scores": (0.0, True)}, "has sinks"),
+        ({"scores": ScoreKind(cap=50.0)}, "caps its attention scores"),
+        ({"scores": ScoreKind(has_sinks=True)}, "has sinks"),
+        ({"scores": ScoreKind(is_biased=True)}, "adds biases of distance"),
         ({"mla": structs.replace(Latents.mla, indexer=INDEXER)}, "attend to some others"),
     ):
         if "mla" not in changes:

@@ -127,6 +127,10 @@ DENSE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {"multi_query": False, "parallel_attn": False, "bias": True, "activation": "gelu_new"},
     ),
+    "falcon biases by distance": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
     "gpt_neox one behind the other": (
         "gpt_neox",
         {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    Zamba2Config,
 )
 
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2}
@@ -153,5 +154,21 @@ HYBRIDS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "qwen3_5": (Qwen3_5TextConfig, DELTA | {"head_dim": 32}),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, DELTA | QWEN_EXPERTS | {"head_dim": 32}),
+    "zamba2": (
+        Zamba2Config,
+        {
+            "num_hidden_layers": 6,
+            "layers_block_type": ["linear_attention", *["hybrid"] * 4, "linear_attention"],
+            "num_key_value_heads": 4,
+            "n_mamba_heads": 8,
+            "mamba_d_state": 16,
+            "mamba_ngroups": 2,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_next": (Qwen3NextConfig, DELTA | QWEN_EXPERTS | {"head_dim": 32}),
 }

@@ -70,6 +70,43 @@ AutoModel.register(Step3p7TextConfig, Step3p7TextModel, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 
 
+def with_experts_apart(folder: Path) -> None:
+    """Gives each expert matrices of its own, [out, in]."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        path, found, matrix = name.rpartition(".experts.")
+        if not found:
+            tensors[name] = tensor
+            continue
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[matrix]
+        for expert, both in enumerate(tensor):
+            for part, one in zip(parts, both.chunk(len(parts)), strict=True):
+                tensors[f"{path}.experts.{expert}.{part}.weight"] = one.contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_experts_stacked(folder: Path, *, is_published: bool) -> None:
+    """Undoes with_experts_apart; or stacks them as the makers do, with scales if there are any."""
+    tensors: dict[str, Tensor] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
+        path, found, rest = name.partition(".mlp.experts.")
+        if not found:
+            tensors[name] = tensor
+            continue
+        stacks.setdefault(f"{path}.moe.{rest.partition('.')[2]}", []).append(tensor)
+    whole = {name: torch.stack(each) for name, each in stacks.items()}
+    for name, stack in () if is_published else list(whole.items()):
+        path, _, matrix = name.removesuffix(".weight").rpartition(".moe.")
+        del whole[name]
+        if matrix == "down_proj":
+            tensors[f"{path}.mlp.experts.down_proj"] = stack
+        elif matrix == "gate_proj":
+            both = torch.cat((stack, torch.stack(stacks[f"{path}.moe.up_proj.weight"])), dim=1)
+            tensors[f"{path}.mlp.experts.gate_up_proj"] = both
+    save_file(tensors | whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def in_published_layout(folder: Path) -> None:
     """Rewrites a checkpoint of SIZES as its makers publish them: lists with an entry for each layer and for
     one that predicts further tokens, and experts of a layer in three tensors."""

@@ -47,6 +47,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_linear",
         {"q_lora_rank": 24, "routed_scaling_factor": 1.5, "stacked": True},
     ),
+    "zamba2 one block, no positions": (
+        "zamba2",
+        {
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+            "num_key_value_heads": 2,
+        },
+    ),
     "olmo_hybrid rotated, rates up to 1": (
         "olmo_hybrid",
         {

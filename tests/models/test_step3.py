@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runtime.errors import ModelError, StartError
 from runtime.models.config.model_config import read_config
 from tests.devices.drive import Planner, start
 from tests.models.compare import expected_of, in_company, random_prompts
 from tests.models.make import make_checkpoint
-from tests.models.step3 import in_published_layout
+from tests.models.quantise import quantise
+from tests.models.reference import Reference
+from tests.models.step3 import in_published_layout, with_experts_apart, with_experts_stacked
+from tests.models.test_quantised import PROMPT, log_probabilities, wanted
 
 NUM_TOKENS = 12
 PROMPTS = random_prompts(1, 30, 41)
@@ -37,6 +41,29 @@ def test_the_published_layout_gives_the_same_tokens(tmp_path: Path) -> None:
     assert [getattr(config, name) for name in names] == [getattr(ours, name) for name in names]
     executor, ready = start(folder)
     assert in_company(Planner(executor, ready, 4), PROMPTS, NUM_TOKENS, chunk=7) == expected
+
+
+@pytest.mark.parametrize("name", ["fp8 block", "ct fp8 weights"])
+def test_checkpoints_in_8_bits(name: str, tmp_path: Path) -> None:
+    """Layers with clamped experts too, whose weights are dequantized. With rounded inputs (fp8 block), in the
+    layout of the published checkpoint, this is nearness to the weights' meaning; else tokens are equal."""
+    plain = make_checkpoint("step3", tmp_path / "plain", moe_intermediate_size=32)
+    with_experts_apart(plain)
+    quantise(plain, tmp_path, name)
+    with_experts_stacked(tmp_path / "meant", is_published=False)
+    quantised = tmp_path / "quantised"
+    is_block = name == "fp8 block"
+    if is_block:
+        with_experts_stacked(quantised, is_published=True)
+        in_published_layout(quantised)
+    found, tokens = log_probabilities(quantised)
+    meant = Reference(tmp_path / "meant")
+    expected = wanted(meant, tokens)[: len(found)]
+    if is_block:
+        assert (found - expected).abs().mean() < 0.12 * expected.abs().mean()
+    else:
+        assert tokens[len(PROMPT) :] == meant.greedy(PROMPT, 6)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_clamps_and_gates_matter(tmp_path: Path) -> None:

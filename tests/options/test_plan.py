@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
+from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
@@ -26,7 +27,7 @@ class Model:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization = None
-    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, (0.0, False), 0, ()
+    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

@@ -148,10 +148,11 @@ def query_index(queries: np.ndarray, torch_device: torch.device) -> slice | Tens
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
     """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D].
 
-    The operator does not cap scores, and its sinks are not documented for pages: models with either are
-    refused at start (device.py).
+    The operator does not cap scores, and neither its sinks nor its biases (pse_shift) are documented for
+    pages: models with these are refused at start (device.py).
     """
     assert not scores.cap and scores.sinks is None, "caps or sinks on an NPU"
+    assert scores.slopes is None, "biases of distance on an NPU"
     window = scores.window
     caches = (
         k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]),

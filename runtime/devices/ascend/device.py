@@ -18,6 +18,7 @@ from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
+from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import read_config
 from runtime.models.config.shares import even_part
@@ -148,10 +149,10 @@ def check_model(
         overrides=start.config_overrides,
         model_impl=start.model_impl,
     )
-    if config.score_cap or config.has_sinks:
+    if config.scores != ScoreKind():
         raise StartError(
-            "this model has attention score caps or sinks, which no paged attention operator of an NPU "
-            "supports"
+            "this model has attention score caps, sinks or biases of distance, which no paged attention "
+            "operator of an NPU supports"
         )
     if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)

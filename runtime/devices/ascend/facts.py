@@ -27,5 +27,6 @@ FACTS = DeviceFacts(
     captured_samplers=((0, False), (MAX_TOP_K, True)),
     has_score_caps=False,
     has_sinks=False,
+    has_score_biases=False,
     offload_problem="its kernels want them in tiles that host memory cannot keep",
 )

@@ -240,6 +240,7 @@ class DecoderProgram:
             cap=scores.cap,
             window=scores.window,
             sinks=keep(scores.sinks),
+            slopes=keep(scores.slopes),
             k_scale=k_scale,
             v_scale=v_scale,
         )

@@ -33,7 +33,7 @@ class PagedAttention:
         """See Ops.attention. Raises torch.OutOfMemoryError."""
         num_tokens, num_heads, dim = q.shape
         rows, out = q.float().contiguous(), torch.empty(q.shape)
-        sinks = None if scores.sinks is None else scores.sinks.float().contiguous()
+        sinks, slopes = (None if x is None else x.float().contiguous() for x in (scores.sinks, scores.slopes))
         heads = Heads(
             num_heads=num_heads,
             num_kv_heads=k_cache.shape[1],
@@ -45,6 +45,7 @@ class PagedAttention:
             cap=scores.cap,
             window=scores.window,
             sinks=None if sinks is None else sinks.data_ptr(),
+            slopes=None if slopes is None else slopes.data_ptr(),
             k_scale=1.0,
             v_scale=1.0,
         )

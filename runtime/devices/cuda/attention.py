@@ -14,7 +14,8 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.kernels.attention import LOG2E, merge_splits_kernel, paged_attention_kernel
+from runtime.devices.cuda.kernels.attention import LOG2E, paged_attention_kernel
+from runtime.devices.cuda.kernels.attention_splits import merge_splits_kernel
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
 from runtime.layers.upload import upload
 
@@ -258,6 +259,7 @@ def _launch_kernel(
         rows,
         rows if grid.tiles is None else grid.tiles,
         rows if scores.sinks is None else scores.sinks,
+        rows if scores.slopes is None else scores.slopes,
     )
     strides = (table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1))
     paged_attention_kernel[(grid.num_tiles, grid.columns, grid.splits)](
@@ -280,6 +282,7 @@ def _launch_kernel(
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,
         HAS_SINKS=scores.sinks is not None,
+        BIASED=scores.slopes is not None,
         LATENT=ropes is not None,
         PAGE=plan.page_size,
         M=grid.tile.m,

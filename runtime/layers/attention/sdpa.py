@@ -248,9 +248,33 @@ def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, 
     # [rows, K, length, D]
     keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
     queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
-    mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
+    mask = group.mask
+    if scores.slopes is not None:
+        mask = _with_decode_biases(mask, keys.shape[2], scores.slopes.view(kv_heads, -1, 1))
+    elif mask is not None:
+        mask = mask.expand(-1, -1, queries.shape[2], -1)
     sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
     return scaled_attention(queries, keys, values, mask, scores, sinks).reshape(q.shape)
+
+
+def _with_decode_biases(mask: Tensor | None, length: int, slopes: Tensor) -> Tensor:
+    """The mask [rows, 1, 1, length] of decode rows with their linear biases by distance, float32 [rows, K,
+    H / K, length]. `slopes`: [K, H / K, 1]. The newest key that a row sees is its query's own."""
+    places = torch.arange(length, device=slopes.device)
+    if mask is None:
+        return (slopes * (places - (length - 1))).unsqueeze(0)
+    newest = torch.where(mask == 0, places, 0).amax(-1, keepdim=True)
+    return mask + slopes * (places - newest)
+
+
+def _with_extend_biases(mask: Tensor, slopes: Tensor) -> Tensor:
+    """The mask [n, length] of an extend tile with its linear biases by distance, float32 [K, H / K, n,
+    length]. `slopes`: [K, H / K, 1, 1]. The last n keys are those of the queries; a query's position is the
+    number of keys that it sees, less 1, in a chain and in a tree."""
+    positions = (mask == 0).sum(-1, keepdim=True) - 1
+    places = torch.arange(mask.shape[1], device=mask.device)
+    places[mask.shape[1] - len(mask) :] = positions.squeeze(1)
+    return mask + slopes * (places - positions)
 
 
 def attend_extend(
@@ -262,15 +286,17 @@ def attend_extend(
     per_group = q.shape[1] // kv_heads
     keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
     queries = q.unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
-    window, sinks = (
-        scores.window,
-        None if scores.sinks is None else scores.sinks.view(kv_heads, per_group, 1, 1),
+    sinks, slopes = (
+        None if x is None else x.view(kv_heads, per_group, 1, 1) for x in (scores.sinks, scores.slopes)
     )
+    window = scores.window
     for at in range(0, count, TILE):
         num = min(TILE, count - at)
         end = length - (count - at - num) * stride
         begin = max(0, end - (num - 1) * stride - window) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
+        if slopes is not None:
+            corner = _with_extend_biases(corner, slopes)
         seen = (kv_heads, per_group, end - begin, dim)
         part = scaled_attention(
             queries[:, :, at : at + num],
@@ -287,9 +313,9 @@ def scaled_attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None
 ) -> Tensor:
     """Attention of q [..., n, D] over keys and values [..., length, D]. `sinks` broadcasts with the first
-    dimensions of the scores. torch's kernels know neither caps nor sinks: with one of them the scores are
-    materialized, in float32."""
-    if not scores.cap and sinks is None:
+    dimensions of the scores, and `mask` has linear biases by distance, if there are any. torch's kernels know
+    neither caps nor sinks, and round biases: with one of them the scores are materialized, in float32."""
+    if not scores.cap and sinks is None and scores.slopes is None:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scores.scale)
     products = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale
     if scores.cap:

@@ -5,6 +5,8 @@ down(relu(up(x))²), in some models within a latent (Nemotron 3), and those whos
 Of few tokens, the weights of the experts that they select are gathered; of many in a step of decode rows,
 which graphs may capture, every expert computes all tokens, with weight 0 where a token did not select it; in
 other steps each expert computes its own tokens. Ranks split each expert by its inner dimension.
+
+Quantized experts are dequantized while they are loaded, and plain ones are not quantized then.
 """
 
 import torch
@@ -14,11 +16,27 @@ from torch.nn.functional import linear, relu
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
 from runtime.layers.feed_forward import FeedForward, PlainFeedForward, clamped_silu_and_mul
+from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_weights import Expert
 from runtime.layers.moe.feed_forward import Router
 from runtime.layers.parallel.replicated import ReplicatedLinear
-from runtime.layers.weight import FormatLookup, Layer, SourceTensor, Weight, WeightOnly, channel_shard
+from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, WeightOnly, channel_shard
 from runtime.models.config.moe_config import MoeConfig
+from runtime.models.config.quantization_schemes import WeightFormat
+
+
+def is_stored(format: WeightFormat | None) -> bool:
+    """Whether a checkpoint has a module quantized, and it is not to be quantized while it is loaded."""
+    return format is not None and format.layout != "online"
+
+
+class DequantizedLinear(Linear):
+    """A matrix of an expert, which is dequantized while it is loaded."""
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """See Layer.allocate."""
+        format = formats("")
+        super().allocate(lambda _: None if format is None else format.in_full())
 
 
 class PlainExpert(Layer):
@@ -72,15 +90,12 @@ class PlainExperts(Layer):
         self.stacks: tuple[Tensor, Tensor] | None = None
 
     def allocate(self, formats: FormatLookup) -> None:
-        """Takes memory for the experts. Raises ModelError where they are quantized."""
+        """Takes memory for the experts, or makes a layer of each matrix where they are quantized."""
         first = "gate_up_proj" if self.is_gated else "up"
         second = "down_proj" if self.is_gated else "down"
-        if formats(f"experts.0.{first}") is not None or formats(f"experts.0.{second}") is not None:
-            kind = "with clamped gates" if self.is_gated else "without gates"
-            raise ModelError(
-                f"experts {kind} are quantised here, which is not supported; use the plain version of "
-                "the model"
-            )
+        if any(is_stored(formats(f"experts.0.{name}")) for name in (first, second)):
+            self.experts = [self._quantized_expert() for _ in range(self.num_experts)]
+            return
         inner, width = self.inner, self.width
         rows = inner.size * (2 if self.is_gated else 1)
         up, down = (
@@ -99,9 +114,34 @@ class PlainExperts(Layer):
             for i in range(self.num_experts)
         ]
 
+    def _quantized_expert(self) -> PlainExpert | Expert:
+        """An expert whose matrices are layers, as checkpoints may quantize them."""
+        given, inner = (self.device, self.dtype), self.inner.full
+        firsts: dict[str, int | Shard] = {"gate": inner, "up": inner} if self.is_gated else {"": inner}
+        kind = Expert if self.is_gated else PlainExpert
+        return kind(
+            DequantizedLinear(*given, self.width, firsts, shard="column"),
+            DequantizedLinear(*given, inner, {"": self.width}, shard="row", reduction="none"),
+        )
+
     def finish_loading(self) -> None:
-        """Drops the views."""
+        """Drops the views, or stacks what quantized experts stand for."""
+        if self.stacks is None:
+            self.stacks = self._dequantized(0), self._dequantized(1)
         self.experts = []
+
+    def _dequantized(self, matrix: int) -> Tensor:
+        """The first or the second matrices of quantized experts, [experts, out, in]."""
+        stack = torch.empty(0)
+        for index, expert in enumerate(self.experts):
+            layers = [layer for _, layer in expert.children()]
+            linear_layer = layers[matrix]
+            assert isinstance(linear_layer, Linear), "experts that are not quantized have stacks"
+            weight = linear_layer.full_weight()
+            if index == 0:
+                stack = weight.new_empty(self.num_experts, *weight.shape)
+            stack[index] = weight
+        return stack
 
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """See TokenMixer; `queries` are the tokens alone."""

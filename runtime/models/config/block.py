@@ -70,3 +70,27 @@ class DraftBlock(Struct, frozen=True, kw_only=True):
     window: int = 0  # sliding window; 0: none
     rope: Rope | None = None  # None: the model's
     limit: float = 0.0  # clamp of the activation of its feed-forward; 0: none
+
+
+class Alibi(Struct, frozen=True, kw_only=True):
+    """Linear biases by distance: a head's score of a key loses slope * distance of its position from the
+    query's (ALiBi, Press et al., 2022). The models have no other positions."""
+
+    max_bias: float = 8.0  # the last of 2^k heads has the slope 2^-max_bias
+    factor: float = 1.0  # on slopes
+
+    def slopes(self, num_heads: int) -> list[float]:
+        """The slope of each head. Of 2^k heads 2^(-max_bias / 2^k), its square and so on; of another number
+        those of the next lower power of two, then every second of the next higher one."""
+        lower = 1 << (num_heads.bit_length() - 1)
+        exponents = [(i + 1) / lower for i in range(lower)]
+        exponents += [(2 * i + 1) / (2 * lower) for i in range(num_heads - lower)]
+        return [self.factor * 2.0 ** (-self.max_bias * exponent) for exponent in exponents]
+
+
+class ScoreKind(Struct, frozen=True, kw_only=True):
+    """What a model's attention scores have besides their scale."""
+
+    cap: float = 0.0  # bound of scores; 0: none
+    has_sinks: bool = False  # heads have sinks: a learned logit among their scores
+    is_biased: bool = False  # biases by distance are added (Alibi)

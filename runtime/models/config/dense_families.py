@@ -8,13 +8,12 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import sizes
-from runtime.models.config.block import ACTIVATIONS
+from runtime.models.config.block import ACTIVATIONS, Alibi
 from runtime.models.config.families import HfLayers, Positive, decoded, gemma, granite
 from runtime.models.config.family import Family
-from runtime.models.config.renames import Renames
+from runtime.models.config.renames import NEOX_MLP, Renames
+from runtime.models.config.rope_config import NO_ROPE
 
-# of the decoders of GPT-NeoX and Falcon
-NEOX_MLP: Renames = ((".mlp.dense_h_to_4h.", ".mlp.up."), (".mlp.dense_4h_to_h.", ".mlp.down."))
 UP_DOWN: Renames = ((".mlp.up_proj.", ".mlp.up."), (".mlp.down_proj.", ".mlp.down."))
 ROPE_SHARES = (("rotary_pct", "partial_rotary_factor"), ("rope_pct", "partial_rotary_factor"))
 BAICHUAN2_VOCAB = 125696  # of Baichuan 2, whose head is normalized; config.json says it in no other way
@@ -52,11 +51,8 @@ class HfFalcon(Struct, frozen=True, kw_only=True):
 
 
 def falcon_keys(raw: Fields) -> Fields:
-    """One key/value head, groups of them in the new decoder, or as many as queries. Raises ModelError for
-    biases of distance."""
+    """One key/value head, groups of them in the new decoder, or as many as queries."""
     hf = decoded(raw, HfFalcon)
-    if hf.alibi:
-        raise ModelError("config.json: alibi: attention with biases of distance is not supported")
     kv_heads = hf.num_kv_heads or hf.num_attention_heads
     if not hf.new_decoder_architecture and hf.multi_query:
         kv_heads = 1
@@ -68,14 +64,17 @@ def falcon_keys(raw: Fields) -> Fields:
 
 
 def falcon(raw: Fields) -> Fields:
-    """Where norms are: one or two before both halves of a block, or one before each."""
+    """Where norms are: one or two before both halves of a block, or one before each. Biases by distance in
+    place of rotary positions in some models, whose scores are scaled behind them."""
     hf = decoded(raw, HfFalcon)
     num_norms = hf.num_ln_in_parallel_attn or 2
     if hf.new_decoder_architecture and num_norms == 2:
         placement = "parallel_two_norms"
     else:
         placement = "parallel" if hf.new_decoder_architecture or hf.parallel_attn else "pre"
-    return activation(raw) | {"placement": placement}
+    alibi = Alibi(factor=(hf.hidden_size // hf.num_attention_heads) ** -0.5)
+    biased: Fields = {"rope": NO_ROPE, "alibi": alibi} if hf.alibi else {}
+    return activation(raw) | {"placement": placement} | biased
 
 
 class HfParallel(Struct, frozen=True, kw_only=True):
@@ -163,18 +162,17 @@ class HfBaichuan(Struct, frozen=True, kw_only=True):
 
     vocab_size: sizes.Tokens
     max_position_embeddings: sizes.Tokens | None = None
+    model_max_length: sizes.Tokens = 4096
 
 
 def baichuan(raw: Fields) -> Fields:
-    """Baichuan 2 has a normalized head. Raises ModelError for the models with 13B weights: their files have
-    model_max_length in place of max_position_embeddings."""
+    """Baichuan 2 has a normalized head. Models with 13B weights, whose files have model_max_length in place
+    of max_position_embeddings, have biases by distance in place of rotary positions."""
     hf = decoded(raw, HfBaichuan)
-    if hf.max_position_embeddings is None:
-        raise ModelError(
-            "config.json has no max_position_embeddings: Baichuan's models with 13B weights have biases of "
-            "distance (alibi), which are not supported; those with 7B are"
-        )
-    return {"has_normed_head": hf.vocab_size == BAICHUAN2_VOCAB}
+    head: Fields = {"has_normed_head": hf.vocab_size == BAICHUAN2_VOCAB}
+    if hf.max_position_embeddings is not None:
+        return head
+    return head | {"rope": NO_ROPE, "alibi": Alibi(), "context_len": hf.model_max_length}
 
 
 DENSE = {

@@ -46,6 +46,11 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     quantization_config: JsonDict | None = None
     compression_config: JsonDict | None = None  # older name that compressed-tensors wrote
 
+    @property
+    def stored_quantization(self) -> JsonDict | None:
+        """How the checkpoint is quantized, by either name; None: it is not."""
+        return self.quantization_config or self.compression_config
+
 
 class HfGeneration(Struct, frozen=True, kw_only=True):
     """The part of generation_config.json that is read here."""

@@ -7,6 +7,7 @@ from runtime.models.config import hybrid_names as names
 from runtime.models.config import mamba1_config as mambas1
 from runtime.models.config import mamba_config as mambas
 from runtime.models.config import moe_families as experts
+from runtime.models.config import zamba_config as zamba
 from runtime.models.config.family import Family
 from runtime.models.config.hybrid_config import lfm2, without_positions
 
@@ -116,6 +117,17 @@ HYBRIDS = {
         renames=names.QWEN3_NEXT_NAMES,
     ),
     "Qwen3_5": QWEN3_5,
+    "Zamba2": Family(
+        model_class="runtime.models.zamba2:Zamba2",
+        hybrid=zamba.zamba2,
+        qkv_bias=False,
+        o_bias=False,
+        activation="gelu",
+        is_tied=True,
+        fused={"gate_up_proj": "halves"},
+        read=zamba.zamba2_fields,
+        renames=names.ZAMBA_NAMES,
+    ),
     "Qwen3_5Moe": structs.replace(
         QWEN3_5, moe=experts.qwen2, defaults={"norm_topk_prob": True, "intermediate_size": 1}
     ),

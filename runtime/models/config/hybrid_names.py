@@ -23,6 +23,14 @@ BAMBA_NAMES = (
     (".pre_ff_layernorm.", ".post_attention_layernorm."),
     ("final_layernorm.", "norm."),
 )
+# names of blocks are models/config/zamba_config.py's
+ZAMBA_NAMES = (
+    (".mamba_decoder.", "."),
+    (".mamba.norm.", ".mamba.gated_norm."),
+    (".mamba.", ".mixer."),
+    (".linear.", ".self_attn.linear."),
+    ("final_layernorm.", "norm."),
+)
 GRANITE_HYBRID_NAMES = (
     (".mamba.norm.", ".mamba.gated_norm."),
     (".mamba.", ".mixer."),

@@ -19,6 +19,7 @@ Modules = dict[str, tuple[int, int]]  # name -> inputs and outputs
 # classes of models whose linear layers take adapters
 CLASSES = (
     LLAMA,
+    "runtime.models.bloom:Bloom",
     "runtime.models.gpt_oss:GptOss",
     "runtime.models.hybrid:HybridDecoder",
     "runtime.models.hybrid:GraniteHybrid",

@@ -28,7 +28,7 @@ def _step_limits(value: JsonValue) -> tuple[float, float]:
     )
 
 
-def _checked(mixer: Mamba2) -> Mamba2:
+def checked(mixer: Mamba2) -> Mamba2:
     """Raises ModelError where heads cannot share groups."""
     if mixer.num_heads % mixer.num_groups:
         raise ModelError(
@@ -50,7 +50,7 @@ class HfMixer(Struct, frozen=True, kw_only=True):
 
     def mixer(self, num_heads: int, head_dim: int, state_dim: int) -> Mamba2:
         """The mixer. Raises ModelError."""
-        return _checked(
+        return checked(
             Mamba2(
                 num_heads=num_heads,
                 head_dim=head_dim,
@@ -110,7 +110,7 @@ class HfMambaLayers(Struct, frozen=True, kw_only=True):
             norm = "gated"
         elif not self.mamba_rms_norm:
             norm = "none"
-        return _checked(
+        return checked(
             Mamba2(
                 num_heads=self.mamba_n_heads,
                 head_dim=dim if isinstance(dim, int) else max(1, inner // self.mamba_n_heads),

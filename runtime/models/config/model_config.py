@@ -16,18 +16,19 @@ from runtime.models.config.altup_config import AltUp, GlobalHeads, LayerEmbeddin
 from runtime.models.config.block import (
     ACTIVATIONS,
     Activation,
+    Alibi,
     DraftBlock,
     LearnedPositions,
     NormKind,
     Placement,
     PositionScale,
     QkNorm,
+    ScoreKind,
 )
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
 from runtime.models.config.family import Family
-from runtime.models.config.gguf.config import read_gguf_quantization
-from runtime.models.config.gguf.container import is_gguf
+from runtime.models.config.gguf.config import read_any_quantization
 from runtime.models.config.hf_config import (
     SAMPLING_KEYS,
     HfArchitectures,
@@ -41,7 +42,7 @@ from runtime.models.config.hf_config import (
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
-from runtime.models.config.quantization_config import Quantization, read_quantization
+from runtime.models.config.quantization_config import Quantization
 from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.config.registry import (
     MODELS,
@@ -100,6 +101,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     has_normed_head: bool = False  # rows of the head's weight are divided by their length
     qkv_clip: float = 0.0  # queries, keys and values are clamped to this from both sides; 0: they are not
     has_sinks: bool = False  # attention heads have sinks: a learned logit among their scores
+    alibi: Alibi | None = None  # linear biases of scores by distance; None: none
+    has_embed_norm: bool = False  # a norm behind the embedding
     moe: MoeConfig | None  # None: no experts
     # multi-head latent attention, with num_kv_heads 1 and the head_dim of the rotary part; None: keys and
     # values of each head
@@ -150,9 +153,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return self.recurrent is None or self.recurrent.num_attention_layers > 0
 
     @property
-    def scores(self) -> tuple[float, bool]:
-        """Cap of attention scores, and whether heads have sinks."""
-        return self.score_cap, self.has_sinks
+    def scores(self) -> ScoreKind:
+        """What attention scores have besides their scale."""
+        return ScoreKind(cap=self.score_cap, has_sinks=self.has_sinks, is_biased=self.alibi is not None)
 
     @property
     def score_scale(self) -> float:
@@ -282,7 +285,7 @@ def _read(
             moe,
             mla,
         ),
-        quantization=_quantization(folder, hf, quantization),
+        quantization=read_any_quantization(folder, hf.stored_quantization, quantization),
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
@@ -320,15 +323,6 @@ def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonD
     if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
         return None
     return decode(raw, JsonDict, "config.json")
-
-
-def _quantization(path: Path, hf: HfConfig, requested: str | None) -> Quantization | None:
-    """Raises ModelError; see read_quantization."""
-    if not is_gguf(path):
-        return read_quantization(path, hf.quantization_config or hf.compression_config, requested)
-    found = read_gguf_quantization(path, requested)
-    online = requested is not None and requested != "gguf"
-    return read_quantization(path, None, requested) if found is None and online else found
 
 
 def _resolve(

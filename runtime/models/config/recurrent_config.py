@@ -268,6 +268,23 @@ class Multipliers(Struct, frozen=True, kw_only=True):
     feed_forward_out: float = 1.0
 
 
+class SharedBlocks(Struct, frozen=True, kw_only=True):
+    """Blocks of attention and a feed-forward that the layers with both share, in turns (Zamba 2)."""
+
+    count: int
+    rank: int  # of the low-rank products that each use of a block adds
+    adapts_attention: bool  # to queries, keys and values as well
+
+    def block_count(self, hidden: int, inner: int, queries: int, keys: int) -> int:
+        """Numbers that one rank holds of a block. `inner`, `queries`, `keys`: its share of widths."""
+        return hidden * (3 * inner + 3 * queries + 4 * keys + 3)
+
+    def use_count(self, hidden: int, inner: int, queries: int, keys: int) -> int:
+        """Numbers that one rank holds of a use of a block; see block_count."""
+        attention = (6 * hidden + queries + 2 * keys) * self.adapts_attention
+        return hidden * hidden + self.rank * (hidden + 2 * inner + attention)
+
+
 class Recurrent(Struct, frozen=True, kw_only=True):
     """The layers of a model that has recurrent ones."""
 
@@ -276,6 +293,7 @@ class Recurrent(Struct, frozen=True, kw_only=True):
     has_feed_forward: bool = True  # mixers are followed by a feed-forward in the same layer
     gates_attention: bool = False  # the query projection makes a gate on the attention output as well
     multipliers: Multipliers | None = None  # None: all are 1
+    shared: SharedBlocks | None = None  # None: each layer has its own attention and feed-forward
     # blocks of a next-token layer (next_token_layers.py); (): the checkpoint has none that are known
     next_token_kinds: tuple[LayerKind, ...] = ("attention",)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import ModelError
 from runtime.models.config import families
 from runtime.models.config import moe_families as experts
+from runtime.models.config.alibi_families import ALIBI
 from runtime.models.config.dense_families import DENSE
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
@@ -274,6 +275,7 @@ FAMILIES = {
         read=step,
         renames=STEP_NAMES,
     ),
+    **ALIBI,
     **DENSE,
     **GEMMA,
     **GPT,
@@ -305,9 +307,6 @@ MODELS = {
 
 # architectures that no code here computes, and why
 REFUSED = {
-    "BloomForCausalLM": "its attention adds biases of distance (alibi) to scores",
-    "MPTForCausalLM": "its attention adds biases of distance (alibi) to scores",
-    "MptForCausalLM": "its attention adds biases of distance (alibi) to scores",
     "Phi4MMForCausalLM": "its weights for text, images and sound are adapters of their own; take Phi-4-mini",
     "Phi4MultimodalForCausalLM": "its weights for text, images and sound are adapters of their own; take "
     "Phi-4-mini",

@@ -2,6 +2,9 @@
 
 Renames = tuple[tuple[str, str], ...]  # parts of a checkpoint's tensor names -> ours, in this order
 
+# of the decoders of GPT-NeoX, Falcon and BLOOM
+NEOX_MLP: Renames = ((".mlp.dense_h_to_4h.", ".mlp.up."), (".mlp.dense_4h_to_h.", ".mlp.down."))
+
 # names of norms in checkpoints whose post_attention_layernorm is that of attention's output
 SANDWICH_NAMES: Renames = (
     ("post_attention_layernorm.", "attention_output_norm."),

@@ -128,7 +128,12 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
         head_dim = None if model.mla is not None else model.longest_head
         if (
             reason := why_unsuited(
-                backend, plan.memory.page_size, plan.precision.dtype, plan.precision.kv_cache_dtype, head_dim
+                backend,
+                plan.memory.page_size,
+                plan.precision.dtype,
+                plan.precision.kv_cache_dtype,
+                head_dim,
+                is_biased=model.scores.is_biased,
             )
         ) is not None:
             return (
@@ -139,8 +144,8 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 
 def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Models that cap attention scores, have sinks or choose tokens need a device whose attention does
-    that."""
+    """Models that cap or bias attention scores, have sinks or choose tokens need a device whose attention
+    does that."""
     if model.mla is not None and model.mla.indexer is not None:
         if not device.gathers_rows:
             return (
@@ -158,14 +163,18 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
             f"this model attends within chunks of {model.chunk} tokens, which {device.name} does not compute "
             f"for longer texts; give --context-length {model.chunk}, or take --device cpu"
         )
-    score_cap, has_sinks = model.scores
-    if score_cap and not device.has_score_caps:
+    if model.scores.cap and not device.has_score_caps:
         return (
             "this model caps its attention scores (attn_logit_softcapping), which no operator of "
             f"{device.name} does; take --device cuda"
         )
-    if has_sinks and not device.has_sinks:
+    if model.scores.has_sinks and not device.has_sinks:
         return f"this model's attention has sinks, which have no adapter on {device.name}; take --device cuda"
+    if model.scores.is_biased and not device.has_score_biases:
+        return (
+            "this model adds biases of distance to its attention scores (alibi), which no operator of "
+            f"{device.name} does over pages; take --device cpu or cuda"
+        )
     return None
 
 

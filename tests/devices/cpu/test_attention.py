@@ -81,6 +81,8 @@ class Sequences:
         if scores.cap:
             products = scores.cap * torch.tanh(products / scores.cap)
         distance = torch.arange(start, start + count)[:, None] - torch.arange(LENGTHS[slot])
+        if scores.slopes is not None:
+            products = products - scores.slopes.double()[:, None, None] * distance
         hidden = distance < 0
         if scores.window:
             hidden |= distance >= scores.window
@@ -104,6 +106,8 @@ SHAPES = [  # heads, heads of keys, numbers of a head, and what scores are made 
     (6, 6, 20, Scores(0.2, window=300)),
     (4, 2, 72, Scores(0.1, window=7, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
     (70, 1, 24, Scores(0.2)),
+    (4, 4, 64, Scores(0.125, slopes=torch.tensor([0.25, 0.0625, 0.0, 0.003]))),
+    (70, 2, 24, Scores(0.2, cap=8.0, slopes=torch.linspace(0.5, 0.001, 70))),
     (2, 1, 256, Scores(0.06, cap=20.0, window=500)),
     (2, 2, 576, Scores(0.04)),
 ]

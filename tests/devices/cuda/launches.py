@@ -65,6 +65,7 @@ def attend(gpu: Gpu) -> None:
         heads(16, 8, 256, bf16, 16, count, None, Scores(0.1, window=1024, cap=50.0), gpu=gpu)
         heads(64, 8, 64, bf16, 16, count, None, Scores(0.1, window=128, sinks=torch.zeros(64)), gpu=gpu)
         heads(32, 32, 96, torch.float16, 16, count, gpu=gpu)
+        heads(32, 32, 128, bf16, 16, count, None, Scores(0.1, slopes=torch.zeros(32)), gpu=gpu)
         heads(8, 2, 128, torch.float32, 16, count, gpu=gpu)
 
 

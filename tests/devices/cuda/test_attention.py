@@ -23,6 +23,7 @@ from runtime.devices.cuda.attention import (
     select_tile,
 )
 from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.models.config.block import Alibi
 from tests.devices.cuda.torch_device import DTYPES, GPU, TORCH_DEVICE, near
 
 NOTHING = np.empty(0, np.int32)
@@ -80,6 +81,8 @@ def by_the_book(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> 
     if scores.cap:
         found = scores.cap * (found / scores.cap).tanh()
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
+    if scores.slopes is not None:
+        found = found - scores.slopes.double().cpu()[:, None, None] * distance
     is_hidden = (distance < 0) | (
         (distance >= scores.window) if scores.window else torch.zeros_like(distance, dtype=torch.bool)
     )
@@ -151,6 +154,15 @@ def test_cap_and_sinks(window: int) -> None:
     sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=TORCH_DEVICE)
     for cap, sink in ((3.0, None), (0.0, sinks), (3.0, sinks)):
         check(MIXED, 3, (4, 2), (16, 16), 16, torch.float32, Scores(0.25, window, cap, sink))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (40, 1)])
+def test_biases_of_distance(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """Also of long rows, whose keys are split, of heads that share keys, and behind a cap."""
+    slopes = torch.tensor(Alibi().slopes(heads[0]), device=TORCH_DEVICE)
+    check(MIXED, 3, heads, (16, 16), 16, dtype, Scores(0.25, slopes=slopes))
+    check([(1500, 1), (0, 1), (90, 3)], 2, heads, (16, 16), 16, dtype, Scores(0.25, cap=3.0, slopes=slopes))
 
 
 def test_splits_of_every_kind() -> None:

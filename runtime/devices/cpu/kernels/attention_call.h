@@ -21,6 +21,7 @@ inline Layer layer_of(const layers::Heads& h) {
     layer.cap = h.cap;
     layer.window = h.window;
     layer.sinks = h.sinks;
+    layer.slopes = h.slopes;
     layer.value_scale = h.v_scale;
     return layer;
 }

@@ -316,6 +316,7 @@ struct Heads {
     float scale, cap;  // scores become cap * tanh(scale * product / cap); 0: no cap
     int window;        // 0: all tokens before
     const float* sinks;  // [heads], null: none
+    const float* slopes;  // [heads]: a score loses this times the key's distance from the query; null: nothing
     float k_scale, v_scale;  // what is in the caches is times them
 };
 

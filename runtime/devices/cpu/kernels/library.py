@@ -126,6 +126,7 @@ class Heads(ctypes.Structure):
         ("cap", _FLOAT),
         ("window", _INT),
         ("sinks", _POINTER),
+        ("slopes", _POINTER),
         ("k_scale", _FLOAT),
         ("v_scale", _FLOAT),
     ]

@@ -41,6 +41,7 @@ struct Layer {
     float scale, cap;  // scores become cap * tanh(scale * product / cap); 0: no cap
     int window;        // 0: all tokens before
     const float* sinks;  // [heads], null: none
+    const float* slopes;  // [heads]: a score loses this times the key's distance from the query; null: nothing
     float value_scale = 1;  // of what is in the cache
 
     int group() const { return num_heads / num_kv_heads; }
@@ -111,8 +112,10 @@ inline void multiply_rows(int count, const char* a, size_t a_stride, const char*
         multiply_rows<PAIRS, COUNT - 1>(count, a, a_stride, b, b_stride, length, out, out_stride, adds);
 }
 
-// The scores [PART] of a query to weights. It sees the keys [begin, end) of the part; others get the weight 0.
-inline void soften(float* scores, int begin, int end, const Layer& layer, float* most_of, float* total_of) {
+// The scores [PART] of a query to weights. It sees the keys [begin, end) of the part; others get the weight 0. `place` of
+// the query in the part, and `slope` of its head: linear biases by distance (ALiBi, Press et al., 2022).
+inline void soften(float* scores, int begin, int end, int64_t place, float slope, const Layer& layer, float* most_of,
+                   float* total_of) {
     int from = begin / LANES * LANES;
     Ints lanes;
     for (int k = 0; k < LANES; k++) lanes[k] = k;
@@ -121,6 +124,7 @@ inline void soften(float* scores, int begin, int end, const Layer& layer, float*
         Floats x = load<Floats>(scores + k) * layer.scale;
         if (layer.cap != 0) x = layer.cap * hyperbolic_tangent(x * (1.0f / layer.cap));
         Ints places = lanes + k;
+        if (slope != 0) x += slope * floats(places - (int32_t)place);
         x = ((places >= begin) & (places < end)) ? x : broadcast(HIDDEN);
         store(scores + k, x);
         most = max(most, x);
@@ -179,7 +183,10 @@ template <Number KIND> class Worker {
         cache::locate(step, l_.pool, tile.row, origin + begin, origin + stop + KEYS, tile.oldest, tile.last,
                       s_.locations + begin);
         for (int block = begin; block < stop; block += KEYS) score(tile.vectors(), kv_head, block);
-        for (int i = 0; i < tile.vectors(); i++) weigh(i, position + i / tile.num_heads - origin);
+        for (int i = 0; i < tile.vectors(); i++) {
+            int head = kv_head * l_.group() + tile.first_head + i % tile.num_heads;
+            weigh(i, position + i / tile.num_heads - origin, l_.slopes ? l_.slopes[head] : 0);
+        }
         for (int block = begin; block < stop; block += VALUES)
             add_values(tile.vectors(), kv_head, block, block + VALUES < stop ? block + VALUES : stop, block == begin);
     }
@@ -240,12 +247,12 @@ template <Number KIND> class Worker {
     }
 
     // `place` of the query in the part: it sees what is not behind it, and not before its window.
-    void weigh(int i, int64_t place) {
+    void weigh(int i, int64_t place, float slope) {
         int64_t begin = l_.window ? place - l_.window + 1 : 0, end = place + 1;
         begin = begin < 0 ? 0 : begin > PART ? PART : begin;
         end = end < begin ? begin : end > PART ? PART : end;
         float* scores = s_.scores + i * PART;
-        soften(scores, (int)begin, (int)end, l_, &s_.part_most[i], &s_.part_total[i]);
+        soften(scores, (int)begin, (int)end, place, slope, l_, &s_.part_most[i], &s_.part_total[i]);
         if (begin >= end) s_.part_total[i] = 0;
         if constexpr (PAIRS)
             for (int k = 0; k < PART; k += LANES) store_bf16(s_.weights + i * PART + k, load<Floats>(scores + k));

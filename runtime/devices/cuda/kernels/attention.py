@@ -1,11 +1,11 @@
-"""Paged attention for decode, extend and absorbed MLA rows in one kernel, and the merge of split sequences.
+"""Paged attention for decode, extend and absorbed MLA rows in one kernel.
 
 A program has a tile of queries: some tokens of one row times some of the heads that share a KV head, so that
 the tile of a decode row is as tall as the tensor cores want and keys are read once for all of its heads
 (Ainslie et al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao,
 2023): first the keys that the window cuts, then those that all queries see, then the diagonal; only the first
 and the last are masked. Where there are fewer programs than the GPU has room for, the keys are split among
-several programs, whose partial results `merge_splits_kernel` joins (Dao et al., Flash-Decoding, 2023).
+several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023).
 
 Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
 CUDA graph. The output of a row without tokens is zeros. With LATENT the values are the keys (absorbed MLA),
@@ -40,6 +40,7 @@ class Sizes(NamedTuple):
 
     WINDOW: tl.constexpr  # sliding window, 0: none
     CAPPED: tl.constexpr
+    BIASED: tl.constexpr  # scores have linear biases by distance (ALiBi, Press et al., 2022)
     LATENT: tl.constexpr
     PAGE: tl.constexpr  # tokens of a page
     M: tl.constexpr  # queries of a tile
@@ -55,13 +56,15 @@ class Sizes(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], and score factors."""
+    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], score factors, and slopes of
+    biases [M]."""
 
     q: tl.tensor
     q_rope: tl.tensor
     positions: tl.tensor
     scale: tl.tensor
     cap: tl.tensor
+    slopes: tl.tensor  # times log2(e); with BIASED only
 
 
 class Softmax(NamedTuple):
@@ -120,6 +123,9 @@ def _scores(
     scores *= queries.scale
     if S.CAPPED:  # cap * tanh(x); x is multiplied by `scale`, and `cap` contains log2(e)
         scores = queries.cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+    if S.BIASED:
+        distances = key_positions[None, :] - queries.positions[:, None]
+        scores += queries.slopes[:, None] * distances.to(tl.float32)
     if MASKED:
         sees = is_seen[None, :] & (key_positions[None, :] <= queries.positions[:, None])
         if S.WINDOW > 0:
@@ -242,6 +248,7 @@ def paged_attention_kernel(
     rows: tl.tensor,
     tiles: tl.tensor,
     sinks: tl.tensor,
+    slopes: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     first_query: tl.tensor,
@@ -263,6 +270,7 @@ def paged_attention_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BIASED: tl.constexpr,
     LATENT: tl.constexpr,
     PAGE: tl.constexpr,
     M: tl.constexpr,
@@ -281,7 +289,7 @@ def paged_attention_kernel(
     Queries and results begin with query `first_query`. With splits, out [tokens, heads, splits, DV] and lse
     [tokens, heads, splits] are float32 partial results; with one, out [tokens, heads, DV] is the result."""
     S: tl.constexpr = Sizes(
-        WINDOW, CAPPED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
+        WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
     split, kv_head, part = tl.program_id(2), tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
     row, offset = tl.program_id(0), 0
@@ -305,8 +313,11 @@ def paged_attention_kernel(
         rope_tile = _load_queries(
             q_rope, at, head, is_query, rope_q_stride, rope_q_head_stride, DR, BLOCK_R, DOT
         )
+    tile_slopes = scale
+    if BIASED:
+        tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
     state = _attend_keys(
-        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap),
+        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes),
         Cache(
             keys + kv_head * DK,
             values + kv_head * DV,
@@ -363,36 +374,3 @@ def _add_sink(state: Softmax, sink: tl.tensor) -> Softmax:
     rescale = tl.exp2(state.row_max - new_max)
     row_sum = state.row_sum * rescale + tl.exp2(sink - new_max)
     return Softmax(state.acc * rescale[:, None], state.row_max, row_sum)
-
-
-@triton.jit
-def merge_splits_kernel(
-    out: tl.tensor,
-    partials: tl.tensor,
-    lse: tl.tensor,
-    sinks: tl.tensor,
-    SPLITS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Grid (tokens, heads, blocks of DV): out [tokens, heads, DV] of the partial results and binary lse of
-    `paged_attention_kernel`."""
-    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    splits = tl.arange(0, SPLITS)
-    dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    shares = tl.load(lse + row * SPLITS + splits)
-    row_max = tl.max(shares, 0)
-    if HAS_SINKS:
-        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2E
-        row_max = tl.maximum(row_max, sink)
-    row_max = tl.where(row_max == NEG_INF, 0.0, row_max)
-    shares = tl.exp2(shares - row_max)
-    row_sum = tl.sum(shares, 0)
-    if HAS_SINKS:
-        row_sum += tl.exp2(sink - row_max)
-    partial = tl.load(
-        partials + (row * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0
-    )
-    acc = tl.sum(partial * shares[:, None], 0) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    tl.store(out + row * DV + dims, acc.to(out.dtype.element_ty), mask=dims < DV)

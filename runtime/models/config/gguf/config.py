@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 from runtime.errors import ModelError
-from runtime.json_value import Fields
-from runtime.models.config.gguf.container import Gguf, GgufTensor, Texts, Value, read_gguf
+from runtime.json_value import Fields, JsonDict
+from runtime.models.config.gguf.container import Gguf, GgufTensor, Texts, Value, is_gguf, read_gguf
 from runtime.models.config.gguf.tensors import sources
 from runtime.models.config.gguf.types import CODED, PLAIN
-from runtime.models.config.quantization_config import Quantization
+from runtime.models.config.quantization_config import Quantization, read_quantization
 from runtime.models.config.quantization_schemes import Ggml, WeightFormat
 from runtime.regular_file import open_regular
 
@@ -116,6 +116,16 @@ def read_gguf_quantization(path: str | Path, requested: str | None) -> Quantizat
             f"--quantization {requested}, but {Path(path).name} is quantised already; leave the flag out"
         )
     return Quantization(method="gguf", modules=formats) if formats else None
+
+
+def read_any_quantization(path: Path, given: JsonDict | None, requested: str | None) -> Quantization | None:
+    """The quantization of a checkpoint of any format, or that which is requested; see read_quantization.
+    Raises ModelError."""
+    if not is_gguf(path):
+        return read_quantization(path, given, requested)
+    found = read_gguf_quantization(path, requested)
+    online = requested is not None and requested != "gguf"
+    return read_quantization(path, None, requested) if found is None and online else found
 
 
 class _Reader:

@@ -1,0 +1,174 @@
+"""Zamba 2 (Zyphra, 2024): a mixer of Mamba 2 in each layer, and in some layers a block of attention and a
+feed-forward before it. There are one or two such blocks for all layers. Each use of a block adds low-rank
+products of its own, as adapters do, and has keys and values of its own. A block is given the hidden states
+and the embeddings of the tokens, [T, 2 * hidden]; the mixer is given the hidden states and what the block
+returns, and only what the mixer returns is added to the hidden states.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from runtime.devices.attention_scores import Scores
+from runtime.devices.base import Device, ForwardBatch
+from runtime.errors import ModelError
+from runtime.layers.attention.paged import Attention
+from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.norm import RMSNorm
+from runtime.layers.recurrent.parts import PartsLinear
+from runtime.layers.weight import Layer, PackedModules, even_shard
+from runtime.models.base import AttentionLayer, CompiledLayer, Pieces
+from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.recurrent_config import SharedBlocks
+from runtime.models.config.zamba_config import block_renames, tied_names
+from runtime.models.hybrid import HybridDecoder, cache_index, open_mixer, recurrent_of
+
+
+def shared_blocks(config: ModelConfig) -> SharedBlocks:
+    """The configuration's shared blocks, which it has."""
+    shared = recurrent_of(config).shared
+    assert shared is not None, "Zamba 2 without shared blocks"
+    return shared
+
+
+class SharedBlock(Layer):
+    """What the uses of a block have in common: projections of attention and a feed-forward, and norms."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        hidden, dim, heads = config.hidden_size, config.head_dim, config.num_heads
+        inner = config.intermediate_size
+        self.input_layernorm = RMSNorm(device, dtype, 2 * hidden, config.rms_norm_eps)
+        self.qkv_proj = QkvLinear(device, dtype, 2 * hidden, heads, config.num_kv_heads, dim, bias=False)
+        self.o_proj = Linear(device, dtype, heads * dim, {"": hidden}, shard="row")
+        self.pre_ff_layernorm = RMSNorm(device, dtype, hidden, config.rms_norm_eps)
+        self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column")
+        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row")
+
+
+class AttentionAdapter(Layer):
+    """The low-rank products that a use of a block adds to queries, keys and values."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, rank: int) -> None:
+        outs = config.num_heads * config.head_dim
+        self.down = Linear(
+            device, dtype, 2 * config.hidden_size, {"q": rank, "k": rank, "v": rank}, shard="replicated"
+        )
+        self.q_up, self.k_up, self.v_up = (
+            Linear(device, dtype, rank, {"": outs}, shard="column") for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, 2 * hidden] -> [T, (H + 2 K) * D]."""
+        q, k, v = (part.contiguous() for part in self.down.forward(x).chunk(3, dim=1))
+        return torch.cat((self.q_up.forward(q), self.k_up.forward(k), self.v_up.forward(v)), dim=1)
+
+
+class BlockUse(Layer):
+    """One use of a block: its keys and values, its low-rank products, and a projection of its result. A
+    TokenMixer."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+        shared, hidden, inner = shared_blocks(config), config.hidden_size, config.intermediate_size
+        place = cache_index(recurrent_of(config), index)
+        self.block = place % shared.count  # the blocks take turns
+        kv_heads = max(1, config.num_kv_heads // device.collectives.size)
+        self.attention = Attention(device, place, kv_heads, config.head_dim, Scores(config.score_scale))
+        self.adapter = (
+            AttentionAdapter(device, dtype, config, shared.rank) if shared.adapts_attention else None
+        )
+        self.mlp_down = Linear(device, dtype, hidden, {"": shared.rank}, shard="replicated")
+        half = even_shard(inner, device.collectives, "inner size of feed-forwards")
+        self.mlp_up = PartsLinear(device, dtype, shared.rank, [half, half], bias=False)
+        self.linear = Linear(device, dtype, hidden, {"": hidden}, shard="replicated")
+
+    def project(
+        self, block: SharedBlock, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, ...]:
+        """Normed x [T, 2 * hidden] -> (queries [T, H, D],); keys and values go to the cache."""
+        qkv = block.qkv_proj.forward(x)
+        if self.adapter is not None:
+            qkv = qkv + self.adapter.forward(x)
+        return (self.attention.prepare(qkv, None, cos, sin, batch),)
+
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+        """Attention output [T, H * D]."""
+        return self.attention.forward(*queries, batch)
+
+    def feed_forward(self, block: SharedBlock, attended: Tensor) -> Tensor:
+        """Attention output [T, H * D] -> the result of the block, [T, hidden]."""
+        x = block.pre_ff_layernorm.forward(block.o_proj.forward(attended))
+        gate_up = block.gate_up_proj.forward(x) + self.mlp_up.forward(self.mlp_down.forward(x))
+        gate, up = gate_up.chunk(2, dim=1)
+        return self.linear.forward(block.down_proj.forward(gelu(gate) * up))
+
+
+class Zamba2Layer(Layer):
+    """A mixer, and in some layers a use of a block before it."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        config: ModelConfig,
+        index: int,
+        attention_class: type[AttentionLayer],
+    ) -> None:
+        recurrent, hidden = recurrent_of(config), config.hidden_size
+        self.input_layernorm = RMSNorm(device, dtype, hidden, config.rms_norm_eps)
+        self.mixer = open_mixer(device, dtype, hidden, recurrent.mixer, index, "all_reduce")
+        is_use = recurrent.kinds[index] == "parallel"
+        self.self_attn = BlockUse(device, dtype, config, index) if is_use else None
+
+    def piecewise(
+        self,
+        total: Tensor,
+        embedded: Tensor,
+        blocks: list[SharedBlock],
+        tables: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+    ) -> Pieces:
+        """Hidden states [T, hidden] before the layer to those behind it; `embedded`: those before the first
+        layer. Yields where tokens of a sequence meet."""
+        given = total
+        if self.self_attn is not None:
+            block = blocks[self.self_attn.block]
+            both = block.input_layernorm.forward(torch.cat((total, embedded), dim=1))
+            attended = yield self.self_attn, self.self_attn.project(block, both, *tables, batch)
+            given = total + self.self_attn.feed_forward(block, attended)
+        mixed = yield self.mixer, self.mixer.project(self.input_layernorm.forward(given))
+        return total + self.mixer.out_proj.forward(mixed)
+
+
+class Zamba2(HybridDecoder):
+    """See GenerativeModel."""
+
+    layer_class = Zamba2Layer
+    packed_modules: PackedModules = {
+        **HybridDecoder.packed_modules,
+        **{f"{part}_down": ("down", part) for part in ("q", "k", "v")},
+    }
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        """Raises ModelError in a pipeline."""
+        if device.stage.count > 1:
+            raise ModelError(
+                "--pipeline-parallel-size above 1 is not possible: the blocks that layers of Zamba 2 share "
+                "are given the embeddings, which the first stage alone has; leave it out"
+            )
+        super().__init__(device, dtype, config)
+        recurrent = recurrent_of(config)
+        self.blocks = [SharedBlock(device, dtype, config) for _ in range(shared_blocks(config).count)]
+        self.renames = (*block_renames(recurrent), *self.renames)
+        self.ignored_weights = (*self.ignored_weights, *tied_names(recurrent))
+
+    def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
+        """See GenerativeModel.piecewise. `compiled` is not used."""
+        (rotary,) = self.rotaries
+        tables = rotary.tables(batch.positions)
+        x = embedded = self.inputs(batch)
+        before: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in self.aux_layers:
+                before[index] = x
+            x = yield from layer.piecewise(x, embedded, self.blocks, tables, batch)
+        return self.with_aux(x, before)
