@@ -1,6 +1,6 @@
-"""What a scheduler's actor does around each step: takes its result in, answers what is due, plans the next one
-and keeps the cache in order while there is nothing to do. Who calls these, and when a plan is submitted, is
-in actors/scheduler.py, and in actors/attention_groups.py where several schedulers plan together.
+"""What a scheduler's actor does around each step: it takes in the result, answers what is due, plans the
+next step, and keeps the cache in order while there is nothing to do. Who calls this, and when a plan is
+submitted, is in actors/scheduler.py, and in actors/attention_groups.py where schedulers plan together.
 """
 
 from collections.abc import Callable, Iterable

@@ -54,8 +54,14 @@ def attention_of(rank: int, start: StartRank) -> AttentionRanks | None:
         own = next(part for part in parts if rank in part)
         return RankOf(own.index(rank), len(own))
 
-    sets = (layout.head_ranks(), layout.part_ranks(), layout.group_ranks(), layout.peer_ranks())
-    return AttentionRanks(layout, *map(among, sets), has_own_head=start.has_group_heads)
+    return AttentionRanks(
+        layout,
+        among(layout.head_ranks()),
+        among(layout.part_ranks()),
+        among(layout.group_ranks()),
+        among(layout.peer_ranks()),
+        has_own_head=start.has_group_heads,
+    )
 
 
 class Recorder:
