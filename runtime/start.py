@@ -22,7 +22,9 @@ from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
 from runtime.models.config.draft_check import check_draft_model
+from runtime.models.config.family import LLAMA
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.registry import class_path
 from runtime.models.config.weight_files import check_weight_files
 from runtime.nodes.addresses import parse_address
 from runtime.nodes.secret import read_secret
@@ -33,6 +35,9 @@ from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
+
+# classes of models whose layers join the tokens of attention groups
+GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
 
 
 class Prepared(Struct, frozen=True):
@@ -72,6 +77,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_host_tier(plan, model)
     check_machine(plan)
     check_nodes(plan)
+    check_groups(plan, model)
     return model
 
 
@@ -80,6 +86,21 @@ def check_nodes(plan: Plan) -> None:
     if plan.parallel.nnodes > 1:
         parse_address(plan.parallel.dist_init_addr or "")
         read_secret(plan.parallel.dist_secret_file)
+
+
+def check_groups(plan: Plan, model: ModelConfig) -> None:
+    """The model's layers are computed for attention groups, if there are any. Raises OptionsError."""
+    if not plan.parallel.enable_dp_attention or plan.parallel.device == "null":
+        return
+    if model.pooling is not None:
+        raise OptionsError(["--enable-dp-attention is for models that generate; leave it out"])
+    if (path := class_path(model)) not in GROUPED:
+        raise OptionsError(
+            [
+                "--enable-dp-attention computes plain decoders and those of DeepSeek, not "
+                f"{path.partition(':')[2]}; leave it out"
+            ]
+        )
 
 
 def check_weights(plan: Plan) -> None:

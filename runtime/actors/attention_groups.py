@@ -50,6 +50,24 @@ class GroupFlights:
         self._due.clear()
 
 
+class GroupProgress:
+    """How far all groups are: what watchdogs and the supervisor ask of one scheduler."""
+
+    def __init__(self, actors: Actors, flights: GroupFlights) -> None:
+        self._actors = actors
+        self._flights = flights
+
+    @property
+    def last_step(self) -> int:
+        """Grows with each result."""
+        return sum(actor.scheduler.last_step for actor in self._actors)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were planned and whose results have not all come."""
+        return len(self._flights)
+
+
 class AttentionGroups:
     """Drives the schedulers of all groups; for the supervisor it is what one scheduler's actor is."""
 
@@ -60,17 +78,8 @@ class AttentionGroups:
         self._signal = signal
         self._depth = depth
         self._flights = GroupFlights()
+        self.scheduler = GroupProgress(actors, self._flights)
         self._unsent: GroupSteps | None = None  # planned, but the ring was full
-
-    @property
-    def last_step(self) -> int:
-        """Grows with each result."""
-        return sum(actor.last_step for actor in self._actors)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps that were planned and whose results have not all come."""
-        return len(self._flights)
 
     async def drive(self, ranks: Ranks) -> RankDied:
         """Runs steps on these ranks until one of them is lost. -> its death"""
@@ -94,7 +103,7 @@ class AttentionGroups:
         """The ranks are dead: see SchedulerActor."""
         self._unsent = None
         self._flights.clear()
-        is_alone = sum(actor.num_in_flight > 0 for actor in self._actors) == 1
+        is_alone = sum(actor.scheduler.num_in_flight > 0 for actor in self._actors) == 1
         lost = [
             await actor.lose_ranks(points_at_requests=points_at_requests, is_alone=is_alone)
             for actor in self._actors
@@ -136,6 +145,6 @@ class AttentionGroups:
         trying = next((a for a in self._actors if a.scheduler.recovery.has_trial), None)
         if trying is None:
             return [actor.next_plan() for actor in self._actors]
-        if any(actor.num_in_flight for actor in self._actors if actor is not trying):
+        if any(actor.scheduler.num_in_flight for actor in self._actors if actor is not trying):
             return []
         return [actor.next_plan() if actor is trying else None for actor in self._actors]

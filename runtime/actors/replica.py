@@ -29,7 +29,7 @@ from runtime.actors.supervisor import Driver, Supervisor
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
-from runtime.messages.ranks import LoadProgress, RankReady
+from runtime.messages.ranks import LoadProgress
 from runtime.messages.requests import Request
 from runtime.messages.scheduler import Abort, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
@@ -153,7 +153,13 @@ class Replica:
             if self._lead is not None:
                 await anyio.sleep_forever()  # the lead runs its steps
             tasks.start_soon(supervisor.standby.run)
-            await supervisor.run(await self._driver(actor))
+            driver: Driver = actor  # plans steps for these ranks
+            if self._members:
+                for member in self._members:
+                    await member._is_open.wait()
+                actors = [one._actor for one in (self, *self._members) if one._actor is not None]
+                driver = AttentionGroups(actors, self._signal, plan.steps_in_flight)
+            await supervisor.run(driver)
 
     async def _start_ranks(self) -> None:
         """Starts the ranks, or waits for those that it shares. Raises StartError, RankDied."""
@@ -162,15 +168,6 @@ class Replica:
         await self.supervisor.start()
         self._log_start()
         self._are_ranks_ready.set()
-
-    async def _driver(self, actor: SchedulerActor[Ranks]) -> Driver:
-        """What plans steps for these ranks: this scheduler, or those of all attention groups."""
-        actors = [actor]
-        for member in self._members:
-            await member._is_open.wait()
-            assert member._actor is not None, "opened"
-            actors.append(member._actor)
-        return AttentionGroups(actors, self._signal, self._plan.steps_in_flight) if actors[1:] else actor
 
     async def stop(self, within_s: float = inf) -> None:
         """Ends the ranks and closes what is open. For the owner, when `run` has ended."""
@@ -184,15 +181,6 @@ class Replica:
     def owns_ranks(self) -> bool:
         """Whether these are not the ranks of another replica."""
         return self._lead is None
-
-    @property
-    def readies(self) -> list[RankReady]:
-        """What its ranks have reported."""
-        ranks = self._plan.parallel.attention_layout
-        if ranks.num_groups == 1:
-            return self.supervisor.readies
-        own = ranks.group_ranks()[self.index]
-        return [ready for ready in self.supervisor.readies if ready.rank in own]
 
     @property
     def num_steps(self) -> int:
@@ -246,6 +234,9 @@ class Replica:
         """How busy the replica is now; without pages and sequences while it loads."""
         if (scheduler := self.scheduler) is None:
             return Load(page_size=self._plan.memory.page_size)
+        layout, readies = self._plan.parallel.attention_layout, self.supervisor.readies
+        if layout.num_groups > 1:
+            readies = [ready for ready in readies if ready.rank in layout.group_ranks()[self.index]]
         roster, cache, window, totals = (
             scheduler.roster,
             scheduler.cache,
@@ -273,8 +264,8 @@ class Replica:
             verified_rows=totals.verified_rows,
             drafted_tokens=totals.drafted_tokens,
             accepted_drafts=totals.accepted_drafts,
-            weights_bytes=sum(ready.weights_bytes for ready in self.readies),
-            pages_bytes=sum(ready.pages_bytes for ready in self.readies),
+            weights_bytes=sum(ready.weights_bytes for ready in readies),
+            pages_bytes=sum(ready.pages_bytes for ready in readies),
         )
 
     def _open_scheduler(self) -> Scheduler:

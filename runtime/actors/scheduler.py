@@ -11,15 +11,13 @@ of stages has more (scheduling/micro_batches.py).
 
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import anyio
-from anyio.lowlevel import checkpoint
 from msgspec import structs
 
-from runtime import log
 from runtime.actors.channels import Channel, Signal
-from runtime.cache.audit import Findings
+from runtime.actors.scheduler_rounds import S, SchedulerRounds
 from runtime.cache.journal import CacheEvents
 from runtime.cache.sequence import Sequence
 from runtime.errors import Busy, InvalidRequest, RankDied
@@ -34,46 +32,17 @@ from runtime.messages.scheduler import (
     Pause,
     Refused,
     ResumePlanning,
-    StepTokens,
     Stopped,
     SuspendPlanning,
     ToDetokenizer,
     ToScheduler,
     Unload,
 )
-from runtime.messages.steps import Failing, StepPlan, StepResult
+from runtime.messages.steps import StepPlan
 from runtime.metrics.meter import Meter
-from runtime.scheduling.pausing import flush, lose_pages, pause, resume_planning, suspend, unpause
-from runtime.scheduling.recovery import GivenUp, Lost
+from runtime.scheduling.pausing import flush, pause, resume_planning, suspend, unpause
+from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.upkeep import Upkeep
-
-AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
-
-# status and message
-FAILINGS = {
-    Failing.GRAMMAR: (400, "the constraint could not be followed to its end; simplify it"),
-    Failing.PROCESSOR: (500, "the logit processor failed; the server's log has the details under {id}"),
-}
-
-
-class Steps(Protocol):
-    """Where plans go and results come from; actors/ranks.py is one."""
-
-    died: RankDied | None  # set once, when a rank is lost
-
-    def submit(self, plan: StepPlan) -> bool:
-        """Hands the plan over. False: there is no room now; try again when `set_wake`'s callback is
-        called."""
-        ...
-
-    def results(self) -> list[StepResult]:
-        """Results that have arrived, oldest first."""
-        ...
-
-    def set_wake(self, wake: Callable[[], None]) -> None:
-        """`wake` is called when results have come or a rank has died."""
-        ...
 
 
 class Storage(Protocol):
@@ -88,10 +57,7 @@ class Storage(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Steps)
-
-
-class SchedulerActor(Generic[S]):
+class SchedulerActor(SchedulerRounds[S]):
     """Owns the scheduler. Messages in: those of ToScheduler. Out: Opened, StepTokens, Refused."""
 
     def __init__(
@@ -112,22 +78,21 @@ class SchedulerActor(Generic[S]):
         """`signal` starts a round of the pipeline, as when `storage` has brought pages; `publish` takes what
         the scheduler's journal has collected; `observers` are called with the scheduler and the ranks after
         each round; `forward` gets messages about what is not here. None of them may wait or raise."""
-        self.scheduler = scheduler
-        self.limits = limits
+        super().__init__(
+            scheduler,
+            outbox,
+            limits=limits,
+            meter=meter,
+            signal=signal or Signal(),
+            publish=publish,
+            observers=observers,
+        )
         self.depth = depth
         self._inbox = inbox
-        self._outbox = outbox
-        self._meter = meter
-        self._publish = publish
-        self._observers = tuple(observers)
         self._forward = forward
-        self._wake = signal or Signal()
         self._armed = anyio.Event()  # there is a new deadline
-        self._upkeep = Upkeep(scheduler)
-        self._audited_s = -AUDIT_EVERY_S
         self._unsent: StepPlan | None = None  # planned, but the ring was full
         self._storage = storage
-        self._pausing: list[Pause | SuspendPlanning] = []  # to be answered when no step is in flight
 
     async def run(self) -> None:
         """Takes messages in until cancelled."""
@@ -189,16 +154,6 @@ class SchedulerActor(Generic[S]):
                         )
             self._wake.set()
 
-    def _answer_pauses(self) -> None:
-        """Answers pauses when no step is in flight any more, or when there is no pause any more."""
-        is_still = not self.scheduler.num_in_flight
-        if self._pausing and (is_still or not (self.scheduler.is_paused or self.scheduler.is_suspended)):
-            pausing, self._pausing = self._pausing, []
-            for waiting in pausing:
-                if isinstance(waiting, SuspendPlanning) and waiting.drops_pages:
-                    lose_pages(self.scheduler)
-                waiting.answer(None)
-
     def _add(self, request: Request) -> Opened | Refused:
         if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short
             request = structs.replace(request, prompt_ids=cut(request.prompt_ids, self.limits))
@@ -237,74 +192,6 @@ class SchedulerActor(Generic[S]):
             self._submit(steps)
             await self.end_round(steps)
 
-    async def take(self, result: StepResult) -> None:
-        """Takes in the result of the oldest step in flight."""
-        tokens = self.scheduler.apply(result)
-        self._meter.step(monotonic(), tokens, result.compute_s)
-        await self._send(tokens)
-        while self.scheduler.failed:
-            request, failing = self.scheduler.failed.pop()
-            status, message = FAILINGS[failing]
-            await self._fail(request, status, message.format(id=request.request_id))
-
-    async def begin_round(self) -> None:
-        """What precedes planning: answers that are due, and requests whose time is up."""
-        self._answer_pauses()
-        if self.scheduler.deadlines.next_s <= monotonic():
-            for refusal, ids in self.scheduler.expire(monotonic()):
-                self._meter.refused(ids)
-                await self._send(refusal)
-
-    def next_plan(self) -> StepPlan | None:
-        """Plans a step; None: there is nothing to compute."""
-        plan = self.scheduler.plan()
-        if admitted := self.scheduler.take_admitted():
-            self._meter.admitted(monotonic(), admitted)
-        return plan
-
-    async def end_round(self, steps: S) -> None:
-        """What follows planning: sequences that ended without a step, events, observers, and upkeep while
-        there is nothing to do."""
-        if not self.scheduler.num_in_flight and (ended := self.scheduler.take_ended()):
-            tokens = StepTokens([], [], ended, {}, {})
-            self._meter.ended(monotonic(), tokens)
-            await self._send(tokens)
-        self._publish_events()
-        for observe in self._observers:
-            observe(self.scheduler, steps)
-        if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
-            await self._audit()
-
-    async def _audit(self) -> None:
-        """Checks the cache while the pipeline is idle, until it is woken."""
-        audit = self._upkeep.run()
-        try:
-            while not self._wake.is_set:
-                next(audit)
-                await checkpoint()
-        except StopIteration as end:
-            self._audited_s = monotonic()
-            result: Findings = end.value
-            if not result.is_clean:
-                self._meter.leaked(len(result.pages) + len(result.hosts))
-                self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
-                log.get("cache").error(
-                    "the prefix cache was not as it should be and was emptied",
-                    pages=sorted(result.pages),
-                    host_pages=sorted(result.hosts),
-                    findings=result.messages,
-                )
-
-    @property
-    def last_step(self) -> int:
-        """The latest step whose result was taken in."""
-        return self.scheduler.last_step
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps that were planned and whose results have not come."""
-        return self.scheduler.num_in_flight
-
     async def lose_ranks(self, *, points_at_requests: bool = True, is_alone: bool = True) -> Lost:
         """The ranks are dead: all running requests wait. The request that killed them, where it is known and
         their death may point at one, fails. `is_alone`: no other scheduler had requests on these ranks."""
@@ -341,15 +228,6 @@ class SchedulerActor(Generic[S]):
                 "the model was started again and has less memory than this prompt needs; try again later",
             )
 
-    def _publish_events(self) -> None:
-        journal = self.scheduler.journal
-        if journal is not None and self._publish is not None and not journal.is_empty:
-            self._publish(journal.take())
-
-    async def _fail(self, request: GivenUp, status: int, message: str) -> None:
-        self._meter.failed(monotonic(), request.sequence_ids)
-        await self._send(Refused(request.request_id, status, message))
-
     def _submit(self, steps: S) -> None:
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
@@ -360,9 +238,3 @@ class SchedulerActor(Generic[S]):
             if self._unsent is None or not steps.submit(self._unsent):
                 return
             self._unsent = None
-
-    async def _send(self, message: ToDetokenizer) -> None:
-        try:
-            self._outbox.send_nowait(message)
-        except anyio.WouldBlock:
-            await self._outbox.send(message)

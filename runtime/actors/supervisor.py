@@ -160,7 +160,7 @@ class Supervisor:
         """Serves and recovers until cancelled. Raises RankDied when recovery was in vain too often,
         StartError when ranks cannot start, NodeGone when another node does not come back."""
         while True:
-            last_step = actor.last_step
+            last_step = actor.scheduler.last_step
             died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
             self.is_recovering = True
@@ -169,7 +169,7 @@ class Supervisor:
             self._reports.report(died, self.generation, lost.num_steps)
             if lost.guilty is not None:
                 self._log.error("a request kills the ranks and was given up", request=lost.guilty.request_id)
-            if actor.last_step > last_step or begin - self._ready_s >= STABLE_S:
+            if actor.scheduler.last_step > last_step or begin - self._ready_s >= STABLE_S:
                 self._deaths.clear()
             if not lost.num_steps:
                 self._deaths.add(died)
@@ -244,9 +244,9 @@ class Supervisor:
         ranks = self.ranks
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s:
-                tasks.start_soon(watch, actor, self._watchdog_s, ranks.abandon)
+                tasks.start_soon(watch, actor.scheduler, self._watchdog_s, ranks.abandon)
             if self._soft_watchdog_s:
-                tasks.start_soon(watch_softly, actor, self._soft_watchdog_s, ranks.dump_stacks)
+                tasks.start_soon(watch_softly, actor.scheduler, self._soft_watchdog_s, ranks.dump_stacks)
             died = await actor.drive(ranks)
             tasks.cancel_scope.cancel()
         return died

@@ -19,6 +19,7 @@ class AttentionRanks:
     parts: "Collectives"  # that have the same heads of other parts of the same sequences
     group: "Collectives"  # that have the same requests
     peers: "Collectives"  # at the same place of each group
+    has_own_head: bool = False  # each group has a language model head of its own
 
     @property
     def index(self) -> int:

@@ -369,7 +369,6 @@ class Device:
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
-    has_group_heads: bool = False  # each attention group has a head of its own
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

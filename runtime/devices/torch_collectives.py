@@ -14,7 +14,7 @@ from runtime.devices.base import Collectives
 from runtime.devices.rendezvous import Rendezvous
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_stages import StageGroups, TorchStageLinks
-from runtime.messages.attention_layout import AttentionLayout
+from runtime.messages.ranks import StartRank
 
 
 class TorchCollectives:
@@ -126,8 +126,9 @@ def open_links(ranks: TorchCollectives, torch_device: torch.device, in_flight: i
     return None if ranks.stages is None else TorchStageLinks(ranks.stages, torch_device, in_flight)
 
 
-def open_attention_ranks(ranks: Collectives, layout: AttentionLayout) -> AttentionRanks | None:
+def open_attention_ranks(ranks: Collectives, start: StartRank) -> AttentionRanks | None:
     """Collectives of the ranks that attention divides otherwise than all layers; None: it does not."""
+    layout = start.attention_layout
     if not layout.is_divided:
         return None
     assert isinstance(ranks, TorchCollectives), "several ranks"
@@ -137,4 +138,5 @@ def open_attention_ranks(ranks: Collectives, layout: AttentionLayout) -> Attenti
         parts=ranks.among(layout.part_ranks()),
         group=ranks.among(layout.group_ranks()),
         peers=ranks.among(layout.peer_ranks()),
+        has_own_head=start.has_group_heads,
     )

@@ -131,7 +131,8 @@ class Head(Layer):
         8 bits. `is_normed`: rows of the weight are divided by their length."""
         self.is_quantized, self.is_normed = is_quantized, is_normed
         self.device = device
-        self.ranks = device.group_ranks if tied is not None or device.has_group_heads else device.collectives
+        is_of_group = tied is not None or (device.attention is not None and device.attention.has_own_head)
+        self.ranks = device.group_ranks if is_of_group else device.collectives
         self.dtype = dtype
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.tied = tied

@@ -107,11 +107,6 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def class_path(self) -> str:
-        """Module and name of the class that computes it, as module:class."""
-        ...
-
-    @property
     def scores(self) -> tuple[float, bool]:
         """Bound of attention scores, 0 for none, and whether attention heads have sinks."""
         ...

@@ -24,7 +24,6 @@ from runtime.devices.progress import Progress
 from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError, StartError
 from runtime.layers.weight import Index, SourceTensor, TensorReader, Weight, named_weights
-from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.ranks import StartRank
 from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.registry import model_class
@@ -45,8 +44,9 @@ class RankOf(SingleRank):
         self.rank, self.size = rank, size
 
 
-def attention_of(rank: int, layout: AttentionLayout) -> AttentionRanks | None:
+def attention_of(rank: int, start: StartRank) -> AttentionRanks | None:
     """As devices/torch_collectives.open_attention_ranks, of one rank that exchanges nothing."""
+    layout = start.attention_layout
     if not layout.is_divided:
         return None
 
@@ -54,8 +54,14 @@ def attention_of(rank: int, layout: AttentionLayout) -> AttentionRanks | None:
         own = next(part for part in parts if rank in part)
         return RankOf(own.index(rank), len(own))
 
-    sets = (layout.head_ranks(), layout.part_ranks(), layout.group_ranks(), layout.peer_ranks())
-    return AttentionRanks(layout, *map(among, sets))
+    return AttentionRanks(
+        layout,
+        among(layout.head_ranks()),
+        among(layout.part_ranks()),
+        among(layout.group_ranks()),
+        among(layout.peer_ranks()),
+        has_own_head=start.has_group_heads,
+    )
 
 
 class Recorder:
@@ -145,10 +151,9 @@ def write_rank_files(start: StartRank, output: Path, max_bytes: int, progress: P
         device = replace(
             alone,
             collectives=RankOf(rank, start.tp_size),
-            attention=attention_of(rank, start.attention_layout),
+            attention=attention_of(rank, start),
             ep_size=start.ep_size,
             replicates_dense=start.replicates_dense,
-            has_group_heads=start.has_group_heads,
         )
         model = model_class(config)(device, dtype, config)
         checkpoint = Checkpoint(folder=source, load_format=start.load_format, reading=start.reading)

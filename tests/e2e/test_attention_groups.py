@@ -12,6 +12,8 @@ import pytest
 from runtime import Engine
 from runtime.errors import OptionsError
 from runtime.messages.requests import TokenLogprob
+from runtime.options.facts import this_machine
+from runtime.options.footprint import footprint, stored_weights
 from tests.e2e.conftest import Generate
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
@@ -80,7 +82,12 @@ async def test_answers_are_those_of_transformers(
         assert await answers(engine) == expected
         for i in (0, 1):  # by one group, then by the other, while each time the other one is idle
             assert await ask(engine, PROMPTS[i]) == expected[i]
-        assert [replica.num_steps > 0 for replica in engine._core.replicas] == [True, True]
+        core = engine._core
+        assert [replica.num_steps > 0 for replica in core.replicas] == [True, True]
+        found = footprint(core.plan, core.model, this_machine(), stored_weights(folder))
+        readies = core.replicas[0].supervisor.readies
+        assert {ready.weights_bytes for ready in readies} == {found.weights_bytes}
+        assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
 async def test_a_rank_that_is_killed_changes_no_answer(
@@ -129,7 +136,7 @@ async def test_log_probabilities_of_both_groups(checkpoint: Callable[[str], Path
             assert ours == pytest.approx(alone, abs=1e-4) and len(ours) > 3
 
 
-async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Path]) -> None:
+async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     for options, why in (
         ({"tensor_parallel_size": 3}, "does not divide --tensor-parallel-size 3"),
         ({"data_parallel_size": 1}, "requires groups of ranks"),
@@ -140,3 +147,6 @@ async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Pa
         with pytest.raises(OptionsError, match=why):
             async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | options)):
                 pass
+    with pytest.raises(OptionsError, match="not GptOss"):
+        async with Engine(model_path=str(make_checkpoint("gpt_oss", tmp_path)), **OPTIONS):
+            pass

@@ -121,10 +121,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q,
         expert_places=start.expert_places,
-        attention=open_attention_ranks(ranks, start.attention_layout),
+        attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
-        has_group_heads=start.has_group_heads,
     )
 
 

@@ -68,10 +68,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         links=links,
         kept_weights=None if threads is None else _kept_weights(start, threads),
         expert_places=start.expert_places,
-        attention=open_attention_ranks(ranks, start.attention_layout),
+        attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
-        has_group_heads=start.has_group_heads,
     )
 
 

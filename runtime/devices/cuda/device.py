@@ -114,10 +114,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=CudaFusedOps(),
         streams=torch.cuda,
         expert_places=start.expert_places,
-        attention=open_attention_ranks(ranks, start.attention_layout),
+        attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
-        has_group_heads=start.has_group_heads,
         stage=start.stage_of(rank),
         links=links,
     )

@@ -49,7 +49,6 @@ from runtime.models.config.registry import (
     check_bidirectional,
     check_pools,
     check_refused,
-    class_path,
     decoder_family,
 )
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
@@ -149,11 +148,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def has_attention(self) -> bool:
         """Whether a layer keeps keys and values."""
         return self.recurrent is None or self.recurrent.num_attention_layers > 0
-
-    @property
-    def class_path(self) -> str:
-        """Module and name of the class that computes it, as module:class."""
-        return class_path(self)
 
     @property
     def scores(self) -> tuple[float, bool]:

@@ -1,7 +1,6 @@
 """Rules on data-parallel attention: what goes with groups of ranks that have requests of their own."""
 
 from runtime.devices.facts import DeviceFacts
-from runtime.models.config.family import LLAMA
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
@@ -20,8 +19,6 @@ NOT_WITH_GROUPS = (
     ("cpu_offload_gb", 0, "it has not been tried"),
     ("offload_group_size", 0, "it has not been tried"),
 )
-# whose layers join the tokens of all groups
-CLASSES = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
 
 
 def groups_have_what_they_can(options: Values) -> str | None:
@@ -45,20 +42,6 @@ def dense_layers_are_shared_or_whole(options: Values) -> str | None:
     return None
 
 
-def model_has_groups(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """The layers of the model are computed for groups."""
-    if not plan.parallel.enable_dp_attention or device.name == "null":
-        return None
-    if model.pooling is not None:
-        return "--enable-dp-attention is for models that generate; leave it out"
-    if model.class_path not in CLASSES:
-        return (
-            "--enable-dp-attention computes plain decoders and DeepSeek's latent attention, not "
-            f"{model.class_path.partition(':')[2]}; leave it out"
-        )
-    return None
-
-
 def dense_layers_are_of_moe(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--moe-dense-tp-size 1 is about the dense layers of a model with experts."""
     if not plan.replicates_dense or device.name == "null":
@@ -72,4 +55,4 @@ def dense_layers_are_of_moe(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 
 
 OPTION_RULES: tuple[OptionRule, ...] = (groups_have_what_they_can, dense_layers_are_shared_or_whole)
-PLAN_RULES: tuple[PlanRule, ...] = (model_has_groups, dense_layers_are_of_moe)
+PLAN_RULES: tuple[PlanRule, ...] = (dense_layers_are_of_moe,)
