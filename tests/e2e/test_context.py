@@ -9,6 +9,8 @@ import pytest
 
 from runtime import Engine
 from runtime.errors import OptionsError
+from runtime.options.facts import this_machine
+from runtime.options.footprint import footprint, stored_weights
 from tests.e2e.conftest import Generate
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +76,11 @@ async def test_answers_are_those_of_transformers(
         answer = await engine.generate(more, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
         assert answer.token_ids == reference(family, more, COUNT)
         assert answer.finish is not None and answer.finish.cached_tokens >= 196
+        core = engine._core
+        found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
+        readies = core.replicas[0].supervisor.readies
+        assert max(ready.weights_bytes for ready in readies) == found.weights_bytes
+        assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
 async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str], Path]) -> None:

@@ -13,6 +13,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
+from runtime.devices.stages import StageLinks
 from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.errors import StartError
@@ -24,6 +25,8 @@ from runtime.models.config.model_config import read_config
 from runtime.models.config.shares import even_part
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from runtime.devices.ascend.ops import AscendOps
 
 MAX_PROBED_QUERIES = 1024  # the most queries of a row in the attention that is tried at start
@@ -73,7 +76,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
     from runtime.devices.ascend.all_to_all import DispatchCombine
-    from runtime.devices.ascend.collectives import HcclCollectives, group_name
+    from runtime.devices.ascend.collectives import group_name
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
@@ -84,14 +87,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
-    ranks: Collectives = SingleRank()
-    links = group = None
-    if start.num_ranks > 1:
-        ranks = hccl = HcclCollectives(
-            rank, start.tp_size, start.rendezvous, torch_device, num_stages=start.pp_size
-        )
-        links = open_links(hccl, torch_device, start.steps_in_flight) if start.pp_size > 1 else None
-        group = hccl.group if start.pp_size > 1 else None
+    ranks, links, group = open_ranks(start, rank, torch_device)
     prologs = Prologs(
         start.page_size,
         wants_fused=options.mla_prolog,
@@ -132,6 +128,18 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         replicates_dense=start.replicates_dense,
         overlap=start.overlap,
     )
+
+
+def open_ranks(
+    start: StartRank, rank: int, torch_device: torch.device
+) -> tuple[Collectives, StageLinks | None, "ProcessGroup | None"]:
+    """The ranks of this one's stage; of several stages also the links between them, and the stage's group."""
+    from runtime.devices.ascend.collectives import HcclCollectives
+
+    if start.num_ranks == 1:
+        return SingleRank(), None, None
+    hccl = HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, num_stages=start.pp_size)
+    return hccl, open_links(hccl, torch_device, start.steps_in_flight), hccl.group
 
 
 def check_model(
