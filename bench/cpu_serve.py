@@ -85,7 +85,7 @@ def gap_ms(port: int, sent: list[Body], tokens: int) -> float:
 
 
 def first_ms(port: int, body: Body) -> float:
-    """Of one request: until its first event."""
+    """Milliseconds from sending a request until its first event."""
     begin = time.perf_counter()
     (reads,) = uvloop.run(load._drive(port, 1, [body]))
     return 1000 * ([at for at, count in reads.at if count][0] - begin)

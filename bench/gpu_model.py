@@ -145,12 +145,12 @@ class Model:
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token, in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         return 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim * 2
 
     @property
     def read_bytes(self) -> int:
-        """Of weights, in a decode step: a table of embeddings is not read, unless it is the head."""
+        """Bytes of weights that a decode step reads: the table of embeddings only where it is the head."""
         return self.weights_bytes - (
             0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2
         )

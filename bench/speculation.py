@@ -50,7 +50,7 @@ PLAIN = [
 ]
 # a model as small as pocket repeats itself more than its prompt; asked again, it repeats its answer
 REPETITIVE = {
-    "code edit": FUNCTION.format("wall") + FUNCTION.format("door") + "def area_of_",
+    "code edit": FUNCTION.format("wall") + FUNCTION.format("roof") + "def area_of_",
     "json": "[" + "".join(PERSON.format(name, 30 + i) for i, name in enumerate(("Ann", "Bob", "Cy"))) + "{",
     "quoting": "He said: the river runs to the sea. I repeat what he said: the river runs",
 }

@@ -193,7 +193,8 @@ class Supervisor:
         ]
 
     def open_host_states(self) -> list[HostPages]:
-        """The same of states of recurrent layers, each a page of one part; empty without any."""
+        """The host memory for states of recurrent layers of each rank, mapped here, each state a page of one
+        part; empty without any. Ranks must be ready."""
         return [
             HostPages(fd, num_states, (os.fstat(fd).st_size // num_states,), "page_first")
             for fd, ready in zip(self.setup.state_fds, self.readies, strict=bool(self.setup.state_fds))

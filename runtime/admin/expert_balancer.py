@@ -93,7 +93,7 @@ class ExpertBalancer:
         return load
 
     def _utilization(self, load: np.ndarray, placements: dict[int, Placement]) -> float:
-        """Of the layers on average."""
+        """The tokens of the average group of ranks by those of the busiest one, averaged over the layers."""
         rows = zip(load, placements.values(), strict=True)
         return float(np.mean([utilization(row, one, self._config.num_groups) for row, one in rows]))
 

@@ -62,7 +62,7 @@ class SequenceState:
 
     @property
     def own(self) -> list[int]:
-        """Its slots."""
+        """The state slots that the sequence has."""
         return [self.slot, self.snapshot] if self.snapshot else [self.slot]
 
 

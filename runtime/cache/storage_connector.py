@@ -48,7 +48,7 @@ class Pin(Struct, frozen=True):
 
 
 class StatePin(Struct, frozen=True):
-    """As Pin, of the copy of a state."""
+    """The copy of a recurrent state in host memory, pinned while storage writes it."""
 
     key: bytes  # that of the page which the state follows
     host: int  # its place

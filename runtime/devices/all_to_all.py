@@ -30,7 +30,7 @@ class MoeAllToAll(Protocol):
         packed: PackedExperts,
         is_rounded: bool,
     ) -> "Tensor":
-        """As Experts.apply for this rank's part of the tokens and the experts of all ranks.
+        """What Experts.apply computes, for this rank's part of the tokens and the experts of all ranks.
 
         x [P, hidden], where P is the same on all ranks; ids int64 [P, k] and weights float32 [P, k]. A row of
         padding has ids below 0 and an undefined result. Each rank has `num_local` experts, in rank order;

@@ -311,9 +311,9 @@ class Graphs(Protocol):
         page_size: int,
         windows: tuple[int, ...],
     ) -> AttentionPlan:
-        """As Ops.plan_attention, for decode rows whose slots and lengths (the step's token included) are on
-        the device, int64 [R]. Called in captured bodies: it may not read their values on the host, and must
-        hold for the lengths of all later replays."""
+        """What Ops.plan_attention makes, for decode rows whose slots and lengths (the step's token included)
+        are on the device, int64 [R]. Called in captured bodies: it may not read their values on the host, and
+        must hold for the lengths of all later replays."""
         ...
 
     def capture(self, body: Callable[[], None]) -> Graph:

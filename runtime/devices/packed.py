@@ -35,7 +35,7 @@ class PackedTensors(Protocol):
     """A packed weight that knows the addresses of its tensors (fields of a dataclass)."""
 
     def moved(self) -> None:
-        """Its tensors are at other addresses now."""
+        """To be called when the tensors are at other addresses."""
         ...
 
 

@@ -203,7 +203,7 @@ def level_of(path: str) -> Level:
 
 
 def with_key_checks(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRoute]:
-    """The same routes, each of which checks the key of a request first."""
+    """`routes`, each of which checks the key of a request first from now on."""
     for route in routes:
         assert isinstance(route, Route | WebSocketRoute | Mount), f"{route} cannot check keys"
         route.app = _KeyCheck(route.app, keys, route.path)

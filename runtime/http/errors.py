@@ -218,7 +218,7 @@ def convert(value: object, kind: type[T], names: Mapping[str, str]) -> T:
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The same error with the client's names of fields: `max_new_tokens` is `max_tokens` in some APIs."""
+    """The error with the client's names of fields: `max_new_tokens` is `max_tokens` in some APIs."""
     if error.param is None:
         return error
     root = re.split(r"[.\[]", error.param, maxsplit=1)[0]

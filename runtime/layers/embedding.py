@@ -140,7 +140,7 @@ class Head(Layer):
             self.weight = self.weight if self.ggml is None else None
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
-        """Its own weight, and not the embedding's."""
+        """The weight in ggml's types, if the head has one; the embedding's is the embedding's own child."""
         return _children(super().children(), self.ggml)
 
     def finish_loading(self) -> None:

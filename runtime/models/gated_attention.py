@@ -12,8 +12,8 @@ from runtime.models.self_attention import SelfAttention
 
 
 class GatedQkvLinear(QkvLinear):
-    """As QkvLinear, with a gate behind the query of each head in the checkpoint. When the rows have been
-    put into order, outputs are all queries, keys and values, and then all gates."""
+    """Queries, keys and values in one product, with a gate behind the query of each head in the checkpoint.
+    When the rows have been put into order, outputs are all queries, keys and values, and then all gates."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         heads, dim = config.num_heads, config.head_dim

@@ -40,7 +40,8 @@ class PromptRow:
 def prompt_rows(
     plan: StepPlan, hidden: Tensor, model: GenerativeModel, slots: Slots, logits_ops: LogitsOps
 ) -> Iterator[PromptRow]:
-    """Of each extend row of a slot that asks for them; `hidden` [T, hidden size]."""
+    """The log probabilities of prompt tokens, for each extend row of a slot that asks for them; `hidden`
+    [T, hidden size]."""
     if len(plan.prompt_targets) == 0:
         return
     num_others = plan.num_decodes + plan.num_verifies

@@ -91,7 +91,8 @@ def exchanged(groups: np.ndarray, loads: np.ndarray) -> np.ndarray:
 
 
 def in_place(groups: Sequence[Sequence[int]], before: Placement) -> Placement:
-    """The same groups in an order, and their experts at places, in which many are where they were."""
+    """The placement that has these groups of experts, in the order of groups and at the places within them
+    in which many experts stay where `before` has them."""
     size = len(before) // len(groups)
     old = [before[i * size : (i + 1) * size] for i in range(len(groups))]
     common = {

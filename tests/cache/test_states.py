@@ -227,7 +227,8 @@ def nodes_of(world: World) -> list[Node]:
 
 @pytest.mark.parametrize("has_state", [True, False])
 def test_states_come_back_from_storage(has_state: bool) -> None:
-    """Of a prompt that no nearer tier has, as long as storage has its pages and a state."""
+    """A prompt that neither the device nor the host has begins at the pages that storage has, if it has a
+    state for them too."""
     options = {"num_pages": 40, "num_host_pages": 40, "num_states": 4, "num_host_states": 4}
     first, second = World(**options), World(**options)
     ask(first, *DOCUMENT, 1)

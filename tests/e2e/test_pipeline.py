@@ -111,7 +111,7 @@ async def test_host_pages_of_all_stages(checkpoint: Callable[[str], Path], refer
 async def test_pages_of_all_stages_in_files(
     checkpoint: Callable[[str], Path], reference: Generate, tmp_path: Path
 ) -> None:
-    """A second server finds what the first one has stored."""
+    """A second server reads the pages of a prompt, of every stage, that the first one has written."""
     options = OPTIONS | {
         "pipeline_parallel_size": 2,
         "enable_hierarchical_cache": True,
@@ -142,7 +142,7 @@ async def test_a_pipeline_sleeps_and_wakes(checkpoint: Callable[[str], Path], re
 
 
 def test_grammars_and_biases_on_the_last_stage() -> None:
-    """Of a server whose ranks start early; what a grammar forces is verified by both stages."""
+    """Tokens that a grammar forces are verified by both stages of a server."""
     with serve("--model-path", "pocket", "--pipeline-parallel-size", "2") as server:
         ask = {"model": "pocket", "prompt": "Who?", "temperature": 0.5, "seed": 1, "max_tokens": 60}
         for fields in (

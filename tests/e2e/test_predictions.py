@@ -7,10 +7,9 @@ import httpx
 import pytest
 
 from runtime import Engine
-from runtime.scheduling.speculation.pace import Pace
 from tests.models.make import make_checkpoint
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("drafts_pay")]
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_total_tokens": 4096}
 QUESTION = [{"role": "user", "content": "Write about a fox."}]
@@ -19,12 +18,6 @@ QUESTION = [{"role": "user", "content": "Write about a fox."}]
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3_next", tmp_path_factory.mktemp("hybrid"))
-
-
-@pytest.fixture(autouse=True)
-def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever steps take on this machine at the moment."""
-    monkeypatch.setattr(Pace, "count", lambda self, chance, skipped, most: most if chance > 0.1 else 0)
 
 
 async def asked(engine: Engine, **fields: Any) -> tuple[str, dict[str, int], int]:

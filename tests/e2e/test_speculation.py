@@ -13,7 +13,7 @@ import pytest
 from runtime import Engine
 from runtime.messages.constraint import JsonSchema, Regex
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("drafts_pay")]
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",

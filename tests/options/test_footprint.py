@@ -301,7 +301,7 @@ def test_what_is_given_back(tmp_path: Path) -> None:
     "case", [("llama", False), ("llama", True), ("qwen3_moe", False), ("mistral", False)]
 )
 def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
-    """Of several stages the one that takes most, and the pages of the one that has fewest."""
+    """The plan shows the weights of one of the stages, and the pages of the stage that has fewest."""
     from tests.devices.stages import start_stages
 
     family, is_tied = case

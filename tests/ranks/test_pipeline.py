@@ -215,7 +215,7 @@ def test_pages_of_all_stages_go_to_host_memory_and_come_back(checkpoints: Checkp
 
 
 def test_quantized_layers(tmp_path: Path) -> None:
-    """Modules of a checkpoint are known by the names of all layers, whatever the stage."""
+    """A stage finds the quantized modules of its layers by their names in the whole model."""
     plain = make_checkpoint("qwen3", tmp_path / "plain", **LAYERS)
     quantise(plain, tmp_path, "awq", leave=("layers.2.",))
     folder = tmp_path / "quantised"

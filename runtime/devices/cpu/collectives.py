@@ -14,11 +14,12 @@ class GlooCollectives(TorchCollectives):
         super().__init__("gloo", rank, size, rendezvous, num_stages=num_stages)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """As the base class; gloo gathers into a list of tensors."""
+        """All ranks' `x`, joined in dimension `dim`; gloo gathers into a list of tensors."""
         parts, x = [torch.empty_like(x) for _ in range(self.size)], x.contiguous()
         self.wait(dist.all_gather(parts, x, self.group, self.is_async))
         return torch.cat(parts, dim=dim)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """As the base class; gloo has no kernel for it, so `x` is overwritten with the whole sum."""
+        """This rank's part of the sum of all ranks' `x`, by rows. Gloo has no kernel for it, so `x` is
+        overwritten with the whole sum."""
         return self.all_reduce(x).chunk(self.size)[self.rank].clone()

@@ -38,7 +38,8 @@ SOURCES = ("devices/cpu", "layers", "models")  # of the program that makes packe
 
 
 class KeptPackedWeights:
-    """Of one rank. See KeptWeights and KeptMatrices; used by the rank's main thread alone."""
+    """The packed weights of one rank that are kept in files. See KeptWeights and KeptMatrices; used by the
+    rank's main thread alone."""
 
     def __init__(self, threads: Threads, folder: PackedFolder) -> None:
         self.threads = threads
@@ -147,7 +148,7 @@ class KeptPackedWeights:
 
 @cache
 def program_digest(kernels: Path) -> str:
-    """Of all that decides how weights are packed: this package's code, the kernels, torch."""
+    """A digest of all that decides how weights are packed: this package's code, the kernels, torch."""
     digest = blake2b(torch.__version__.encode(), digest_size=20)
     root = Path(runtime.__file__).parent
     files = [path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))]

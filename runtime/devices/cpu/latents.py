@@ -35,7 +35,7 @@ class PackedUp:
         return self.values.inputs
 
     def unpacked(self, dtype: torch.dtype) -> Up:
-        """The same for attention in torch. It is made anew in each call."""
+        """Both matrices as plain tensors, for attention in torch; made anew in each call."""
         keys, values = (
             matrix.rows(torch.arange(matrix.outputs)).unflatten(0, (self.num_heads, -1)).to(dtype)
             for matrix in (self.keys, self.values)

@@ -101,7 +101,7 @@ class Matrix:
         return sum(part.nbytes for part in (self.data, self.scales, self.sums) if part is not None)
 
     def moved(self) -> None:
-        """Its tensors are at other addresses now (PackedTensors)."""
+        """To be called when the tensors are at other addresses (PackedTensors)."""
         addresses = (part.data_ptr() if part is not None else None for part in (self.scales, self.sums))
         self.library.functions.kernels_move_matrix(self.handle, self.data.data_ptr(), *addresses)
 

@@ -94,7 +94,7 @@ def whole_halves(tensor: Tensor, multiple: int) -> Tensor:
 
 
 def whole_quantized_halves(weight: Quantized, multiple: int) -> Quantized:
-    """The same of a quantized weight: what has a row for each output is padded."""
+    """`whole_halves` of a quantized weight: all that has a row for each output is padded."""
     return replace(
         weight,
         weight=whole_halves(weight.weight, multiple),

@@ -28,7 +28,7 @@ class NcclCollectives(TorchCollectives):
         self.sums = SymmetricSums.open(group.group_name, size, torch_device) if symm_mem else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """As the base class; a small sum may be in a tensor of its own."""
+        """The sum of all ranks' `x`, in `x` or, if it is small, in a tensor of its own."""
         if self.sums is not None and (total := self.sums.sum(x)) is not None:
             return total
         return super().all_reduce(x)

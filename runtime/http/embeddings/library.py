@@ -70,8 +70,8 @@ class Vectors:
         return vectors[0] if _is_one(texts) else np.stack(vectors)
 
     async def encode(self, texts: Texts, **params: object) -> JsonDict | list[JsonDict]:
-        """As SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them; of a classifier its
-        logits."""
+        """The vector of a text, or of each of a list, as SGLang's Engine.encode gives it: {"embedding",
+        "meta_info"}. A classifier's vector is its logits."""
         first = texts if isinstance(texts, str) else _listed(texts)[0]
         field = "text" if isinstance(first, str) else "input_ids"
         encoded: JsonDict | list[JsonDict] = to_builtins(

@@ -191,5 +191,5 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def written(vector: np.ndarray, encoding: str | None) -> list[float] | str:
-    """As a list of numbers, or as base64 of little-endian float32."""
+    """A vector as a list of numbers, or as base64 of little-endian float32."""
     return b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist()

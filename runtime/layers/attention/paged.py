@@ -75,8 +75,8 @@ class Attention:
 
 
 class MlaAttention:
-    """As Attention, for multi-head latent attention: in place of keys the cache holds latents [T, 1, R], in
-    place of values the rotary keys that all heads share, [T, 1, P]."""
+    """Multi-head latent attention over pages. The cache holds latents [T, 1, R] where Attention has keys, and
+    the rotary keys that all heads share, [T, 1, P], where it has values."""
 
     num_kv_heads = 1
     window = 0

@@ -44,7 +44,8 @@ class GgmlWeight(Layer):
         return device.ggml.pack([self.parts[name] for name in self.outputs])
 
     def pack_rows(self, device: Device) -> PackedRows:
-        """The same, whose rows are read as well."""
+        """What the device computes with, of a weight whose rows are read as well: an embedding that is the
+        head too. Call it once, when the weight is loaded."""
         packed = self.pack(device)
         assert isinstance(packed, PackedRows), "a device that packs ggml's types reads their rows"
         return packed

@@ -28,7 +28,7 @@ class DraftFiles(Protocol):
 
     @property
     def path(self) -> str | None:
-        """Its folder; None: layers of the target's checkpoint."""
+        """The folder of the draft model; None: it is layers of the target's checkpoint."""
         ...
 
     @property

@@ -100,8 +100,8 @@ class Quantization(Struct, frozen=True, kw_only=True):
         return [one for one in found if one is not None]
 
     def on_device(self, schemes: tuple[str, ...]) -> "Quantization":
-        """The same for a device that computes these schemes: 8-bit floats that it lacks are dequantized while
-        they are loaded. What is quantized while it is loaded stays."""
+        """What becomes of the modules on a device that computes `schemes`: 8-bit floats that it lacks are
+        dequantized while they are loaded. What is quantized while it is loaded stays."""
         if self.is_online:
             return self
 

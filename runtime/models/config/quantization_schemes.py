@@ -137,7 +137,7 @@ class WeightFormat(Struct, frozen=True):
     stored: Scheme | None = None
 
     def in_full(self) -> "WeightFormat":
-        """The same weights, dequantized while they are loaded."""
+        """The format of these weights on a device where they are dequantized while they are loaded."""
         return (
             self
             if isinstance(self.scheme, Full)

@@ -27,7 +27,7 @@ class StateTensor(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Its numbers."""
+        """Numbers in one state tensor of a sequence."""
         count = 1
         for size in self.shape:
             count *= size

@@ -202,7 +202,7 @@ def speculative_eagle_topk(algorithm: str | None, ngram_breadth: int) -> Derived
 
 
 def speculative_num_draft_tokens(algorithm: str | None, num_steps: int, ngram_window: int) -> Derived:
-    """As many as are likely to be accepted at best."""
+    """The default of --speculative-num-draft-tokens: as many as are likely to be accepted at best."""
     if algorithm is None:
         return Derived(1, "there are no drafts")
     if algorithm == "NGRAM":

@@ -97,7 +97,7 @@ class NgramDrafter(Drafter):
         self.corpus.take_in(INDEXED // 4)
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
-        """As Pace."""
+        """A step of so many rows, verified drafts among their tokens, took `seconds`."""
         self.pace.learn(rows, drafts, seconds)
 
     def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
@@ -125,7 +125,8 @@ class NgramDrafter(Drafter):
         return Draft(tokens) if tokens else None
 
     def ended(self, sequence: Sequence) -> None:
-        """Its text is remembered, but for what came from the prefix cache: that was there before."""
+        """Remembers the tokens of a sequence that has ended, but for those from the prefix cache, which were
+        remembered before."""
         reader = self._readers.pop(sequence.id, None)
         known = max(0, sequence.first_cached_len - self.options.max_window)
         if sequence.first_cached_len >= 0 and sequence.num_generated:

@@ -40,11 +40,12 @@ class OwnDrafter(Drafter):
             self.follows, self._paid = True, self._step
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
-        """As Pace."""
+        """A step of so many rows, verified drafts among their tokens, took `seconds`."""
         self.pace.learn(rows, drafts, seconds)
 
     def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
-        """As many as pay, of a sequence whose tokens the draft model has computed too."""
+        """As many drafts as pay, made by the ranks; None for a sequence whose tokens the draft model has not
+        computed."""
         most = min(most, self.max_drafts)
         if most <= 0 or not self.follows or sequence.unfollowed > first * MOST_UNFOLLOWED:
             return None

@@ -88,7 +88,8 @@ class Windows:
         return len(self._before)
 
     def _add_many(self, tokens: np.ndarray, begin: int) -> None:
-        """As one by one, for windows that end at `tokens[length - 1]` and later."""
+        """Adds all windows that end at `tokens[length - 1]` and later, the first at place `begin`, as adding
+        one token after the other would."""
         count = len(tokens) - self.length + 1
         wide = tokens.astype(np.uint64)
         numbers = np.zeros(count, np.uint64)

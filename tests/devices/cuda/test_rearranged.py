@@ -34,14 +34,14 @@ def stacks(count: int, torch_device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def applied(experts: Experts, packed: object, torch_device: torch.device) -> Tensor:
-    """Of each place alone, its output for the same token."""
+    """What the expert at each place makes of one and the same token. -> [OWN, HIDDEN]"""
     x = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5)).repeat(OWN, 1).to(torch_device)
     ids = torch.arange(OWN, device=torch_device).view(OWN, 1)
     return experts.apply(x, ids, torch.ones(OWN, 1, device=torch_device), packed)  # type: ignore[arg-type]
 
 
 def memory(packed: object) -> list[int]:
-    """Addresses of tensors."""
+    """Addresses of the tensors of packed experts."""
     return [t.data_ptr() for t in tensors_of(packed)]
 
 

@@ -89,7 +89,7 @@ def test_exact_thresholds_change_nothing() -> None:
 
 @pytest.mark.parametrize("fields", [{"top_k": 2}, {"top_p": 0.65}, {"min_p": 0.5}])
 def test_filtered_tokens_have_no_chance(fields: dict[str, float]) -> None:
-    """Of tokens that top_k, top_p or min_p leave out none is accepted, whatever the thresholds."""
+    """No token that top_k, top_p or min_p leaves out is accepted, whatever the thresholds are."""
     sampled, found = accepted([2], Thresholds(single=0.0, acc=0.01), **fields)
     assert (found == sampled).all() and set(sampled.tolist()) == {0, 1}
     _, found = accepted([1], Thresholds(acc=0.5), **fields)

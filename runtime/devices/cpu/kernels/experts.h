@@ -265,9 +265,9 @@ class GateUp final : public Phase {
         const Matrix& w = *w_.gate_up[expert];
         const float* bias = w_.gate_up_bias ? w_.gate_up_bias + (size_t)expert * w.outputs : nullptr;
         auto bias_at = [&](int output) { return bias ? load<Floats>(bias + output) : Floats{}; };
-        int step = product::rows_of_tile(w), up_block = block + num_blocks_;
-        for (; row < end; row += step) {
-            int stop = row + step < end ? row + step : end;
+        int up_block = block + num_blocks_;
+        for (int stop; row < end; row = stop) {
+            stop = row + product::next_rows(end - row, product::rows_of_tile(w));
             Floats gates[simd::ROWS][VECTORS];
             prefetch_begin(w, up_block);
             product::multiply(w, in_->prepared, row, stop, block, [&](int m, const Floats* sums) {

@@ -222,9 +222,8 @@ class Linear final : public Phase {
     }
 
     void gated(int row, int end, int block) {
-        int step = product::rows_of_pair(w_);
-        for (; row < end; row += step) {
-            int stop = row + step < end ? row + step : end;
+        for (int stop; row < end; row = stop) {
+            stop = row + product::next_rows(end - row, product::rows_of_pair(w_));
             Floats gates[product::MOST_ROWS_OF_PAIR][VECTORS];
             product::multiply(w_, in_->prepared, row, stop, block, [&](int m, const Floats* sums) {
                 for (int v = 0; v < VECTORS; v++)

@@ -53,14 +53,14 @@ inline void bf16_tile(const Matrix& w, const rows::Rows& x, int row, const char*
                 for (int v = 0; v < VECTORS; v++) total[m][v] = dot_bf16(total[m][v], pair, pairs[v]);
             }
         } else {
+            // one half after the other: registers hold the totals, VECTORS weights and one input
+            for (int half = 0; half < 2; half++) {
+                Floats numbers[VECTORS];
+                for (int v = 0; v < VECTORS; v++) numbers[v] = half ? high_bf16(pairs[v]) : low_bf16(pairs[v]);
 #pragma GCC unroll 16
-            for (int m = 0; m < COUNT; m++) {
-                Floats first = broadcast(((const float*)inputs[m])[2 * k]);
-                Floats second = broadcast(((const float*)inputs[m])[2 * k + 1]);
-                for (int v = 0; v < VECTORS; v++) {
-                    total[m][v] += first * low_bf16(pairs[v]);
-                    total[m][v] += second * high_bf16(pairs[v]);
-                }
+                for (int m = 0; m < COUNT; m++)
+                    for (int v = 0; v < VECTORS; v++)
+                        total[m][v] += broadcast(((const float*)inputs[m])[2 * k + half]) * numbers[v];
             }
         }
     }
@@ -226,6 +226,12 @@ inline int rows_of_tile(const Matrix& w) {
     return w.kind == weights::INT8 || weights::is_float8(w.kind) ? BYTE_ROWS : ROWS;
 }
 
+// Rows of the next tile of `left` rows, of tiles that are as equal as can be with at most `most` rows.
+inline int next_rows(int left, int most) {
+    int num_tiles = (left + most - 1) / most;
+    return (left + num_tiles - 1) / num_tiles;
+}
+
 // Rows for which the results of two blocks are kept, until they are multiplied.
 inline int rows_of_pair(const Matrix& w) {
     return HAS_TILES && (w.kind == weights::BFLOAT16 || w.kind == weights::INT8) ? ROW_PANEL : rows_of_tile(w);
@@ -239,9 +245,8 @@ template <class Use> inline void multiply(const Matrix& whole, const rows::Rows&
     const Matrix& w = weights::part_of(whole, &in_part);
     if constexpr (HAS_TILES)
         if (tiles::computes(w, end - begin)) return tiles::multiply(w, x, begin, end, in_part, use);
-    int step = rows_of_tile(w);
-    for (int row = begin; row < end; row += step) {
-        int count = end - row < step ? end - row : step;
+    for (int row = begin, count; row < end; row += count) {
+        count = next_rows(end - row, rows_of_tile(w));
         Floats out[ROWS][VECTORS];
         tile_of(count, w, x, row, in_part, out);
         for (int m = 0; m < count; m++) use(row + m, out[m]);

@@ -36,7 +36,7 @@ constexpr int GROUPED_ROWS = 2;
 #else
 constexpr int LANES = 8;
 constexpr int VECTORS = 2;
-constexpr int ROWS = 4;
+constexpr int ROWS = 6;
 constexpr int BYTE_ROWS = 4;
 constexpr int GROUPED_ROWS = 4;
 #endif
