@@ -105,9 +105,7 @@ class Linear(Layer):
     def _input_shard(self, inputs: int | Shard) -> Shard:
         if isinstance(inputs, Shard):
             return inputs
-        return (
-            even_shard(inputs, self.ranks, "row inputs") if self.is_row else replicated_shard(inputs)
-        )
+        return even_shard(inputs, self.ranks, "row inputs") if self.is_row else replicated_shard(inputs)
 
     def _output_shard(self, out: int | Shard) -> Shard:
         if isinstance(out, Shard):

@@ -137,7 +137,7 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
             plan.parallel.tensor_parallel_size == 1
         ),
         f"does nothing on --device {device.name}, which computes nothing": device.name == "null",
-        "goes with neither --enable-dp-attention nor --attention-context-parallel-size yet; leave those out": (
+        "does not go with --enable-dp-attention or --attention-context-parallel-size; leave them out": (
             plan.parallel.attention_layout.is_divided
         ),
         "is not there for models with recurrent layers yet": model.num_recurrent_layers > 0,
