@@ -39,6 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("jamba", {}),
     "qwen3_next": ("qwen3_next", {}),
     "falcon_h1": ("falcon_h1", {}),
+    "gpt2": ("gpt2", LAYERS),
+    "bloom": ("bloom", LAYERS),
 }
 
 
