@@ -153,9 +153,9 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
         print(
             _json(
                 {
-                    "rank": msgspec.to_builtins(rank) | {"total_bytes": rank.total_bytes},
+                    "rank": _as_object(rank),
                     "ranks": plan.parallel.num_ranks,
-                    "stages": _stages(plan, checked, machine, stored),
+                    "stages": [_as_object(one) for one in _stages(plan, checked, machine, stored)],
                     "split": _split(plan),
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
@@ -210,6 +210,12 @@ def _footprint(
     return footprint(plan, checked.prepared.model, machine, stored, setup), stored
 
 
+def _as_object(rank: Footprint) -> dict[str, object]:
+    """A footprint for JSON, with its sum."""
+    plain: dict[str, object] = msgspec.to_builtins(rank)
+    return plain | {"total_bytes": rank.total_bytes}
+
+
 def _stages(plan: Plan, checked: "Checked", machine: MachineFacts, stored: Stored) -> list[Footprint]:
     setup = None if checked.adapters is None else checked.adapters.setup()
     return stage_footprints(plan, checked.prepared.model, machine, stored, setup)
@@ -259,11 +265,28 @@ def memory_lines(
         ),
     ]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
-    for i, stage in enumerate(stages if len(stages) > 1 else ()):
+    lines += [*_stage_lines(stages), *_other_lines(plan, rank)]
+    lines.append(f"room for {rank.pool_tokens} tokens; the longest sequence has {rank.longest_tokens}")
+    if not fits:
         lines.append(
-            f"{f'stage {i}':<12} {_size(stage.total_bytes):>10}  {_size(stage.weights_bytes)} of weights, "
-            f"room for {stage.pool_tokens} tokens"
+            "this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise "
+            "--tensor-parallel-size"
         )
+    return lines
+
+
+def _stage_lines(stages: Sequence[Footprint]) -> list[str]:
+    """A line for each of several stages."""
+    return [
+        f"{f'stage {i}':<12} {_size(stage.total_bytes):>10}  {_size(stage.weights_bytes)} of weights, room "
+        f"for {stage.pool_tokens} tokens"
+        for i, stage in enumerate(stages if len(stages) > 1 else ())
+    ]
+
+
+def _other_lines(plan: Plan, rank: Footprint) -> list[str]:
+    """Lines for host memory, and for what can be released."""
+    lines = []
     if rank.host_bytes:
         when = (
             "of weights, while the device's memory is released"
@@ -281,12 +304,6 @@ def memory_lines(
         lines.append(
             f"{'releasable':<12} {_size(rank.releasable_bytes):>10}  weights, pages and graphs, by "
             "/release_memory_occupation"
-        )
-    lines.append(f"room for {rank.pool_tokens} tokens; the longest sequence has {rank.longest_tokens}")
-    if not fits:
-        lines.append(
-            "this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise "
-            "--tensor-parallel-size"
         )
     return lines
 

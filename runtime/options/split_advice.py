@@ -106,7 +106,7 @@ class _Search:
                 self.refusals.append(str(error).splitlines()[0])
                 continue
             self.weights_bytes = self.weights_bytes or rank.weights_bytes * tensor * stages
-            room = room_beside(rank, self.devices.memory_bytes)
+            room = room_of(rank, self.devices.memory_bytes)
             if rank.num_pages <= 1 or room <= 0:
                 return None
             return Split(
@@ -185,7 +185,7 @@ def _flags(tensor: int, stages: int, experts: int, replicas: int) -> tuple[str, 
     return tuple(word for flag, size in sizes.items() for word in (flag, str(size)))
 
 
-def room_beside(rank: Footprint, memory_bytes: int) -> int:
+def room_of(rank: Footprint, memory_bytes: int) -> int:
     """Tokens that have room: of pages that would not fit beside what a step computes, devices that measure
     this have fewer."""
     excess = max(rank.total_bytes - memory_bytes, 0)
