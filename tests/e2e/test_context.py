@@ -79,7 +79,7 @@ async def test_answers_are_those_of_transformers(
         core = engine._core
         found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
         readies = core.replicas[0].supervisor.readies
-        assert max(ready.weights_bytes for ready in readies) == found.weights_bytes
+        assert found.weights_bytes in {ready.weights_bytes for ready in readies}  # of one stage of several
         assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
