@@ -138,6 +138,12 @@ def footprint(
     )
 
 
+def _host_bytes(plan: Plan, weights: int, offloaded: int, draft: int) -> int:
+    """Of weights in host memory: all of them or the offloaded ones, and those of the draft model."""
+    own = weights if plan.weights.enable_weights_cpu_backup else offloaded
+    return own + (draft if plan.weights.enable_draft_weights_cpu_backup else 0)
+
+
 def _of_stage(
     plan: Plan,
     whole: ModelConfig,
@@ -159,8 +165,7 @@ def _of_stage(
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
     draft = draft_sizes(plan, model, sizes, item)
     weights += draft.weights_bytes
-    host = all_weights if plan.weights.enable_weights_cpu_backup else offloaded
-    host += draft.weights_bytes if plan.weights.enable_draft_weights_cpu_backup else 0
+    host = _host_bytes(plan, all_weights, offloaded, draft.weights_bytes)
     full_bytes, window_bytes = (
         count * kv_item for count in cached_counts(model, plan.parallel.tensor_parallel_size)
     )
