@@ -148,6 +148,12 @@ def stage_footprints(
     return [_of_stage(plan, model, machine, stored, setup, Stage(i, count, has_heads)) for i in range(count)]
 
 
+def _host_bytes(plan: Plan, weights: int, offloaded: int, draft: int) -> int:
+    """Of weights in host memory: all of them or the offloaded ones, and those of the draft model."""
+    own = weights if plan.weights.enable_weights_cpu_backup else offloaded
+    return own + (draft if plan.weights.enable_draft_weights_cpu_backup else 0)
+
+
 def _of_stage(
     plan: Plan,
     whole: ModelConfig,
@@ -169,8 +175,7 @@ def _of_stage(
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
     draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
     weights += draft.weights_bytes
-    host = all_weights if plan.weights.enable_weights_cpu_backup else offloaded
-    host += draft.weights_bytes if plan.weights.enable_draft_weights_cpu_backup else 0
+    host = _host_bytes(plan, all_weights, offloaded, draft.weights_bytes)
     full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
     full_bytes += draft.token_count * kv_item
     state_bytes = drafts = 0

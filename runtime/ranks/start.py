@@ -31,7 +31,7 @@ from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
 from runtime.ranks.drafting.draft_runner import DraftRunner
-from runtime.ranks.drafting.draft_weights import DraftWeights
+from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
@@ -115,10 +115,7 @@ def start_torch_rank(
         open_drafts(device, draft, slots, draft_kv, start, dtype),
         open_pipeline(device, start, config, dtype),
     )
-    weights = None
-    if runner.drafts is not None and draft_loader is not None and draft is not None:
-        has_backup = start.offload_setup.has_draft_backup
-        weights = DraftWeights(runner.drafts, draft_loader, draft.num_bytes, has_backup=has_backup)
+    weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())

@@ -313,10 +313,10 @@ def test_on_two_ranks(algorithm: str, tmp_path: Path) -> None:
     draft = folder if algorithm == "STANDALONE" else make_eagle3(tmp_path / "head")
     program = [sys.executable, "-m", "tests.devices.cpu.verifying_rank"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    meeting = str(tmp_path / "meeting")
+    rendezvous = str(tmp_path / "rendezvous")
     ranks = [
         subprocess.Popen(
-            [*program, str(rank), str(folder), meeting, algorithm, str(draft)],
+            [*program, str(rank), str(folder), rendezvous, algorithm, str(draft)],
             env=environment,
             text=True,
             stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import torch
 from runtime.messages.ranks import StartRank
 from runtime.models.base import Model
 from runtime.ranks.drafting.draft_runner import DraftRunner
-from runtime.ranks.drafting.open_drafts import DraftLoader
+from runtime.ranks.drafting.open_drafts import DraftLoader, LoadedDraft
 from runtime.ranks.weight_offload import OffloadedModel
 
 
@@ -44,3 +44,12 @@ class DraftWeights:
         resumed. Raises ModelError."""
         self.drafts.network, self._offloaded = None, None
         self.loader = self.loader.of_target(start)
+
+
+def open_draft_weights(
+    drafts: DraftRunner | None, loader: DraftLoader | None, loaded: LoadedDraft | None, start: StartRank
+) -> DraftWeights | None:
+    """None: these ranks have no draft model."""
+    if drafts is None or loader is None or loaded is None:
+        return None
+    return DraftWeights(drafts, loader, loaded.num_bytes, has_backup=start.offload_setup.has_draft_backup)

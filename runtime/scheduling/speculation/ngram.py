@@ -150,12 +150,8 @@ class NgramDrafter(Drafter):
 
     def _open(self, sequence: Sequence) -> Reader:
         owner = self.corpus.owner(sequence.request.namespace)
-        reader = self._readers[sequence.id] = Reader(sequence.tokens, owner, self._patience())
+        reader = self._readers[sequence.id] = Reader(sequence.tokens, owner, patience(self._misses))
         return reader
-
-    def _patience(self) -> int:
-        """Tokens between two looks at a sequence, at first: more while no look leads to drafts."""
-        return min(LONGEST_PAUSE, 1 << (self._misses.bit_length() // 2))
 
     def _compare(self, reader: Reader) -> None:
         """Follows the match along the tokens that have come."""
@@ -201,7 +197,7 @@ class NgramDrafter(Drafter):
         """Asks for no drafts for a while, which is longer each time."""
         self._misses += 1
         sequence.draft_from = last + reader.pause
-        longest = max(PAUSE, self._patience(), sequence.num_generated // PAUSED_PART)
+        longest = max(PAUSE, patience(self._misses), sequence.num_generated // PAUSED_PART)
         reader.pause = min(2 * reader.pause, longest, LONGEST_PAUSE)
 
     def _look_up(self, reader: Reader) -> bool:
@@ -274,6 +270,12 @@ class NgramDrafter(Drafter):
             if way[:skipped] == head:
                 ways.append(way)
         return tree([way[skipped:] for way in ways], count, by_depth=self.options.match_type == "BFS")
+
+
+def patience(misses: int) -> int:
+    """Tokens between two looks at a sequence, at first: more while no look leads to drafts. `misses`: looks
+    that led to none."""
+    return min(LONGEST_PAUSE, 1 << (misses.bit_length() // 2))
 
 
 def tree(ways: list[list[int]], count: int, *, by_depth: bool) -> Draft | None:
