@@ -206,7 +206,7 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
 
 def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     """Microseconds of sampling, ours and with torch's sort."""
-    from runtime.devices.base import SamplingInputs
+    from runtime.devices.sampling_inputs import SamplingInputs
     from runtime.layers.sampling.sampler import sample_tokens
 
     figures = {}

@@ -92,11 +92,7 @@ def start_rank(
         compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.graphs.enable_profile_cuda_graph else "",
         adapters=adapters,
-        offload_setup=WeightOffload(
-            plan.memory.offload,
-            plan.weights.enable_weights_cpu_backup,
-            plan.weights.enable_draft_weights_cpu_backup,
-        ),
+        offload_setup=weight_offload(plan),
         expert_steps=plan.expert_steps,
         config_overrides=plan.model.json_model_override_args,
         model_impl=plan.model.model_impl,
@@ -112,6 +108,14 @@ def start_rank(
         log_level=log.level(),
         log_format=plan.logs.log_format,
         speculation=plan.speculation.in_force,
+    )
+
+
+def weight_offload(plan: Plan) -> WeightOffload:
+    """Weights of which host memory has a part or a backup."""
+    weights = plan.weights
+    return WeightOffload(
+        plan.memory.offload, weights.enable_weights_cpu_backup, weights.enable_draft_weights_cpu_backup
     )
 
 

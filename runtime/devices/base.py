@@ -26,7 +26,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.experts import Experts
-from runtime.devices.facts import ANY_K, DeviceFacts
+from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import LoraOps
 from runtime.devices.mla_prologs import MlaPrologs
@@ -34,6 +34,7 @@ from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.recurrent import RecurrentKernels
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
@@ -84,19 +85,6 @@ class ForwardBatch:
     part: "TokenPart | None" = None
     # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingInputs:
-    """How to sample a token from each of `N` rows of logits; tensors [N] on the device."""
-
-    temperature: "Tensor"  # float32; 0: the token of the largest logit
-    top_p: "Tensor"  # float32
-    top_k: "Tensor"  # int64; 0: no limit
-    min_p: "Tensor"  # float32
-    uniform: "Tensor"  # float64 in [0, 1): the row's random number
-    largest_k: int = ANY_K  # an upper bound of the rows' top_k, known on the host; 0: no row has a top_k
-    has_top_p: bool = True  # False: no row has a top_p below 1
 
 
 class Ops(Protocol):

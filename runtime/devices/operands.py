@@ -10,7 +10,7 @@ from runtime.models.config.quantization_schemes import Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.devices.base import SamplingInputs
+    from runtime.devices.sampling_inputs import SamplingInputs
 
 
 @dataclass(frozen=True, slots=True)

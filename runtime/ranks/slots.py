@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Ops, SamplingInputs
+from runtime.devices.base import Ops
 from runtime.devices.operands import LogitsOps
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
 from runtime.devices.operands import Seen
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps
 from runtime.models.config.moe_config import Routing
 from tests.devices.conformance import ON_DEVICES, Bench, bench, fused

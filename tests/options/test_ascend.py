@@ -36,6 +36,7 @@ VALUES = {
 }
 BESIDE = {
     "--enable-weights-cpu-backup": "--enable-memory-saver",
+    "--enable-draft-weights-cpu-backup": "--enable-memory-saver --speculative-algorithm NEXTN",
     "--expert-parallel-size": "--tensor-parallel-size 1",
     "--constrained-json-whitespace-pattern": "--grammar-backend llguidance",
     "--hicache-ratio": "--enable-hierarchical-cache",
@@ -49,7 +50,12 @@ BESIDE = {
 }
 # of what works on the CPU: what is refused, with the reason
 OTHERWISE = dict.fromkeys(
-    ("--cpu-offload-gb", "--offload-group-size", "--enable-weights-cpu-backup"),
+    (
+        "--cpu-offload-gb",
+        "--offload-group-size",
+        "--enable-weights-cpu-backup",
+        "--enable-draft-weights-cpu-backup",
+    ),
     "its kernels want them in tiles that host memory cannot keep",
 )
 

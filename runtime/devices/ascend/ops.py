@@ -13,7 +13,8 @@ from runtime.devices.ascend.quantized import Int8Weight, int8_matmul, pack_int8
 from runtime.devices.ascend.sampling import FILTERS, sample
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Gate, Quantized, SamplingInputs
+from runtime.devices.base import Gate, Quantized
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import mask
 from runtime.models.config.quantization_schemes import PackedInt
 

@@ -21,7 +21,7 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.facts import MAX_TOP_K
-from runtime.devices.base import SamplingInputs
+from runtime.devices.sampling_inputs import SamplingInputs
 
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1: x * BELOW_ONE is below x
 

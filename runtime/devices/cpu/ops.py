@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Gate, Quantized, SamplingInputs
+from runtime.devices.base import Gate, Quantized
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.latents import LatentAttention, PackedUp, can_pack_up, pack_up
 from runtime.devices.cpu.matrices import NUMBERS, Matrix, Threads, can_pack, pack, pack_quantized
@@ -17,6 +17,7 @@ from runtime.devices.cpu.paged_attention import PagedAttention
 from runtime.devices.cpu.products import Products
 from runtime.devices.cpu.quantized import multiply
 from runtime.devices.cpu.sampling import CpuLogitsOps
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.attention.kv_dtype import store_as
 from runtime.layers.attention.sdpa import attend
 from runtime.layers.sampling.sampler import BANNED, clean, sample_tokens

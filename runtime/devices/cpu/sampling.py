@@ -7,10 +7,11 @@ import weakref
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Ops, SamplingInputs
+from runtime.devices.base import Ops
 from runtime.devices.cpu.kernels.library import Choices, Logits, SeenTokens
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.operands import Seen
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps, penalise
 
 

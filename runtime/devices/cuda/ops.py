@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Gate, Quantized, SamplingInputs
+from runtime.devices.base import Gate, Quantized
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm
 from runtime.devices.cuda.attention import AttentionPlan
@@ -20,6 +20,7 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
 from runtime.devices.cuda.weights import PackedWeight, pack
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers import torch_ops
 
 

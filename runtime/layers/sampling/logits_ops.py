@@ -3,8 +3,9 @@ kernels."""
 
 from torch import Tensor
 
-from runtime.devices.base import Device, Ops, SamplingInputs
+from runtime.devices.base import Device, Ops
 from runtime.devices.operands import LogitsOps
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import logprobs
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
+from runtime.devices.sampling_inputs import SamplingInputs
 
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
 BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import host_uniform, token_chances
 from runtime.layers.sampling.verify import DraftRows
 from runtime.layers.upload import upload, upload_int64

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
 from runtime.devices.cpu.kernels import library
 from runtime.devices.cpu.kernels.levels import Level, supported_levels
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.devices.operands import Seen
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.sampler import BANNED, clean, logprobs, mask, sample_tokens, uniform
 

@@ -5,7 +5,6 @@ import numpy as np
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda import attention
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
 from runtime.devices.cuda.gemm import gemm
@@ -22,6 +21,7 @@ from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda.kernels.logits import apply_penalties, mask
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.operands import Seen
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling import sampler
 from runtime.layers.sampling.penalties import Counts
 from tests.devices.cuda.torch_device import TORCH_DEVICE

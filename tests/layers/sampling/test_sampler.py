@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.devices.base import SamplingInputs
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import (
     FAR,
     NUM_CANDIDATES,

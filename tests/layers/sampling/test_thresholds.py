@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices.base import SamplingInputs
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import host_uniform, sample_tokens, token_chances
 from runtime.layers.sampling.thresholds import Thresholds
 from runtime.layers.sampling.verify import DraftRows

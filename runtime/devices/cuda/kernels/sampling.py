@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda.kernels.launch import next_power_of_2
 from runtime.devices.cuda.kernels.top_k_top_p import Candidates, sample_truncated, token_weight
+from runtime.devices.sampling_inputs import SamplingInputs
 
 CHUNK = 4096
 NUM_MARKS = 8  # fixed weights: 1/2, 1/8, ... 1/8192, and whatever is above 0
