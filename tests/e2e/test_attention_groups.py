@@ -64,6 +64,7 @@ async def answers(engine: Engine) -> list[list[int]]:
         ("deepseek_v3", {}, {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
         ("qwen3", {"tie_word_embeddings": False}, {"enable_dp_lm_head": True, "tensor_parallel_size": 4}),
         ("deepseek_v3", {}, {"moe_a2a_backend": "deepep", "tensor_parallel_size": 4}),
+        ("deepseek_v32", {}, {}),
         (
             "qwen3_moe",
             {"mlp_only_layers": [0]},

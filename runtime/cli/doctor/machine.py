@@ -155,7 +155,7 @@ def _nvidia(root: Path) -> Iterator[Finding]:
         "cuda devices",
         f"driver {driver[1]}: " + "; ".join(listed.splitlines()),
         "note",
-        "this version computes on the CPU only",
+        "--device cuda serves on them; no card has shown this version yet",
     )
 
 
