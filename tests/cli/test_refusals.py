@@ -42,7 +42,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--model-checksum", "takes the checksums of the hub"),
     ('--json-model-override-args {{"hidden_size":-1}}', "hidden_size"),
     ("--context-length 10000000", "is beyond the model's"),
-    ("--tp 3", "tensor"),
+    ("--tp 99", "tensor"),
     ("--quantization awq", "awq"),
     ("--quantization fp8 --device npu", "npu"),
     ("--attention-backend flashmla", "--attention-backend flashmla"),

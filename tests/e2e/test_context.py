@@ -80,7 +80,8 @@ async def test_answers_are_those_of_transformers(
         found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
         readies = core.replicas[0].supervisor.readies
         assert found.weights_bytes in {ready.weights_bytes for ready in readies}  # of one stage of several
-        assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
+        if not any(core.model.windows):  # pages of windows are counted apart
+            assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
 async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str], Path]) -> None:

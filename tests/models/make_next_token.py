@@ -115,7 +115,7 @@ def add_next_token_layers(folder: Path, count: int = 1) -> Path:
         tensors |= _layer(folder, family, names, k, target_config(folder).num_hidden_layers, tensors)
     fields |= {
         name: value * count if isinstance(value, list) or name == "num_nextn_predict_layers" else value
-        for name, value in KEYS.get(family, {"num_nextn_predict_layers": count}).items()
+        for name, value in KEYS.get(family, {"num_nextn_predict_layers": 1}).items()
     }
     (folder / "config.json").write_text(json.dumps(fields))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
