@@ -53,6 +53,7 @@ class TracedCollectives:
     shape."""
 
     rank = 0
+    stages = group = None  # there is one stage
 
     def __init__(self, size: int, trace: list[str]) -> None:
         self.size = size
