@@ -110,8 +110,9 @@ async def answers(engine: Engine) -> list[list[int]]:
 async def compare(options: Options, expected: list[list[int]]) -> None:
     """Twice the answers of a split, the second time with what the first one left in the prefix cache."""
     async with started(options) as engine:
-        pids = [replica.supervisor.ranks.pids for replica in engine._core.replicas]
-        assert len(pids) == options.get("data_parallel_size", 1)
+        replicas = engine._core.replicas
+        assert len(replicas) == options.get("data_parallel_size", 1)
+        pids = [replica.supervisor.ranks.pids for replica in replicas.owners]
         assert sum(map(len, pids)) == num_ranks(options) // options.get("nnodes", 1)
         for _ in range(2):
             assert await answers(engine) == expected

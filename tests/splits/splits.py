@@ -25,11 +25,14 @@ SPLITS: dict[str, Options] = {
     "--tp-size 2 --moe-a2a-backend deepep": TP2 | {"moe_a2a_backend": "deepep"},
     "--pp-size 2": PP2,
     "--pp-size 3": {"pipeline_parallel_size": 3},
+    "--tp-size 2 --enable-two-batch-overlap": TP2 | {"enable_two_batch_overlap": True},
+    "--tp-size 2 --attn-cp-size 2": TP2 | {"attention_context_parallel_size": 2},
     "--tp-size 2 --pp-size 2": TP2 | PP2,
     "--tp-size 2 --ep-size 2 --pp-size 2": TP2 | EP2 | PP2,
     "--dp-size 2": DP2,
     "--tp-size 2 --dp-size 2": TP2 | DP2,
     "--pp-size 2 --dp-size 2": PP2 | DP2,
+    "--tp-size 2 --dp-size 2 --enable-dp-attention": TP2 | DP2 | {"enable_dp_attention": True},
     "--tp-size 2 --nnodes 2": TP2 | NODES,
     "--pp-size 2 --nnodes 2": PP2 | NODES,
 }
@@ -50,8 +53,5 @@ assert all(family in MADE for family, _ in FAMILIES.values())
 
 def num_ranks(options: Options) -> int:
     """Processes of all replicas of a split."""
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    count = 1
-    for name in sizes:
-        count *= options.get(name, 1)
-    return count
+    count: int = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    return count if options.get("enable_dp_attention") else count * options.get("data_parallel_size", 1)

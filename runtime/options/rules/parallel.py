@@ -133,22 +133,24 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
     if not kernels.enable_two_batch_overlap:
         return None
     reasons = {
-        "does nothing with one rank, which exchanges nothing; raise --tensor-parallel-size": (
+        "does nothing with one rank; raise --tensor-parallel-size, or leave it out": (
             plan.parallel.tensor_parallel_size == 1
         ),
-        f"does nothing on --device {device.name}, which computes nothing": device.name == "null",
-        "does not go with --enable-dp-attention or --attention-context-parallel-size; leave them out": (
+        f"does nothing on --device {device.name}, which computes nothing; leave it out": device.name
+        == "null",
+        "does not go with --enable-dp-attention or --attention-context-parallel-size; leave one out": (
             plan.parallel.attention_layout.is_divided
         ),
-        "is not there for models with recurrent layers yet": model.num_recurrent_layers > 0,
-        "is not there for models that see whole texts": model.pooling is not None and model.pooling.is_whole,
+        "is not there for models with recurrent layers yet; leave it out": model.num_recurrent_layers > 0,
+        "is not there for models that see whole texts; leave it out": model.pooling is not None
+        and model.pooling.is_whole,
         "needs two plans of attention at a time, and those of flashinfer share their memory; take another "
-        "--attention-backend": "flashinfer"
+        "--attention-backend, or leave it out": "flashinfer"
         in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
     }
     for reason, applies in reasons.items():
         if applies:
-            return f"--enable-two-batch-overlap {reason}, or leave it out"
+            return f"--enable-two-batch-overlap {reason}"
     return None
 
 
