@@ -35,6 +35,7 @@ from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
+from runtime.scheduling.encodings import max_encoded_rows
 from runtime.scheduling.expert_location import places_at_start
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
@@ -44,6 +45,8 @@ from runtime.service import ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
+from runtime.text.media_prompts import MediaPrompts
+from runtime.text.open_media import open_processor
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
 
@@ -97,6 +100,7 @@ def start_rank(
         config_overrides=plan.model.json_model_override_args,
         model_impl=plan.model.model_impl,
         has_wide_head=plan.precision.enable_fp32_lm_head,
+        takes_media=plan.model.enable_multimodal,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
         quantization=requested_quantization(plan.precision),
@@ -199,6 +203,7 @@ class TextSetup(Struct, frozen=True):
     templates: ChatTemplates
     infill_format: str | None  # None: the model has no tokens for infills
     formats: AnswerFormats
+    media: MediaPrompts | None = None  # None: the model takes text alone
 
 
 def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
@@ -211,7 +216,10 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files))
+    media = None
+    if model.media is not None:
+        media = MediaPrompts(open_processor(Path(plan.model.model_path), model.media))
+    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
@@ -236,6 +244,7 @@ def model_config(plan: Plan) -> ModelConfig:
         overrides=plan.model.json_model_override_args,
         config_file=plan.weights.decrypted_config_file,
         model_impl=plan.model.model_impl,
+        takes_media=plan.model.enable_multimodal,
     )
     if model.quantization is None:
         return model
@@ -297,6 +306,7 @@ def scheduler_config(
         num_pages=num_pages,
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
+        max_encoded_rows=None if model.media is None else max_encoded_rows(model.hidden_size),
         lora_slots=LoraSlotConfig(
             num_lora_slots=plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0,
             eviction=plan.lora.lora_eviction_policy,

@@ -52,6 +52,7 @@ class TextPipeline:
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
+        self.media = text.media
         self._tokenizer = TokenizerActor(
             text.vocabulary,
             text.templates,
@@ -64,6 +65,7 @@ class TextPipeline:
             weight_version=weight_version,
             infill_format=text.infill_format,
             eos_ids=model.eos_ids,
+            media=self.media,
             check_grammar=None if self._grammars is None else self._grammars.check,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)

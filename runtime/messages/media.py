@@ -32,7 +32,7 @@ class Media(Struct, frozen=True, kw_only=True):
     kind: MediaKind
     param: str  # as in MediaSource.param
     digest: bytes  # SHA-256 of the file's bytes
-    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples], mono
+    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples]
     values: np.ndarray
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
@@ -47,3 +47,30 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     positions: np.ndarray  # int32 [tokens]: offsets from `start` of the tokens that take an encoded row each
     values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
     grid: tuple[int, int, int] = (1, 1, 1)  # frames, rows and columns of patches
+
+
+class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):
+    """An encoder's input on its way to the ranks. `id` names its encoding there; none is used twice."""
+
+    id: int
+    values: np.ndarray  # float32: MediaInput.values, flat
+    shape: tuple[int, ...]  # of MediaInput.values
+    grid: tuple[int, int, int]
+
+
+class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
+    """Drop some encodings, then encode images, videos and sounds and keep the rows on the device. Steps that
+    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep."""
+
+    dropped: list[int]
+    media: list[MediaValues]
+
+
+class MediaRows(Struct, frozen=True, array_like=True):
+    """Rows of encodings that a step takes in place of embeddings of tokens: from each of `ids` the rows
+    [begins, begins + counts)."""
+
+    places: np.ndarray  # int32 [E]: tokens of the step, in the order of the rows
+    ids: np.ndarray  # int32 [S]
+    begins: np.ndarray  # int32 [S]
+    counts: np.ndarray  # int32 [S], E in all

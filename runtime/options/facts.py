@@ -19,6 +19,7 @@ from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
 from runtime.json_value import JsonDict
 from runtime.models.config.block import ScoreKind
+from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -80,6 +81,11 @@ class ModelFacts(Protocol):
     @property
     def transformers_json(self) -> JsonDict | None:
         """config.json of a model that transformers' code computes; None: this runtime's own code does."""
+        ...
+
+    @property
+    def media(self) -> MediaConfig | None:
+        """Encoder of images; None: the model takes text alone."""
         ...
 
     @property

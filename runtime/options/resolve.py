@@ -104,6 +104,7 @@ def resolve(
     c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
     c.auto(model_options.pooling, model)
     c.auto(model_options.context_length, model)
+    c.auto(model_options.enable_multimodal, model, parsed.options.parallel.enable_dp_attention)
     c.expand(
         "expert_parallel_size",
         experts.expert_parallel_aliases(c["moe_a2a_backend"], c["tensor_parallel_size"]),
@@ -238,6 +239,7 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
         overrides=parsed.options.model.json_model_override_args,
         config_file=parsed.options.weights.decrypted_config_file,
         model_impl=parsed.options.model.model_impl,
+        takes_media=parsed.options.model.enable_multimodal is not False,
     )
     return resolve(parsed, config, device, machine, folders)
 
