@@ -35,7 +35,6 @@ from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
-from runtime.scheduling.encodings import max_encoded_rows
 from runtime.scheduling.expert_location import places_at_start
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
@@ -46,7 +45,8 @@ from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
 from runtime.text.media_prompts import MediaPrompts
-from runtime.text.open_media import open_processor
+from runtime.text.open_media import open_prompts
+from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
 
@@ -216,22 +216,8 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    media = None
-    if model.media is not None:
-        media = MediaPrompts(open_processor(Path(plan.model.model_path), model.media))
+    media = open_prompts(Path(plan.model.model_path), model.media)
     return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
-
-
-def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
-    """The chat templates of the model or of --chat-template. Raises OptionsError, ModelError."""
-    sources = template_sources(vocabulary.files.templates, choice, name)
-    begins = vocabulary.bos_id is not None and vocabulary.encode("", True)[:1] == [vocabulary.bos_id]
-    special_tokens = vocabulary.files.special_tokens
-    return ChatTemplates(
-        sources.by_name,
-        special_tokens | {"text_begin": special_tokens.get("bos_token", "") if begins else ""},
-        sources.stops,
-    )
 
 
 def model_config(plan: Plan) -> ModelConfig:
@@ -283,6 +269,12 @@ def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     )
 
 
+def lora_slots(plan: Plan) -> LoraSlotConfig:
+    """Slots of adapters, and which of them is given up first."""
+    count = plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0
+    return LoraSlotConfig(num_lora_slots=count, eviction=plan.lora.lora_eviction_policy)
+
+
 def scheduler_config(
     plan: Plan,
     model: ModelConfig,
@@ -306,11 +298,8 @@ def scheduler_config(
         num_pages=num_pages,
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
-        max_encoded_rows=None if model.media is None else max_encoded_rows(model.hidden_size),
-        lora_slots=LoraSlotConfig(
-            num_lora_slots=plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0,
-            eviction=plan.lora.lora_eviction_policy,
-        ),
+        max_encoded_rows=None if model.media is None else model.media.num_kept,
+        lora_slots=lora_slots(plan),
         cache=CacheConfig(
             shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),
             eviction=plan.memory.radix_eviction_policy,

@@ -41,6 +41,7 @@ from runtime.messages.scheduler import (
 )
 from runtime.messages.steps import StepPlan
 from runtime.metrics.meter import Meter
+from runtime.scheduling.encodings import encode_for_step
 from runtime.scheduling.pausing import flush, pause, resume_planning, suspend, unpause
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler
@@ -238,7 +239,7 @@ class SchedulerActor(SchedulerRounds[S]):
             if not self._unsent:
                 if self.scheduler.num_in_flight >= self.depth or (plan := self.next_plan()) is None:
                     return
-                encode = self.scheduler.take_encode()
+                encode = encode_for_step(self.scheduler.planner.encodings)
                 self._unsent = [plan] if encode is None else [encode, plan]
             if not steps.submit(self._unsent[0]):
                 return

@@ -115,35 +115,27 @@ class TokenizerActor:
                 for request in requests:
                     # here, so that seeds follow the order of arrival
                     seed = self._seed() if request.params.seed is None else request.params.seed
-                    if request.media:
-                        self._tasks.start_soon(self._tokenize_media, request, seed)
-                        continue
                     chars = num_chars(request.prompt, INLINE_CHARS) + len(request.prediction)
-                    if chars <= INLINE_CHARS:
+                    if chars <= INLINE_CHARS and not request.media:
                         self._settle(request, self._try(request, seed))
                         await asyncio.sleep(0)  # many prompts must not hold up the steps
                     else:
                         self._tasks.start_soon(self._tokenize_aside, request, seed)
 
-    async def _tokenize_aside(self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()) -> None:
-        if self._open_requests.awaits(request.id, request):
-            self._settle(
-                request,
-                await run_sync(
-                    giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
-                ),
-            )
-
-    async def _tokenize_media(self, request: GenerateRequest, seed: int) -> None:
-        """Loads what the prompt shows, then tokenises it. An unexpected error fails this request alone."""
+    async def _tokenize_aside(self, request: GenerateRequest, seed: int) -> None:
+        if not self._open_requests.awaits(request.id, request):
+            return
         try:
             media = await load_media(self._media, request)
         except RequestError as error:
             self._settle(request, error)
-        except Exception:
-            self._settle(request, self._unexpected(request, "images of a prompt could not be loaded"))
-        else:
-            await self._tokenize_aside(request, seed, media)
+            return
+        self._settle(
+            request,
+            await run_sync(
+                giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
+            ),
+        )
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
         if not self._open_requests.awaits(request.id, request):
@@ -224,12 +216,10 @@ class TokenizerActor:
         except RequestError as error:
             return error
         except Exception:
-            return self._unexpected(request, "a prompt could not be tokenised")
-
-    def _unexpected(self, request: GenerateRequest, what: str) -> InternalFault:
-        """The error of a request for which an exception was raised that is being handled."""
-        self._log.exception(what, request=request.id, exc_info=True)
-        return InternalFault(f"{what}; the server's log has the details under {request.id}")
+            self._log.exception("a prompt could not be tokenised", request=request.id, exc_info=True)
+            return InternalFault(
+                f"the prompt could not be tokenised; the server's log has the details under {request.id}"
+            )
 
     def prepare(self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()) -> Request:
         """Tokenises and checks a request, with the files that its prompt shows. Raises InvalidRequest for a

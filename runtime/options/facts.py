@@ -30,7 +30,16 @@ from runtime.storage.settings import cache_folder
 MOST_OPEN_FILES = 65_536  # that this process makes use of
 
 
-class ModelFacts(Protocol):
+class MediaFacts(Protocol):
+    """What a model takes besides text."""
+
+    @property
+    def media(self) -> MediaConfig | None:
+        """Encoder of images; None: the model takes text alone."""
+        ...
+
+
+class ModelFacts(MediaFacts, Protocol):
     """The part of runtime.models.config.model_config.ModelConfig that options depend on."""
 
     @property
@@ -81,11 +90,6 @@ class ModelFacts(Protocol):
     @property
     def transformers_json(self) -> JsonDict | None:
         """config.json of a model that transformers' code computes; None: this runtime's own code does."""
-        ...
-
-    @property
-    def media(self) -> MediaConfig | None:
-        """Encoder of images; None: the model takes text alone."""
         ...
 
     @property

@@ -13,14 +13,6 @@ from msgspec import Struct
 from runtime.cache.sequence import Sequence
 from runtime.messages.media import Encode, MediaInput, MediaRows, MediaValues
 
-DEFAULT_BYTES = 256 << 20
-NUMBER_BYTES = 4  # of a number in a row, at most
-
-
-def max_encoded_rows(hidden_size: int) -> int:
-    """Rows that the ranks keep of a model with hidden states of this size."""
-    return DEFAULT_BYTES // (NUMBER_BYTES * hidden_size)
-
 
 class Kept(Struct):
     """An encoding on the ranks."""
@@ -123,6 +115,11 @@ class Encodings:
                 self._dropped.append(oldest.id)
             self._new = waiting  # what was not sent yet need not be dropped
         return True
+
+
+def encode_for_step(encodings: Encodings | None) -> Encode | None:
+    """What the ranks encode before the step that was planned last; None: nothing."""
+    return None if encodings is None else encodings.take_command()
 
 
 def reached(sequence: Sequence, start: int, stop: int) -> Iterator[MediaInput]:

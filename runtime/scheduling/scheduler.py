@@ -16,7 +16,6 @@ from msgspec import Struct, structs
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
 from runtime.cache.sequence import Sequence
-from runtime.messages.media import Encode
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
@@ -203,11 +202,6 @@ class Scheduler:
         plan, flight = planned
         self.flights.append(flight)
         return plan
-
-    def take_encode(self) -> Encode | None:
-        """What the ranks encode before the step that was planned last; None: nothing."""
-        encodings = self.planner.encodings
-        return None if encodings is None else encodings.take_command()
 
     def apply(self, result: StepResult) -> StepTokens:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have

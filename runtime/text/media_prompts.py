@@ -6,7 +6,8 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from runtime.errors import InvalidRequest
+from runtime import log
+from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource
 from runtime.messages.requests import GenerateRequest
 
@@ -59,8 +60,10 @@ class MediaPrompts:
 
 
 async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> list[Media]:
-    """The files that a request's prompt shows. `prompts` None: the model takes text alone. Raises
-    RequestError, InvalidRequest for requests that may have none."""
+    """The files that a request's prompt shows, or none. `prompts` None: the model takes text alone. Raises
+    RequestError: InvalidRequest for requests that may have no files, InternalFault for unexpected errors."""
+    if not request.media:
+        return []
     param = request.media[0].param
     if prompts is None or prompts.loader is None:
         raise InvalidRequest(
@@ -71,7 +74,15 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
             f"{param}: images, videos and sounds are not possible in sessions and embeddings; leave them out",
             param=param,
         )
-    return await prompts.loader.load(request.media)
+    try:
+        return await prompts.loader.load(request.media)
+    except RequestError:
+        raise
+    except Exception:
+        log.get("tokenizer").exception("media could not be loaded", request=request.id, exc_info=True)
+        raise InternalFault(
+            f"{param} could not be loaded; the server's log has the details under {request.id}"
+        ) from None
 
 
 def expand(

@@ -1,5 +1,7 @@
 """Images through the library, against transformers: greedy tokens in float32."""
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from runtime.engine import Answer
 from runtime.errors import InvalidRequest
 from runtime.messages.media import MediaKind, MediaSource
 from runtime.scheduling.encodings import Encodings
+from runtime.scheduling.scheduler import Scheduler
 from tests.models.make_media import PLACEHOLDER, ROWS, ArrayLoader, greedy, make_llava, picture
 
 COUNT = 8
@@ -76,10 +79,15 @@ class Images:
         return found
 
     @property
-    def encodings(self) -> Encodings:
+    def scheduler(self) -> Scheduler:
         scheduler = self.engine._core.replicas[0].scheduler
-        assert scheduler is not None and scheduler.planner.encodings is not None
-        return scheduler.planner.encodings
+        assert scheduler is not None
+        return scheduler
+
+    @property
+    def encodings(self) -> Encodings:
+        assert self.scheduler.planner.encodings is not None
+        return self.scheduler.planner.encodings
 
 
 @pytest.mark.anyio
@@ -92,7 +100,6 @@ class Images:
         {"disable_overlap_schedule": True},
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2, "chunked_prefill_size": 12},
-        {"max_total_tokens": 72, "max_running_requests": 4},  # preempts
         {"page_size": 1, "speculative_algorithm": "NGRAM"},
     ],
     ids=str,
@@ -126,6 +133,38 @@ async def test_prefixes_are_those_of_the_same_image(
             assert (answer.token_ids == expected["one image"]) == (one is not B)
         whole = (len(prompt) + ROWS - 2) // 4 * 4
         assert cached == [0, whole, len(TEXT) // 4 * 4, whole]
+
+
+@pytest.mark.anyio
+async def test_preempted_sequences_and_new_ranks_go_on(
+    llava: tuple[Path, LlavaForConditionalGeneration],
+) -> None:
+    """Long answers of which not all fit, and a rank that is killed while they run: images are encoded
+    again."""
+    prompts, count = list(PROMPTS.values()), 60
+    async with runtime.Engine(model_path=str(llava[0]), **OPTIONS) as engine:
+        undisturbed = Images(engine)
+        expected = [(await undisturbed.ask(*one, max_new_tokens=count)).token_ids for one in prompts]
+    options = OPTIONS | {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
+    async with runtime.Engine(model_path=str(llava[0]), **options) as engine:
+        images = Images(engine)
+        found: list[list[int]] = [[] for _ in prompts]
+
+        async def one(index: int) -> None:
+            found[index] = (await images.ask(*prompts[index], max_new_tokens=count)).token_ids
+
+        async def kill() -> None:
+            while images.scheduler.generated_tokens < 90:
+                await anyio.sleep(0.001)
+            os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(len(prompts)):
+                tasks.start_soon(one, index)
+            tasks.start_soon(kill)
+        assert found == expected
+        assert images.scheduler.totals.preemptions > 0
+        assert images.encodings.num_encoded > 2
 
 
 @pytest.mark.anyio

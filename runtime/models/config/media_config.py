@@ -11,6 +11,8 @@ from runtime.errors import ModelError
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
 
+KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
+NUMBER_BYTES = 4  # of a number in a row, at most
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
 
 
@@ -78,6 +80,11 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
         return self.tower.num_patches + self.keeps_class
 
     @property
+    def num_kept(self) -> int:
+        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
+        return KEPT_BYTES // (NUMBER_BYTES * self.output_size)
+
+    @property
     def num_weights(self) -> int:
         """Numbers in all weights."""
         tower, size = self.tower, self.tower.hidden_size
@@ -91,6 +98,16 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
 
 MediaConfig = LlavaEncoder
 """The encoder of a model that takes images."""
+
+
+def encoder_bytes(encoder: MediaConfig | None, item: int) -> int:
+    """Bytes of an encoder's weights, of `item` bytes a number; None: there is no encoder."""
+    return 0 if encoder is None else encoder.num_weights * item
+
+
+def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
+    """Bytes of the rows that the ranks keep, of `item` bytes a number; None: there is no encoder."""
+    return 0 if encoder is None else encoder.num_kept * encoder.output_size * item
 
 
 def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
@@ -154,7 +171,7 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
 READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {"LlavaForConditionalGeneration": read_llava}
 
 
-def read_media(wrapper: str, raw: bytes, hidden_size: int) -> MediaConfig | None:
-    """The encoder of a wrapper; None: text alone is served. Raises ModelError."""
-    reader = READERS.get(wrapper)
+def read_media(wrapper: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:
+    """The encoder of a wrapper, if it is wanted; None: text alone is served. Raises ModelError."""
+    reader = READERS.get(wrapper) if wanted else None
     return None if reader is None else reader(raw, hidden_size)

@@ -294,9 +294,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
-        media=read_media(wrapper, whole, hf.hidden_size)
-        if takes_media and family.model_class == LLAMA
-        else None,
+        media=read_media(wrapper, whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:
