@@ -27,6 +27,7 @@ class Model:
     mla: MlaConfig | None = None
     quantization = None
     head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
+    media = None
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options
@@ -398,3 +399,8 @@ def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> Non
         assert error.problems and all(error.problems)
     else:
         assert made.schedule.max_step_tokens >= 1 and made.parallel.num_threads >= 1
+
+
+def test_images_are_refused_where_nothing_encodes_them() -> None:
+    with pytest.raises(OptionsError, match="this runtime has no encoder of this model"):
+        plan("--enable-multimodal true")
