@@ -22,8 +22,9 @@ class MediaSource(Struct, frozen=True, kw_only=True):
 
     kind: MediaKind
     param: str  # the field that named it, for errors: messages[0].content[1].image_url
-    url: str = ""  # data:, http:, https: or file:; "": `data` is the file
+    url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
+    base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
 
 
 class Media(Struct, frozen=True, kw_only=True):

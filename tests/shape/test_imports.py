@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "freed_memory", "gil", "json_value", "log", "pocket", "regular_file", "shutdown"),
     ("models/config", "parsing", "storage"),
     ("hub", "messages"),
-    ("cache", "devices", "service", "text"),
+    ("cache", "devices", "media", "service", "text"),
     ("grammar", "scheduling"),
     ("layers",),
     ("devices/ascend", "devices/cpu", "devices/cuda", "devices/null", "models"),

@@ -14,6 +14,7 @@ ROOMS = (
     "engine.py",
     "grammar",
     "http",
+    "media",
     "messages",
     "metrics",
     "node.py",
