@@ -1,11 +1,12 @@
 """Which network addresses a client may have this server connect to."""
 
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 Address = IPv4Address | IPv6Address
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 _LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")  # RFC 8215: any translation of the network's own
+_ASSIGNED = IPv4Network("192.0.0.0/24")  # RFC 6890: of protocols, no host on the internet
 _COMPATIBLE = IPv6Network("::/96")  # RFC 4291 2.5.5.1, deprecated: the last 32 bits are an IPv4 address
 
 
@@ -28,6 +29,8 @@ def is_public(address: Address) -> bool:
         return False
     inner = innermost(address)
     if isinstance(inner, IPv6Address) and inner.is_site_local:
+        return False
+    if isinstance(inner, IPv4Address) and inner in _ASSIGNED:
         return False
     return inner.is_global and not inner.is_multicast and not inner.is_reserved
 

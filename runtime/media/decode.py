@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from runtime.errors import install_line
-from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult
+from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult, File
 from runtime.messages.media import MediaKind
 
 
@@ -18,7 +18,7 @@ def decode_file(fd: int, request: DecodeRequest) -> tuple[DecodeResult, np.ndarr
     MemoryError."""
     with os.fdopen(fd, "rb") as opened:
         opened.seek(0)
-        file: io.BufferedIOBase = io.BytesIO(_decoded(opened.read())) if request.is_base64 else opened
+        file: File = io.BytesIO(_decoded(opened.read())) if request.is_base64 else opened
         digest = hashlib.file_digest(file, "sha256").digest()
         file.seek(0)
         try:
@@ -43,20 +43,20 @@ def _decoded(text: bytes) -> bytes:
         raise DecodeError("is not base64") from None
 
 
-def _image(file: io.BufferedIOBase, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
+def _image(file: File, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
     from runtime.media.images import decode_image
 
     return DecodeResult(), decode_image(file, request.limits)
 
 
-def _video(file: io.BufferedIOBase, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
+def _video(file: File, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
     from runtime.media.videos import decode_video
 
     frames = decode_video(file, request.limits)
     return DecodeResult(rate=frames.rate, frame_times_s=frames.times_s), frames.values
 
 
-def _audio(file: io.BufferedIOBase, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
+def _audio(file: File, request: DecodeRequest) -> tuple[DecodeResult, np.ndarray]:
     from runtime.media.sounds import decode_sound
 
     values, rate = decode_sound(file, request.limits)

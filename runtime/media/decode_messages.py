@@ -1,12 +1,16 @@
 """What the event loop and the decode process say to each other. Files and arrays go as descriptors, next to
 these messages."""
 
+from io import BufferedReader, BytesIO
+
 from msgspec import Struct
 
 from runtime.media.settings import DecodeLimits
 from runtime.messages.media import MediaKind
 
 MAX_MESSAGE_BYTES = 64 << 10
+
+File = BufferedReader | BytesIO  # what decoders read
 
 
 class DecodeRequest(Struct, frozen=True, array_like=True):

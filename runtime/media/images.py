@@ -1,19 +1,18 @@
 """Images, by Pillow: as the one that took or drew them meant them to be seen, in RGB."""
 
 import warnings
-from io import BufferedIOBase
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from runtime.media.decode_messages import DecodeError
+from runtime.media.decode_messages import DecodeError, File
 from runtime.media.settings import DecodeLimits
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _HIGH = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes of more than 8 bits
 
 
-def decode_image(file: BufferedIOBase, limits: DecodeLimits) -> np.ndarray:
+def decode_image(file: File, limits: DecodeLimits) -> np.ndarray:
     """uint8 RGB [1, height, width, 3] of an image, turned as its EXIF says; of an animation, the first frame;
     what is transparent, over white. Raises DecodeError, and MemoryError."""
     Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before pixels are read

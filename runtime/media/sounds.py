@@ -1,14 +1,12 @@
 """Sounds, by soundfile where it knows the format, and by PyAV otherwise: mono, at the rate of the file."""
 
-from io import BufferedIOBase
-
 import av
 import numpy as np
 import soundfile
 from av.audio.stream import AudioStream
 
 from runtime.media.containers import HEAD_BYTES, sound_demuxer
-from runtime.media.decode_messages import DecodeError
+from runtime.media.decode_messages import DecodeError, File
 from runtime.media.settings import DecodeLimits
 from runtime.media.videos import OPTIONS
 
@@ -17,7 +15,7 @@ MAX_CHANNELS = 64
 _BY_SOUNDFILE = ("wav", "flac", "ogg", "mp3")
 
 
-def decode_sound(file: BufferedIOBase, limits: DecodeLimits) -> tuple[np.ndarray, float]:
+def decode_sound(file: File, limits: DecodeLimits) -> tuple[np.ndarray, float]:
     """float32 [samples], the mean of all channels, and samples a second. Raises DecodeError, and
     MemoryError."""
     demuxer = sound_demuxer(file.read(HEAD_BYTES))
@@ -60,7 +58,7 @@ class _Samples:
         return values, self.rate
 
 
-def _by_soundfile(file: BufferedIOBase, limits: DecodeLimits) -> tuple[np.ndarray, float]:
+def _by_soundfile(file: File, limits: DecodeLimits) -> tuple[np.ndarray, float]:
     with soundfile.SoundFile(file) as sound:
         if sound.channels > MAX_CHANNELS:
             raise DecodeError(f"has {sound.channels} channels; {MAX_CHANNELS} are taken")
@@ -70,7 +68,7 @@ def _by_soundfile(file: BufferedIOBase, limits: DecodeLimits) -> tuple[np.ndarra
     return samples.whole()
 
 
-def _by_av(file: BufferedIOBase, demuxer: str, limits: DecodeLimits) -> tuple[np.ndarray, float]:
+def _by_av(file: File, demuxer: str, limits: DecodeLimits) -> tuple[np.ndarray, float]:
     with av.open(file, "r", format=demuxer, container_options=OPTIONS) as container:
         if not container.streams.audio:
             raise DecodeError("has no sound")

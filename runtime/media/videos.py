@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from io import BufferedIOBase
 
 import av
 import numpy as np
@@ -11,7 +10,7 @@ from av.video.stream import VideoStream
 from msgspec import Struct
 
 from runtime.media.containers import HEAD_BYTES, video_demuxer
-from runtime.media.decode_messages import DecodeError
+from runtime.media.decode_messages import DecodeError, File
 from runtime.media.settings import DecodeLimits
 
 OPTIONS = {"protocol_whitelist": "none"}  # a container opens nothing else
@@ -25,7 +24,7 @@ class Frames(Struct, frozen=True):
     times_s: tuple[float, ...]
 
 
-def decode_video(file: BufferedIOBase, limits: DecodeLimits) -> Frames:
+def decode_video(file: File, limits: DecodeLimits) -> Frames:
     """The sampled frames. Raises DecodeError, and MemoryError."""
     demuxer = video_demuxer(file.read(HEAD_BYTES))
     file.seek(0)
