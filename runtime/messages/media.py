@@ -33,7 +33,8 @@ class Media(Struct, frozen=True, kw_only=True):
     kind: MediaKind
     param: str  # as in MediaSource.param
     digest: bytes  # SHA-256 of the file's bytes
-    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples], mono
+    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples],
+    # mono
     values: np.ndarray
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.messages.media import MediaSource
 from runtime.messages.memory import PARTS, Part
 from runtime.messages.ranks import ExpertCounts, Profile
 from runtime.messages.requests import (
@@ -147,7 +148,7 @@ class FakeControls:
         self.tenants.append(tenant)
         self.record(("close", session_id))
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
+    async def tokenize(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
         self.record(prompt)
         return ids(prompt)
 

@@ -11,6 +11,7 @@ from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.media import MediaParts
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
@@ -111,7 +112,8 @@ def prepare(
         thinking=_thinking(body, formats),
         **_constraint_after(formats, rule, is_required=requires_call(body)),
     )
-    prompt = chat_prompt(body) if body.input_ids is None else Tokens(body.input_ids)
+    media = MediaParts(service.card.limits.media_kinds)
+    prompt = chat_prompt(body, media) if body.input_ids is None else Tokens(body.input_ids)
     request = GenerateRequest(
         id=id,
         prompt=prompt,
@@ -123,6 +125,7 @@ def prepare(
         adapter=adapter,
         marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
         prediction=predicted_text(body),
+        media=tuple(media.sources),
     )
     return request, reading, names
 
