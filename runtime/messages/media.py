@@ -3,18 +3,10 @@
 client ─ MediaSource ─► runtime/media (fetch, decode) ─ Media ─► tokenizer ─ MediaInput ─► scheduler ─► ranks
 """
 
-from enum import StrEnum
-
 import numpy as np
 from msgspec import Struct
 
-
-class MediaKind(StrEnum):
-    """What a file holds for a model. Values are the names of parts in chat templates."""
-
-    IMAGE = "image"
-    VIDEO = "video"
-    AUDIO = "audio"
+from runtime.messages.media_kind import MediaKind
 
 
 class MediaSource(Struct, frozen=True, kw_only=True):

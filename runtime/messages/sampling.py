@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest, TooLong
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Rule
-from runtime.messages.media import MediaKind
+from runtime.messages.media_kind import MediaKind
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 1024

@@ -3,101 +3,26 @@
 import os
 import threading
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
-from anyio.abc import ByteStream, SocketStream
 
-from runtime.errors import Forbidden, InvalidRequest, RequestError, Unavailable
+from runtime.errors import Forbidden, InvalidRequest, RequestError
 from runtime.media import decoders, fetch, loader
-from runtime.media.fetch import Fetcher
-from runtime.media.loader import MediaLoader
-from runtime.media.settings import DecodeLimits, MediaSettings
+from runtime.media.settings import DecodeLimits
 from runtime.media.spool import spool
-from runtime.messages.media import Media, MediaKind, MediaSource
+from runtime.messages.media import MediaKind
 from tests.media.files import image, pixels, sound, video
+from tests.media.loading import PARAM, PNG, ended, error, is_picture, loading, named, png, web
 
 pytestmark = pytest.mark.anyio
-HERE = frozenset({"127.0.0.1", "files.test"})
-PNG = image("PNG")
-PARAM = "messages[0].content[1].image_url"
-
-Answer = Callable[[str, SocketStream], Awaitable[None]]  # of a request for a path
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def named(url: str = "", kind: MediaKind = MediaKind.IMAGE, param: str = PARAM, **more: Any) -> MediaSource:
-    return MediaSource(kind=kind, param=param, url=url, **more)
-
-
-@asynccontextmanager
-async def loading(
-    make: Callable[[frozenset[str]], Fetcher] = Fetcher, **settings: Any
-) -> AsyncIterator[MediaLoader]:
-    """A loader that may fetch from this machine. Only tests of the limit of time wait for it."""
-    one = MediaLoader(
-        MediaSettings(**{"domains": HERE, "timeout_s": 60.0} | settings), dict(os.environ), make
-    )
-    try:
-        yield one
-    finally:
-        await one.aclose()
-
-
-@asynccontextmanager
-async def web(answer: Answer) -> AsyncIterator[str]:
-    """The URL of a server whose answers are exactly those bytes."""
-
-    async def serve(stream: SocketStream) -> None:
-        async with stream:
-            data = b""
-            while b"\r\n\r\n" not in data:
-                data += await stream.receive()
-            try:
-                await answer(data.split(b" ")[1].decode(), stream)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return  # the client has had enough
-
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, _tasks() as tasks:
-        tasks.start_soon(listener.serve, serve)
-        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
-
-
-@asynccontextmanager
-async def _tasks() -> AsyncIterator[anyio.abc.TaskGroup]:
-    async with anyio.create_task_group() as tasks:
-        yield tasks
-        tasks.cancel_scope.cancel()
-
-
-def response(
-    body: bytes = PNG, status: str = "200 OK", *, length: int | None = None, more: str = ""
-) -> bytes:
-    size = len(body) if length is None else length
-    return f"HTTP/1.1 {status}\r\ncontent-length: {size}\r\n{more}\r\n".encode() + body
-
-
-async def png(path: str, stream: SocketStream) -> None:
-    await stream.send(response())
-
-
-async def error(one: MediaLoader, *sources: MediaSource) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        await one.load(sources)
-    return caught.value
-
-
-def is_picture(media: Media) -> bool:
-    return media.param == PARAM and np.array_equal(media.values[0], pixels())
 
 
 async def test_a_file_may_be_named_in_every_way(tmp_path: Path) -> None:
@@ -130,173 +55,6 @@ async def test_kinds_come_in_their_order() -> None:
         )
     assert [(each.kind, each.param) for each in media] == [("audio", "a"), ("video", "v"), ("image", "i")]
     assert (media[0].rate, media[1].rate) == (16_000, 10) and len(media[1].frame_times_s) == 6
-
-
-# --- addresses
-
-
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "localhost"]
-)
-async def test_this_machine_is_not_connected_to(host: str) -> None:
-    asked: list[str] = []
-
-    async def answer(path: str, stream: SocketStream) -> None:
-        asked.append(path)
-
-    async with web(answer) as url, loading(domains=frozenset()) as one:
-        refused = await error(one, named(url.replace("127.0.0.1", host)))
-    assert isinstance(refused, InvalidRequest) and refused.param == PARAM
-    assert "--allowed-media-domains" in refused.message and not asked
-
-
-async def test_hosts_that_are_not_named_are_refused_where_some_are() -> None:
-    async with loading(domains=frozenset({"a.test"})) as one:
-        refused = await error(one, named("http://93.184.216.34/x.png"))
-    assert "--allowed-media-domains" in refused.message
-
-
-async def test_redirects_are_checked_like_the_first_url() -> None:
-    seen: list[str] = []
-
-    async def answer(path: str, stream: SocketStream) -> None:
-        seen.append(path)
-        place = {
-            "/near": "/picture",
-            "/metadata": "http://169.254.169.254/latest/meta-data/",
-            "/other": "http://10.0.0.1/",
-            "/file": "file:///etc/passwd",
-            "/loop": "/loop",
-        }.get(path)
-        if place is None:
-            return await stream.send(response())
-        await stream.send(response(b"", "302 Found", more=f"location: {place}\r\n"))
-
-    async with web(answer) as url, loading() as one:
-        assert is_picture((await one.load([named(url + "/near")]))[0])
-        for path, words in (
-            ("/metadata", "not fetched"),
-            ("/other", "not fetched"),
-            ("/file", "http"),
-            ("/loop", "more than 5 times"),
-        ):
-            assert words in (await error(one, named(url + path))).message, path
-    assert seen.count("/loop") == 6
-
-
-async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
-    """A name server that says a public address first and a private one then is asked once."""
-    answers, connected = iter([["93.184.216.34"], ["127.0.0.1"]]), []
-
-    async def resolve(host: str, port: int) -> list[str]:
-        return next(answers)
-
-    async def connect(address: str, port: int) -> ByteStream:
-        connected.append((address, port))
-        raise OSError(111, "Connection refused")
-
-    async with loading(lambda domains: Fetcher(domains, resolve, connect), domains=frozenset()) as one:
-        refused = await error(one, named("http://rebinding.test/a.png"))
-        assert "cannot be reached: Connection refused" in refused.message
-        assert connected == [("93.184.216.34", 80)]
-        assert "no public address" in (await error(one, named("http://rebinding.test/a.png"))).message
-    assert len(connected) == 1
-
-
-async def test_one_private_address_of_a_name_is_enough_to_refuse_it() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        return ["93.184.216.34", "::ffff:10.0.0.1"]
-
-    async with loading(lambda domains: Fetcher(domains, resolve), domains=frozenset()) as one:
-        assert "no public address" in (await error(one, named("https://mixed.test/"))).message
-
-
-async def test_names_without_an_address() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        raise OSError(-2, "Name or service not known")
-
-    async with loading(lambda domains: Fetcher(domains, resolve)) as one:
-        assert "Name or service not known" in (await error(one, named("https://files.test/"))).message
-
-
-# --- bodies
-
-
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (response(PNG, length=len(PNG) + 5), "incomplete"),
-        (response(PNG, length=1 << 40), "more than 33554432 bytes"),
-        (response(PNG, length=10), "damaged image|none of"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello", "none of HTTP"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\nhello", "none of HTTP"),
-        (b"SSH-2.0-OpenSSH_9.7\r\n", "none of HTTP"),
-        (b"", "incomplete"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "none of HTTP"),
-        (response(b"", "404 Not Found"), "answered 404"),
-        (response(b"", "206 Partial Content"), "answered 206"),
-        (response(b"", "302 Found"), "leads nowhere"),
-        (response(PNG, more="content-encoding: gzip\r\n"), "compresses"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "none of HTTP"),
-    ],
-)
-async def test_bad_responses_are_refused(sent: bytes, words: str) -> None:
-    async def answer(path: str, stream: SocketStream) -> None:
-        await stream.send(sent)
-
-    async with web(answer) as url, loading() as one:
-        refused = await error(one, named(url))
-    assert isinstance(refused, InvalidRequest) and refused.param == PARAM
-    assert any(word in refused.message for word in words.split("|")), refused.message
-
-
-async def test_a_body_without_end_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loader.MAX_FILE_BYTES, MediaKind.IMAGE, 1 << 20)
-    sent = 0
-
-    async def answer(path: str, stream: SocketStream) -> None:
-        nonlocal sent
-        await stream.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:
-            await stream.send(bytes(1 << 16))
-            sent += 1 << 16
-
-    async with web(answer) as url, loading() as one:
-        assert "more than 1048576 bytes" in (await error(one, named(url))).message
-    assert sent < 64 << 20  # what lies in sockets, too
-
-
-async def test_a_slow_body_ends_at_the_limit_of_time() -> None:
-    async def answer(path: str, stream: SocketStream) -> None:
-        await stream.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        await anyio.sleep_forever()
-
-    async with web(answer) as url, loading(timeout_s=0.2) as one:
-        refused = await error(one, named(url))
-        assert isinstance(refused, InvalidRequest) and "--mm-per-request-timeout" in refused.message
-
-
-async def test_a_request_that_had_no_turn_may_come_again() -> None:
-    arrived = anyio.Event()
-
-    async def answer(path: str, stream: SocketStream) -> None:
-        arrived.set()
-        await anyio.sleep_forever()
-
-    async with web(answer) as url, loading(timeout_s=0.5, max_fetches=1) as one, _tasks() as tasks:
-        tasks.start_soon(error, one, named(url))
-        await arrived.wait()
-        one._settings = MediaSettings(timeout_s=0.05)
-        assert isinstance(await error(one, named(data=PNG)), Unavailable)
-
-
-async def test_large_base64_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loader.MAX_FILE_BYTES, MediaKind.IMAGE, 1000)
-    async with loading() as one:
-        assert "more than 1000 bytes" in (await error(one, named(base64="A" * 2000))).message
-        assert "more than 1000 bytes" in (await error(one, named(data=bytes(2000)))).message
-        assert "not base64" in (await error(one, named(base64="é" * 20))).message
-        assert one._decoders._process is None  # nothing was worth a process
 
 
 # --- files of the server
@@ -431,7 +189,7 @@ async def test_the_loop_is_not_where_files_are_read(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("runtime.media.spool.os.write", spy)
     text = b64encode(image("JPEG", pixels(2160, 3840))).decode()
     turns = 0
-    async with loading() as one, _tasks() as tasks:
+    async with loading() as one, ended() as tasks:
 
         async def turn() -> None:
             nonlocal turns

@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("devices/ascend", "devices/cpu", "devices/cuda", "devices/null", "models"),
     ("options", "ranks"),
     ("metrics", "nodes"),
-    ("settings",),
+    ("media_settings", "settings"),
     ("actors",),
     ("http",),
     ("admin", "rpc"),

@@ -15,6 +15,7 @@ ROOMS = (
     "grammar",
     "http",
     "media",
+    "media_settings.py",
     "messages",
     "metrics",
     "node.py",

@@ -89,12 +89,7 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
             param="sampling_params.max_new_tokens",
         )
     constraint_names = constraint_of(sampling[0], "sampling_params.")[1]
-    media = media_of_prompts(
-        [(name, kind, getattr(body, name)) for name, kind in _MEDIA.items()],
-        count,
-        is_batch,
-        service.card.limits.media_kinds,
-    )
+    media = _media(service, body, count, is_batch)
     requests = _requests(service, body, prompts, params, media, arrival_s)
     answer_format = GenerateAnswerFormat(
         service,
@@ -119,6 +114,13 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
         names=names,
         is_repeated=not is_disjoint,
     )
+
+
+def _media(
+    service: Service, body: GenerateBody, count: int, is_batch: bool
+) -> Sequence[tuple[MediaSource, ...]]:
+    fields = [(name, kind, getattr(body, name)) for name, kind in _MEDIA.items()]
+    return media_of_prompts(fields, count, is_batch, service.card.limits.media_kinds)
 
 
 def _thinking(service: Service, body: GenerateBody) -> ThinkingLimit | None:

@@ -31,8 +31,8 @@ RESERVED = frozenset(
 
 
 def chat_prompt(body: ChatBody, media: MediaParts) -> Chat:
-    """The prompt of a chat request; its images, videos and sounds are added to `media`. Raises InvalidRequest,
-    naming the field."""
+    """The prompt of a chat request; its images, videos and sounds are added to `media`. Raises
+    InvalidRequest, naming the field."""
     return Chat(
         messages=[_message(message, f"messages[{i}]", media) for i, message in enumerate(body.messages)],
         tools=None if body.tool_choice == "none" else body.tools or None,

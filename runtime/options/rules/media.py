@@ -53,7 +53,7 @@ def media_folder_exists(options: Values) -> str | None:
     path = options["allowed_local_media_path"]
     if path is None or (Path(path).is_absolute() and Path(path).is_dir()):
         return None
-    return f"--allowed-local-media-path {path}: give the absolute path of a folder that exists"
+    return f"--allowed-local-media-path {path} requires the absolute path of a folder that exists"
 
 
 OPTION_RULES: tuple[OptionRule, ...] = (

@@ -1,4 +1,6 @@
-"""From the options of images, videos and sounds to the settings of the room that loads them."""
+"""From the options of images, videos and sounds to the settings of media/, which loads them."""
+
+import msgspec
 
 from runtime.media.settings import DecodeLimits, MediaSettings
 from runtime.messages.media import MediaKind
@@ -8,13 +10,14 @@ from runtime.options.plan import Plan
 def media_settings(plan: Plan) -> MediaSettings:
     """What may be fetched and decoded for requests."""
     options = plan.multimodal
-    video = (options.mm_process_config or {}).get("video", {})
-    limits = options.limit_mm_data_per_request or {}
+    # the rules of options/rules/media.py have checked both
+    video = msgspec.convert((options.mm_process_config or {}).get("video", {}), dict[str, float])
+    limits = msgspec.convert(options.limit_mm_data_per_request or {}, dict[MediaKind, int])
     return MediaSettings(
         timeout_s=options.mm_per_request_timeout,
         max_fetches=options.mm_max_concurrent_calls,
-        max_files={MediaKind(name): most for name, most in limits.items()},
+        max_files=limits,
         domains=frozenset(name.lower().rstrip(".") for name in options.allowed_media_domains),
         folder=options.allowed_local_media_path,
-        decode=DecodeLimits(**video),
+        decode=msgspec.convert(video, DecodeLimits),
     )
