@@ -141,16 +141,10 @@ async def test_ollama_images() -> None:
         source(f"messages[0].images[{i}]", base64=data) for i, data in enumerate(("AAAA", "BBBB"))
     )
     assert shown(request) == [[IMAGE, IMAGE, TEXT]]
-    (request,) = await taken(
-        "/api/generate", {"model": "org/fake", "stream": False, "prompt": "What?", "images": ["AAAA"]}
-    )
+    (request,) = await taken("/api/generate", prompt)
     assert request.media == (source("images[0]", base64="AAAA"),)
     assert shown(request) == [[IMAGE, TEXT]]
-    refused = await post(
-        seeing(),
-        "/api/generate",
-        {"model": "org/fake", "stream": False, "prompt": "What?", "images": ["AAAA"], "raw": True},
-    )
+    refused = await post(seeing(), "/api/generate", prompt | {"raw": True})
     assert refused.status_code == 400 and "leave raw and suffix out" in refused.text
 
 
