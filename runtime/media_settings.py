@@ -9,15 +9,15 @@ from runtime.options.plan import Plan
 
 def media_settings(plan: Plan) -> MediaSettings:
     """What may be fetched and decoded for requests."""
-    options = plan.multimodal
+    multimodal = plan.multimodal
     # the rules of options/rules/media.py have checked both
-    video = msgspec.convert((options.mm_process_config or {}).get("video", {}), dict[str, float])
-    limits = msgspec.convert(options.limit_mm_data_per_request or {}, dict[MediaKind, int])
+    video = (multimodal.mm_process_config or {}).get("video", {})
+    limits = msgspec.convert(multimodal.limit_mm_data_per_request or {}, dict[MediaKind, int])
     return MediaSettings(
-        timeout_s=options.mm_per_request_timeout,
-        max_fetches=options.mm_max_concurrent_calls,
+        timeout_s=multimodal.mm_per_request_timeout,
+        max_fetches=multimodal.mm_max_concurrent_calls,
         max_files=limits,
-        domains=frozenset(name.lower().rstrip(".") for name in options.allowed_media_domains),
-        folder=options.allowed_local_media_path,
+        domains=frozenset(name.lower().rstrip(".") for name in multimodal.allowed_media_domains),
+        folder=multimodal.allowed_local_media_path,
         decode=msgspec.convert(video, DecodeLimits),
     )

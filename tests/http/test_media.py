@@ -141,6 +141,7 @@ async def test_ollama_images() -> None:
         source(f"messages[0].images[{i}]", base64=data) for i, data in enumerate(("AAAA", "BBBB"))
     )
     assert shown(request) == [[IMAGE, IMAGE, TEXT]]
+    prompt = {"model": "org/fake", "stream": False, "prompt": "What?", "images": ["AAAA"]}
     (request,) = await taken("/api/generate", prompt)
     assert request.media == (source("images[0]", base64="AAAA"),)
     assert shown(request) == [[IMAGE, TEXT]]

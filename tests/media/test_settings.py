@@ -5,12 +5,12 @@ from pathlib import Path
 from runtime.media.settings import DecodeLimits, MediaSettings
 from runtime.media_settings import media_settings
 from runtime.messages.media import MediaKind
-from runtime.options.parse import from_kwargs
-from runtime.options.resolve import resolve
+from runtime.options.parse import from_values
+from runtime.options.resolve import plan_for
 
 
 def settings(**options: object) -> MediaSettings:
-    return media_settings(resolve(from_kwargs(model_path="pocket", device="cpu", **options)))
+    return media_settings(plan_for(from_values({"model_path": "pocket", "device": "cpu", **options})))
 
 
 def test_nothing_is_private_without_options() -> None:
