@@ -9,6 +9,7 @@ from runtime.options.rules import tables
 from runtime.options.rules.base import is_set
 from runtime.options.rules.checks import OPTION_RULES, option_problems
 from runtime.options.table import by_name, rows
+from tests.options.rules.media_cases import MEDIA_CASES
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -239,23 +240,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "--enable-pdmux goes with neither",
         {"pipeline_parallel_size": 1},
     ),
-    ({"limit_mm_data_per_request": {"smell": 1}}, "not smell", {"limit_mm_data_per_request": {"image": 1}}),
-    ({"limit_mm_data_per_request": {"image": -1}}, "0 or more", {"limit_mm_data_per_request": {"image": 0}}),
-    (
-        {"mm_process_config": {"image": {"max_pixels": 1}}},
-        "image is not served",
-        {"mm_process_config": {"video": {"fps": 1.5, "max_frames": 8}}},
-    ),
-    (
-        {"mm_process_config": {"video": {"num_frames": 0.5}}},
-        "video.num_frames must be a number",
-        {"mm_process_config": {"video": {"num_frames": 4}}},
-    ),
-    (
-        {"allowed_local_media_path": "pictures"},
-        "requires the absolute path",
-        {"allowed_local_media_path": "/tmp"},
-    ),
+    *MEDIA_CASES,
     (
         {"mamba_scheduler_strategy": "extra_buffer", "page_size": 48},
         "no multiple of --page-size",
