@@ -20,6 +20,7 @@ from runtime.errors import OptionsError
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
+from runtime.messages.media_kind import MediaKind
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
@@ -44,8 +45,8 @@ from runtime.service import ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
-from runtime.text.media_prompts import MediaPrompts
-from runtime.text.open_media import open_prompts
+from runtime.text.media_prompts import MediaProcessor
+from runtime.text.open_media import open_processor
 from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
@@ -203,7 +204,7 @@ class TextSetup(Struct, frozen=True):
     templates: ChatTemplates
     infill_format: str | None  # None: the model has no tokens for infills
     formats: AnswerFormats
-    media: MediaPrompts | None = None  # None: the model takes text alone
+    media: MediaProcessor | None = None  # None: the model takes text alone
 
 
 def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
@@ -216,7 +217,7 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    media = open_prompts(Path(plan.model.model_path), model.media)
+    media = open_processor(Path(plan.model.model_path), model.media)
     return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
@@ -382,6 +383,7 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         shows_hidden=plan.api.enable_return_hidden_states,
         max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
         max_response_bytes=plan.http.max_response_bytes,
+        media_kinds=frozenset() if model.media is None else frozenset({MediaKind.IMAGE}),
     )
 
 

@@ -3,18 +3,10 @@
 client ─ MediaSource ─► runtime/media (fetch, decode) ─ Media ─► tokenizer ─ MediaInput ─► scheduler ─► ranks
 """
 
-from enum import StrEnum
-
 import numpy as np
 from msgspec import Struct
 
-
-class MediaKind(StrEnum):
-    """What a file holds for a model. Values are the names of parts in chat templates."""
-
-    IMAGE = "image"
-    VIDEO = "video"
-    AUDIO = "audio"
+from runtime.messages.media_kind import MediaKind
 
 
 class MediaSource(Struct, frozen=True, kw_only=True):
@@ -22,8 +14,9 @@ class MediaSource(Struct, frozen=True, kw_only=True):
 
     kind: MediaKind
     param: str  # the field that named it, for errors: messages[0].content[1].image_url
-    url: str = ""  # data:, http:, https: or file:; "": `data` is the file
+    url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
+    base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
 
 
 class Media(Struct, frozen=True, kw_only=True):
@@ -32,7 +25,8 @@ class Media(Struct, frozen=True, kw_only=True):
     kind: MediaKind
     param: str  # as in MediaSource.param
     digest: bytes  # SHA-256 of the file's bytes
-    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples]
+    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples],
+    # mono
     values: np.ndarray
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown

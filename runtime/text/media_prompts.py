@@ -45,8 +45,7 @@ class MediaProcessor(Protocol):
 class MediaPrompts:
     """Prompts of one model that takes images."""
 
-    def __init__(self, processor: MediaProcessor, loader: MediaLoader | None = None) -> None:
-        """`loader` None: nothing fetches files here, and requests with some are refused."""
+    def __init__(self, processor: MediaProcessor, loader: MediaLoader) -> None:
         self.loader = loader
         self._processor = processor
 
@@ -65,7 +64,7 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
     if not request.media:
         return []
     param = request.media[0].param
-    if prompts is None or prompts.loader is None:
+    if prompts is None:
         raise InvalidRequest(
             f"{param}: this server takes text alone; leave images, videos and sounds out", param=param
         )

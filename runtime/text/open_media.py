@@ -5,12 +5,12 @@ from pathlib import Path
 from runtime.errors import ModelError
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.media_config import MediaConfig
-from runtime.text.media_prompts import MediaPrompts
+from runtime.text.media_prompts import MediaProcessor
 
 
-def open_prompts(folder: Path, encoder: MediaConfig | None) -> MediaPrompts | None:
-    """Prompts with images for `encoder`, which are prepared as the model's folder says; None: the model takes
-    text alone. Raises ModelError."""
+def open_processor(folder: Path, encoder: MediaConfig | None) -> MediaProcessor | None:
+    """What prepares images for `encoder`, as the model's folder says; None: the model takes text alone. Raises
+    ModelError."""
     if encoder is None:
         return None
     # Pillow is imported for models that take images only
@@ -22,4 +22,4 @@ def open_prompts(folder: Path, encoder: MediaConfig | None) -> MediaPrompts | No
             "pillow, or set --enable-multimodal false to serve text alone"
         ) from None
 
-    return MediaPrompts(ClipImageProcessor(encoder, read_image_config(folder)))
+    return ClipImageProcessor(encoder, read_image_config(folder))

@@ -91,17 +91,6 @@ def images_need_an_encoder(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     return None
 
 
-def limits_name_media(options: Values) -> str | None:
-    """--limit-mm-data-per-request has known media only."""
-    unknown = sorted(set(options["limit_mm_data_per_request"] or ()) - {"image", "video", "audio"})
-    if unknown:
-        return (
-            f"--limit-mm-data-per-request knows image, video and audio, not {', '.join(unknown)}; leave it "
-            "out"
-        )
-    return None
-
-
 def labels_have_names(options: Values) -> str | None:
     """Labels of --extra-metric-labels are valid Prometheus names, do not clash with ours, and have string
     values."""
@@ -181,7 +170,6 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     keys_fit_a_header,
     root_path_is_a_path,
     grpc_serves_no_http,
-    limits_name_media,
     labels_have_names,
     bounds_have_a_form,
 )
