@@ -61,6 +61,7 @@ def start_rank(
         prompt_split=plan.prompt_split,
         steps_in_flight=plan.steps_in_flight,
         replicates_dense=plan.replicates_dense,
+        scatters_inputs=plan.parallel.enable_attn_tp_input_scattered,
         ep_size=plan.experts.expert_parallel_size,
         expert_places=places_at_start(plan.experts, model.moe),
         page_size=plan.memory.page_size,

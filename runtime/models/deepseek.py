@@ -21,7 +21,7 @@ from runtime.layers.rotary import mla_score_scale, position_scales
 from runtime.layers.weight import Layer, PackedModules, replicated_shard, scaled_shard, unit_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
-from runtime.models.self_attention import reduction_of
+from runtime.models.self_attention import attention_reduction
 
 EPS = 1e-6  # of the norms inside attention; rms_norm_eps of config.json is that of the other norms
 
@@ -62,7 +62,7 @@ class MlaSelfAttention(Layer):
             {"": hidden},
             shard="row",
             bias=config.o_bias,
-            reduction=reduction_of(device),
+            reduction=attention_reduction(device),
             ranks=device.head_ranks,
         )
         self.position_scale = config.position_scale_of(index)

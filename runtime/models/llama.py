@@ -17,7 +17,7 @@ from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
-from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
+from runtime.layers.parallel.sequence_parallel import all_tokens, open_sequence_parallel
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.projections import Projections
 from runtime.layers.reward_head import RewardHead
@@ -112,7 +112,7 @@ class LlamaDecoderLayer(Layer):
         self.is_apart = device.replicates_dense if not has_experts else device.all_to_all is not None
         self.groups = open_group_tokens(device)
         self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
+        self.sequence_parallel = open_sequence_parallel(device)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -134,6 +134,7 @@ class LlamaDecoderLayer(Layer):
         x = self.self_attn.o_proj.forward(attended)
         if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
             x = of_all_parts(batch.part, x)
+            x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm.forward(x)
         if self.residual_scale != 1.0:
@@ -221,7 +222,7 @@ class Llama(Layer):
             self._open_end(device, dtype, config)
         # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
         self.aux_layers: tuple[int, ...] = ()
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
+        self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]

@@ -62,6 +62,13 @@ async def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
         ("deepseek_v32", 4, {"enable_nsa_prefill_context_parallel": True}),
         ("llama", 2, {"pipeline_parallel_size": 2}),
         ("llama", 4, {"attention_context_parallel_size": 4}),
+        ("jamba", 2, {}),
+        ("qwen3_next", 4, {"chunked_prefill_size": 512}),
+        ("qwen3_moe", 4, {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}),
+        ("deepseek_v3", 2, {"moe_a2a_backend": "deepep"}),
+        ("deepseek_v3", 4, {"enable_attn_tp_input_scattered": True}),
+        ("llama", 4, {"enable_dp_attention": True, "data_parallel_size": 2}),
+        ("deepseek_v3", 4, {"enable_dp_attention": True, "data_parallel_size": 2}),
     ],
     ids=str,
 )
@@ -96,9 +103,7 @@ async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str]
             shared | {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ("all",)},
             "adap",
         ),
-        ("deepseek_v3", shared | {"moe_a2a_backend": "deepep"}, "divides the tokens of a step otherwise"),
         ("gemma3n", shared, "projections of their own"),
-        ("jamba", shared, "recurrent layers"),
     ):
         with pytest.raises(OptionsError, match=why):
             async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | options)):

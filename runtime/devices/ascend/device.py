@@ -121,11 +121,12 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         links=links,
         mla_prologs=prologs,
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
-        gathers_after_q=options.gather_after_q,
+        gathers_after_q=options.gather_after_q or start.gathers_latents,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
+        scatters_inputs=start.scatters_inputs,
         overlap=start.overlap,
     )
 

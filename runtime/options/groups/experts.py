@@ -137,7 +137,10 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        on_device("cuda", "What detects and replaces failed expert ranks."),
+        option(
+            "What goes on without the experts of a rank that failed; none: all ranks start again.",
+            note="mooncake is refused: requests outlive ranks (architecture.md)",
+        ),
     ] = None
     mooncake_ib_device: A[
         str | None, on_device("cuda", "InfiniBand devices of the elastic expert exchange.")

@@ -17,7 +17,6 @@ from runtime.options.declare import (
     Whole,
     on_device,
     option,
-    planned,
     superseded,
 )
 from runtime.options.facts import MachineFacts
@@ -48,7 +47,11 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = 1
     moe_data_parallel_size: A[
         Count,
-        planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",)),
+        option(
+            "Groups of ranks among which expert layers are replicated.",
+            note="1 is all there is: such groups are replicas, which --data-parallel-size makes",
+            aliases=("--moe-dp-size",),
+        ),
     ] = 1
     pipeline_parallel_size: A[
         Count,
@@ -110,7 +113,13 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_dp_lm_head: A[
         bool, option("Divide the head over the ranks of each attention group, not over all.")
     ] = False
-    enable_attn_tp_input_scattered: A[bool, planned("Scatter the input of attention over its ranks.")] = False
+    enable_attn_tp_input_scattered: A[
+        bool,
+        option(
+            "Give each rank a shard of the tokens between attentions, and so as input of attention.",
+            note="docs/parallelism.md",
+        ),
+    ] = False
     dist_init_addr: A[
         str | None,
         option(

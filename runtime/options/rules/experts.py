@@ -8,19 +8,10 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values
 
 
 def experts_fit_ranks(options: Values) -> str | None:
-    """Experts are spread over all tensor-parallel ranks, or over those of one MoE replica."""
-    experts, replicas, ranks = (
-        options["expert_parallel_size"],
-        options["moe_data_parallel_size"],
-        options["tensor_parallel_size"],
-    )
+    """Experts are spread over the tensor-parallel ranks, or over equal groups of these."""
+    experts, ranks = options["expert_parallel_size"], options["tensor_parallel_size"]
     if experts == "tp":
         experts = ranks
-    if experts > 1 and replicas > 1 and experts * replicas != ranks:
-        return (
-            f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
-            f"--tensor-parallel-size {ranks}; change one of them"
-        )
     if experts > 1 and ranks % experts:
         return (
             f"--expert-parallel-size {experts} does not divide --tensor-parallel-size {ranks}; choose a "
@@ -42,6 +33,29 @@ def experts_fit_ranks(options: Values) -> str | None:
             "above 1; choose another runner"
         )
     return None
+
+
+def experts_are_of_all_ranks(options: Values) -> str | None:
+    """Groups of ranks with all experts are replicas: their attention has tokens of its own as well."""
+    groups, ranks = options["moe_data_parallel_size"], options["tensor_parallel_size"]
+    if groups == 1:
+        return None
+    own = "a smaller --tensor-parallel-size" if ranks % groups else f"--tensor-parallel-size {ranks // groups}"
+    return (
+        f"--moe-data-parallel-size {groups}: ranks that have all experts, and share no tokens with others, are a "
+        f"replica, which needs no step in common with these; take --data-parallel-size {groups} with {own}"
+    )
+
+
+def lost_ranks_are_started_anew(options: Values) -> str | None:
+    """No rank computes the experts of one that died."""
+    if options["elastic_ep_backend"] in (None, "none"):
+        return None
+    return (
+        f"--elastic-ep-backend {options['elastic_ep_backend']} keeps a replica without one of its ranks; here "
+        "all ranks of a replica start again when one dies, requests wait or go to another replica "
+        "(--data-parallel-size), and none fails; leave it out"
+    )
 
 
 def records_hold_steps(options: Values) -> str | None:
@@ -181,6 +195,8 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
 
 OPTION_RULES: tuple[OptionRule, ...] = (
     experts_fit_ranks,
+    experts_are_of_all_ranks,
+    lost_ranks_are_started_anew,
     records_hold_steps,
     places_need_spread_experts,
     placing_needs_files,

@@ -127,6 +127,30 @@ def _sharing_heads(plan: Plan) -> str:
     )
 
 
+def inputs_are_scattered_over_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Shards of tokens between attentions need several ranks, and layers that are not given all tokens."""
+    if not plan.parallel.enable_attn_tp_input_scattered:
+        return None
+    reasons = {
+        "does nothing with one rank; raise --tensor-parallel-size, or leave it out": (
+            plan.parallel.tensor_parallel_size == 1
+        ),
+        f"does nothing on --device {device.name}, which computes nothing; leave it out": device.name
+        == "null",
+        "does nothing with --moe-a2a-backend, which gives each rank a shard by itself; leave it out": (
+            plan.experts.uses_all_to_all
+        ),
+        "does not go with --enable-lora, whose adapters are given all tokens of a step; leave one out": (
+            plan.lora.enable_lora
+        ),
+        "is for models that generate; leave it out": model.pooling is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--enable-attn-tp-input-scattered {reason}"
+    return None
+
+
 def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Two-batch overlap needs several ranks, and steps that can be cut."""
     kernels = plan.kernels
@@ -198,6 +222,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     heads_reach_ranks,
+    inputs_are_scattered_over_ranks,
     two_batches_have_an_exchange,
     single_batches_have_shared_experts,
     device_numbers_have_devices,

@@ -34,9 +34,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         is not None,
         "--cpu-offload-gb and --offload-group-size count the layers of the whole model": plan.memory.offload
         is not None,
-        "expert counts, and experts with places of their own (--expert-distribution-recorder-mode, "
-        "--enable-expert-distribution-metrics, --enable-eplb and its like), are those of all layers "
-        "together": plan.expert_steps is not None or plan.experts.has_places,
+        "expert counts, and experts that move by them (--expert-distribution-recorder-mode, "
+        "--enable-expert-distribution-metrics, --enable-eplb), are those of all layers "
+        "together": plan.expert_steps is not None,
         "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank": (
             plan.kernels.enable_two_batch_overlap
         ),

@@ -105,9 +105,14 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"moe_dense_tp_size": 4},
     ),
     (
-        {"expert_parallel_size": 2, "moe_data_parallel_size": 2, "tensor_parallel_size": 8},
-        "must be --tensor-parallel-size 8",
-        {"expert_parallel_size": 4},
+        {"moe_data_parallel_size": 2, "tensor_parallel_size": 8},
+        "take --data-parallel-size 2 with --tensor-parallel-size 4",
+        {"moe_data_parallel_size": 1},
+    ),
+    (
+        {"elastic_ep_backend": "mooncake"},
+        "all ranks of a replica start again when one dies",
+        {"elastic_ep_backend": "none"},
     ),
     (
         {"expert_parallel_size": 3, "tensor_parallel_size": 4},
