@@ -108,7 +108,9 @@ class Core:
             prepare_grammar=self.replicas.prepare_grammar,
         )
         self._commands = SchedulerCommands(self.replicas)
-        self.control = Control(plan, self.replicas, self._commands, router, self._text, metrics, logs)
+        self.control = Control(
+            plan, self.model.moe, self.replicas, self._commands, router, self._text, metrics, logs
+        )
         self.memory_saver = MemorySaver(plan, self.replicas, self._commands, self._set_weight_version)
         self._status = Status(plan, self.replicas, metrics, self.adapters, lambda: self._router.num_open)
         self._intake = Intake(

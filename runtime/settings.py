@@ -63,7 +63,7 @@ def start_rank(
         replicates_dense=plan.replicates_dense,
         scatters_inputs=plan.parallel.enable_attn_tp_input_scattered,
         ep_size=plan.experts.expert_parallel_size,
-        expert_places=places_at_start(plan.experts, model.moe),
+        expert_places=places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage),
         page_size=plan.memory.page_size,
         moe_a2a_backend=plan.experts.moe_a2a_backend,
         deepep_mode=plan.experts.deepep_mode,

@@ -74,7 +74,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_weights(plan)
     check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
-    places_at_start(plan.experts, model.moe)
+    places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)
@@ -111,8 +111,8 @@ def check_scattered(plan: Plan, model: ModelConfig) -> None:
     if plan.parallel.enable_attn_tp_input_scattered and (path := class_path(model)) not in SCATTERED:
         raise OptionsError(
             [
-                "--enable-attn-tp-input-scattered computes plain decoders, hybrids and those of DeepSeek, not "
-                f"{path.partition(':')[2]}; leave it out"
+                "--enable-attn-tp-input-scattered computes plain decoders, hybrids and those of DeepSeek, "
+                f"not {path.partition(':')[2]}; leave it out"
             ]
         )
 

@@ -358,7 +358,8 @@ class Device:
     attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens
     prompt_split: PromptSplit | None = None  # of prompts between the parts of `attention`; None: there is one
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
-    scatters_inputs: bool = False  # as with all_to_all, each rank has a shard of the tokens between attentions
+    # each rank has a shard of the tokens between attentions, as with all_to_all
+    scatters_inputs: bool = False
     # then: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there

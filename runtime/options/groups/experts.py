@@ -101,7 +101,8 @@ class Experts(Group, frozen=True, kw_only=True):
     eplb_algorithm: A[
         str,
         superseded(
-            "How placements are found.", "there is one way: DeepSeek's, and exchanges behind it (experts.md)."
+            "How placements are found.",
+            "nodes and experts decide: DeepSeek's, over nodes or not, and exchanges (experts.md).",
         ),
     ] = "auto"
     eplb_rebalance_num_iterations: A[Count, option("Steps between two looks at the load.")] = 1000

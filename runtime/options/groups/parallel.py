@@ -238,6 +238,11 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         return self.num_ranks // self.nnodes
 
     @property
+    def nodes_of_stage(self) -> int:
+        """Nodes that share the ranks of a stage equally; 1 where a node has stages of its own."""
+        return max(1, self.nnodes // self.pipeline_parallel_size)
+
+    @property
     def processes_on_node(self) -> int:
         """Ranks of all replicas on each node."""
         return self.ranks_on_node * self.num_replicas

@@ -14,7 +14,6 @@ NOT_WITH_GROUPS = (
     ("enable_hierarchical_cache", False, "pages of a group would move without a step of the others"),
     ("enable_memory_saver", False, "the pages of all groups would have to be given up at once"),
     ("enable_piecewise_cuda_graph", False, "graphs hold no exchange between groups"),
-    ("enable_eplb", False, "each group would move the experts of all"),
     ("enable_prefill_delayer", False, "each group would wait by itself"),
     ("cpu_offload_gb", 0, "it has not been tried"),
     ("offload_group_size", 0, "it has not been tried"),

@@ -40,10 +40,13 @@ def experts_are_of_all_ranks(options: Values) -> str | None:
     groups, ranks = options["moe_data_parallel_size"], options["tensor_parallel_size"]
     if groups == 1:
         return None
-    own = "a smaller --tensor-parallel-size" if ranks % groups else f"--tensor-parallel-size {ranks // groups}"
+    own = (
+        "a smaller --tensor-parallel-size" if ranks % groups else f"--tensor-parallel-size {ranks // groups}"
+    )
     return (
-        f"--moe-data-parallel-size {groups}: ranks that have all experts, and share no tokens with others, are a "
-        f"replica, which needs no step in common with these; take --data-parallel-size {groups} with {own}"
+        f"--moe-data-parallel-size {groups}: ranks that have all experts, and share no tokens with others, "
+        "are a replica, which needs no step in common with these; take "
+        f"--data-parallel-size {groups} with {own}"
     )
 
 
@@ -52,8 +55,8 @@ def lost_ranks_are_started_anew(options: Values) -> str | None:
     if options["elastic_ep_backend"] in (None, "none"):
         return None
     return (
-        f"--elastic-ep-backend {options['elastic_ep_backend']} keeps a replica without one of its ranks; here "
-        "all ranks of a replica start again when one dies, requests wait or go to another replica "
+        f"--elastic-ep-backend {options['elastic_ep_backend']} keeps a replica without one of its ranks; "
+        "here all ranks of a replica start again when one dies, requests wait or go to another replica "
         "(--data-parallel-size), and none fails; leave it out"
     )
 

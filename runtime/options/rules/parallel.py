@@ -109,9 +109,22 @@ def heads_reach_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str
     if size > model.num_heads:
         return (
             f"{_sharing_heads(plan)} leaves ranks without any of the model's {model.num_heads} "
-            f"attention heads; give at most {model.num_heads}"
+            f"attention heads; give at most {model.num_heads}{_other_splits(plan, model.num_heads)}"
         )
     return None
+
+
+def _other_splits(plan: Plan, num_heads: int) -> str:
+    """What divides as many ranks so that each has a head; empty: attention divides them otherwise already."""
+    layout = plan.parallel.attention_layout
+    if layout.is_divided:
+        return ""
+    ranks = layout.num_ranks
+    parts = next(n for n in range(1, ranks + 1) if ranks % n == 0 and ranks // n <= num_heads)
+    return (
+        f", or let them share heads: --attention-context-parallel-size {parts}, or --enable-dp-attention "
+        f"with --data-parallel-size {parts}"
+    )
 
 
 def _sharing_heads(plan: Plan) -> str:

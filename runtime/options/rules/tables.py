@@ -130,9 +130,7 @@ ALLOWS: tuple[tuple[str, str, str, tuple[Value, ...]], ...] = (
 )
 
 # (option, the option that it must divide); both are numbers
-DIVIDES: tuple[tuple[str, str], ...] = (
-    ("attention_context_parallel_size", "tensor_parallel_size"),
-)
+DIVIDES: tuple[tuple[str, str], ...] = (("attention_context_parallel_size", "tensor_parallel_size"),)
 
 
 def problems(options: Values) -> list[str]:
