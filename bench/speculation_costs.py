@@ -81,7 +81,8 @@ async def compared(engines: list[Engine], device: str, batch: int, rounds: int) 
 
 
 def planned(it: Scheduler, batch: int, random: Random, tokens: int = 200) -> tuple[float, int]:
-    """`batch` answers of random tokens, no draft of which is right. -> CPU seconds of plan and apply, steps"""
+    """`batch` answers of random tokens, no draft of which is right. -> CPU seconds of plan and apply,
+    steps"""
     for number in range(batch):
         prompt = [random.randrange(5000) for _ in range(32)]
         params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)

@@ -97,6 +97,7 @@ async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str]
             "adap",
         ),
         ("deepseek_v3", shared | {"moe_a2a_backend": "deepep"}, "divides the tokens of a step otherwise"),
+        ("deepseek_v3", shared | {"speculative_algorithm": "NEXTN"}, "draft model .* take NGRAM"),
         ("gemma3n", shared, "projections of their own"),
         ("jamba", shared, "recurrent layers"),
     ):
