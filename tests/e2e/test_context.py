@@ -103,6 +103,7 @@ async def test_what_does_not_share_prompts_is_refused(checkpoint: Callable[[str]
             shared | {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ("all",)},
             "adap",
         ),
+        ("deepseek_v3", shared | {"speculative_algorithm": "NEXTN"}, "draft model .* take NGRAM"),
         ("gemma3n", shared, "projections of their own"),
     ):
         with pytest.raises(OptionsError, match=why):
