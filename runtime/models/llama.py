@@ -207,8 +207,7 @@ class Llama(Layer):
         if self.stage.embeds or is_head_tied:
             self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = StageLayers(
-            [self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class) for i in own],
-            own.start,
+            [self.open_layer(device.of_layer(i), dtype, config, i) for i in own], own.start
         )
         if self.stage.count > 1:  # this rank has caches of its own layers only
             for place, attention in enumerate(self.attentions):
@@ -227,6 +226,10 @@ class Llama(Layer):
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
         self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+
+    def open_layer(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> DecoderLayer:
+        """Layer `index` of the model."""
+        return self.layer_class(device, dtype, config, index, self.attention_class)
 
     def _open_end(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         """What is behind the layers: the last norm, and the head."""

@@ -26,7 +26,7 @@ class Model:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization = None
-    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
+    head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

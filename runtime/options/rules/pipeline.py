@@ -28,6 +28,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "layers that read the keys and values of an earlier one may be in another stage": bool(
             model.kv_sources
         ),
+        "blocks that layers share are given the embeddings, which the first stage alone has": (
+            model.shares_blocks
+        ),
         "texts that are seen as a whole are computed without pages, in one step": model.pooling is not None
         and model.pooling.is_whole,
         "transformers' own code computes the model as a whole (--model-impl)": model.transformers_json
