@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from runtime import Engine
@@ -12,6 +11,7 @@ from runtime.errors import OptionsError
 from runtime.options.facts import this_machine
 from runtime.options.footprint import footprint, stored_weights
 from tests.e2e.conftest import Generate
+from tests.e2e.greedy import greedy_at_once
 
 pytestmark = pytest.mark.anyio
 
@@ -29,20 +29,6 @@ OPTIONS: dict[str, Any] = {
     "chunked_prefill_size": 37,
 }
 SPARSE = {"enable_nsa_prefill_context_parallel": True, "nsa_prefill_cp_mode": "in-seq-split"}
-
-
-async def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """Tokens of all prompts, asked for at once, so that prompts come in steps in which others decode."""
-    found: list[list[int]] = [[] for _ in prompts]
-
-    async def ask(i: int) -> None:
-        answer = await engine.generate(prompts[i], temperature=0, ignore_eos=True, max_new_tokens=COUNT)
-        found[i] = answer.token_ids
-
-    async with anyio.create_task_group() as tasks:
-        for i in range(len(prompts)):
-            tasks.start_soon(ask, i)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -79,7 +65,7 @@ async def test_answers_are_those_of_transformers(
     more = [*PROMPTS[0][:200], 9, 8, 7, 6, 5]  # two thirds of it are cached
     parallel = {"tensor_parallel_size": ranks, "attention_context_parallel_size": 2}
     async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | parallel | options)) as engine:
-        assert await answers(engine, PROMPTS) == expected
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
         answer = await engine.generate(more, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
         assert answer.token_ids == reference(family, more, COUNT)
         assert answer.finish is not None and answer.finish.cached_tokens >= 196
