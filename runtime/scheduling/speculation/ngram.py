@@ -107,7 +107,8 @@ class NgramDrafter(Drafter):
         self._left = INDEXED
         waiting = self.corpus.num_waiting
         if waiting and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
-            self.corpus.take_in(TAKEN_IN, len(self.lengths) if self._short_pays() else 1)
+            short_pays = self.pace.pays(self.chances.usual(self.lengths[-1]))
+            self.corpus.take_in(TAKEN_IN, len(self.lengths) if short_pays else 1)
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
@@ -228,7 +229,8 @@ class NgramDrafter(Drafter):
         is_first = self.options.match_type == "BFS" and self.breadth == 1
         found: list[tuple[int, bool, int]] = []
         self._looks += 1
-        tries_short = self._looks % SHORT_LOOKS == 0 or self._short_pays()
+        chance = self.chances.usual(self.lengths[-1])
+        tries_short = self._looks % SHORT_LOOKS == 0 or self.pace.pays(chance)
         for number, shared in enumerate(self.corpus.windows if tries_short else self.corpus.windows[:1]):
             if len(tail) < shared.length:
                 continue
@@ -252,10 +254,6 @@ class NgramDrafter(Drafter):
                 found.sort(key=lambda one: -one[0])
                 return found
         return found
-
-    def _short_pays(self) -> bool:
-        """Whether a guess of a window of less than LONG tokens is expected to pay."""
-        return self.pace.pays(self.chances.usual(self.lengths[-1]))
 
     def _before(self, reader: Reader, is_own: bool, place: int, count: int) -> list[int]:
         if is_own:

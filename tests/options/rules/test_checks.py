@@ -110,11 +110,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"moe_data_parallel_size": 1},
     ),
     (
-        {"elastic_ep_backend": "mooncake"},
-        "all ranks of a replica start again when one dies",
-        {"elastic_ep_backend": "none"},
-    ),
-    (
         {"expert_parallel_size": 3, "tensor_parallel_size": 4},
         "--expert-parallel-size 3 does not divide",
         {"expert_parallel_size": 2},
