@@ -149,13 +149,14 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
             "in its place; give --device-memory"
         )
     fits = rank.num_pages > 1 and rank.total_bytes * plan.parallel.processes_on_node <= machine.memory_bytes
+    stages = _stages(plan, checked, machine, stored)
     if arguments.json:
         print(
             _json(
                 {
                     "rank": _as_object(rank),
                     "ranks": plan.parallel.num_ranks,
-                    "stages": [_as_object(one) for one in _stages(plan, checked, machine, stored)],
+                    "stages": [_as_object(one) for one in stages],
                     "split": _split(plan),
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
@@ -165,7 +166,6 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
             )
         )
     else:
-        stages = _stages(plan, checked, machine, stored)
         print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits, stages)))
         for notice in notices:
             print(f"note: {notice}")
@@ -217,6 +217,7 @@ def _as_object(rank: Footprint) -> dict[str, object]:
 
 
 def _stages(plan: Plan, checked: "Checked", machine: MachineFacts, stored: Stored) -> list[Footprint]:
+    """The memory of a rank of each stage."""
     setup = None if checked.adapters is None else checked.adapters.setup()
     return stage_footprints(plan, checked.prepared.model, machine, stored, setup)
 

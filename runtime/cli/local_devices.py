@@ -20,7 +20,8 @@ def _cuda_sizes() -> list[int]:
 
 
 def _npu_sizes() -> list[int]:
-    """Of two lines a device, the second one ends with the memory in use and in all."""
+    """The MiB of each NPU: npu-smi prints two lines for each, and the second ends with its memory in use and
+    in all."""
     pairs = re.findall(r"\d+\s*/\s*(\d+)\s*\|\s*$", ask("npu-smi", "info"), re.M)
     return [int(size) for size in pairs[1::2]]
 

@@ -110,7 +110,7 @@ class TorchCollectives:
         return own
 
     def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:
-        """The same among the ranks `part`, which have a process group."""
+        """Collectives among the ranks `part` of this stage alone, which `group` is the process group of."""
         own = copy(self)
         own.rank, own.size, own.group = part.index(self.rank), len(part), group
         return own

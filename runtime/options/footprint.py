@@ -149,7 +149,7 @@ def stage_footprints(
 
 
 def _host_bytes(plan: Plan, weights: int, offloaded: int, draft: int) -> int:
-    """Of weights in host memory: all of them or the offloaded ones, and those of the draft model."""
+    """Bytes of weights in host memory: a backup of all or the offloaded ones, and a draft model's backup."""
     own = weights if plan.weights.enable_weights_cpu_backup else offloaded
     return own + (draft if plan.weights.enable_draft_weights_cpu_backup else 0)
 

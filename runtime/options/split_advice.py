@@ -159,7 +159,7 @@ def split_advice(attempt: Try, devices: Devices, plan: Plan, model: ModelConfig)
 
 
 def _remarks(split: Split, plan: Plan, model: ModelConfig) -> Iterator[str]:
-    """Why its parts are what they are."""
+    """Why `split` has the experts, stages and replicas that it has: a sentence for each."""
     if split.experts > 1:
         yield "whole experts on a rank make larger products than slices of each"
     if model.mla is not None and split.tensor > 1:
@@ -175,7 +175,7 @@ def _remarks(split: Split, plan: Plan, model: ModelConfig) -> Iterator[str]:
 
 
 def _flags(tensor: int, stages: int, experts: int, replicas: int) -> tuple[str, ...]:
-    """All of them, so that they hold behind any given options."""
+    """A split as options. Sizes of 1 are among them, so that they override what is given before them."""
     sizes = {
         "--tensor-parallel-size": tensor,
         "--pipeline-parallel-size": stages,

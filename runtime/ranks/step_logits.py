@@ -60,7 +60,7 @@ class StepLogits:
         )
 
     def _of(self, model: GenerativeModel, hidden: Tensor, counts: tuple[int, ...]) -> Tensor:
-        """Of hidden states [n, hidden size]; `counts`: n of each group."""
+        """Logits [n, vocabulary] of hidden states [n, hidden size]; `counts`: n of each attention group."""
         if self.groups is None:
             return model.logits(hidden)
         return self.groups.own(model.logits(self.groups.join(hidden, counts)), counts)

@@ -1,10 +1,12 @@
 """`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Authentication and checks
 are those of the HTTP routes."""
 
+import asyncio
 import logging
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import inf
 from typing import TypeAlias
 
@@ -36,6 +38,8 @@ CODES = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+
+END_S = 1.0  # within which calls end whose connections are gone
 
 OPTIONS = {
     "grpc.so_reuseport": 0,
@@ -72,6 +76,7 @@ class Rpc:
         self.messages = Messages(settings.max_body_bytes, settings.max_total_body_bytes)
         self.max_calls = max_connections
         self.num_calls: Counter[str] = Counter()  # that run now, by tenant
+        self.tasks: set[asyncio.Task[None]] = set()  # grpc's own, one for each call
         limits = {"grpc.max_receive_message_length": settings.max_body_bytes} | OPTIONS
         self.server = grpc.aio.server(
             options=[*limits.items(), ("grpc.max_allowed_incoming_connections", max_connections)]
@@ -98,7 +103,7 @@ class Rpc:
 
     async def serve(self, shutdown: anyio.Event, remaining_s: Callable[[], float] = lambda: inf) -> None:
         """Serves until `shutdown`; running calls then have GRACE_S to end, and no longer than `remaining_s`
-        says."""
+        says. Returns when all have ended."""
         await self.server.start()
         try:
             await shutdown.wait()
@@ -106,7 +111,9 @@ class Rpc:
             with anyio.CancelScope(shield=True):
                 if shutdown.is_set():
                     await self._drain(remaining_s)
-                await self.server.stop(0)
+                await self.server.stop(0)  # cuts connections, and does not wait for the calls
+                if self.tasks:
+                    await asyncio.wait(self.tasks, timeout=END_S)
 
     async def _drain(self, remaining_s: Callable[[], float]) -> None:
         """Takes no more calls; returns when those that run have ended, or at the deadline."""
@@ -119,6 +126,9 @@ class Rpc:
         self, level: Level, kind: type[Message], call: Call
     ) -> Callable[[object, Context], Awaitable[None]]:
         async def method(_: object, context: Context) -> None:
+            if task := asyncio.current_task():
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
             lease = BodyLease(self.messages.budget)
             tenant = None
             try:
@@ -182,7 +192,8 @@ async def _refuse(error: Exception, context: Context) -> None:
         error = InternalFault("something went wrong in the server; its log has the details")
     if error.param is not None:
         context.set_trailing_metadata((("param", error.param.encode("ascii", "replace").decode()),))
-    await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message)
+    with suppress(grpc.aio.InternalError):  # the client is gone
+        await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
 def credentials_of(

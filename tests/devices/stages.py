@@ -105,7 +105,7 @@ class StagedExecutor:
 
     @property
     def runner(self) -> ModelRunner:
-        """That of the last stage."""
+        """The last stage's model runner: the one that samples."""
         return self.stages[-1].runner
 
     def close(self) -> None:

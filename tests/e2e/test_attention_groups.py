@@ -94,7 +94,7 @@ async def test_answers_are_those_of_transformers(
 async def test_a_rank_that_is_killed_changes_no_answer(
     checkpoint: Callable[[str], Path], reference: Generate
 ) -> None:
-    """Of either group: both pause, and go on."""
+    """A rank of one group, then of the other, dies: both groups pause and go on."""
     expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
         supervisor = engine._core.replicas[0].supervisor
@@ -119,7 +119,7 @@ def numbers(logprobs: Sequence[TokenLogprob]) -> list[float]:
 
 
 async def test_log_probabilities_of_both_groups(checkpoint: Callable[[str], Path]) -> None:
-    """Of prompts and answers, by a head that all ranks share, and by one of each group: as on one rank."""
+    """They are as on one rank, by a head that all ranks share and by one of each group."""
     one = {"enable_dp_attention": False, "data_parallel_size": 1, "tensor_parallel_size": 1}
     found = []
     for options in (one, {}, {"enable_dp_lm_head": True}):

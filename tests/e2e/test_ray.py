@@ -106,7 +106,7 @@ def title(pid: int) -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Of Ray's processes, which import this package from here."""
+    """The environment of Ray's processes, which import this package from here."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths)}
     return os.environ | own | variables

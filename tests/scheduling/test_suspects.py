@@ -107,7 +107,7 @@ def test_who_leaves_during_a_trial_ends_it() -> None:
 
 
 def test_a_request_is_tried_where_others_were_in_flight_on_the_same_ranks() -> None:
-    """Of another scheduler: either may be to blame."""
+    """Ranks that died had requests of another scheduler as well: either may be to blame."""
     suspects = Suspects()
     assert suspects.died(["a"], is_alone=False) is None and not suspects.trial
     assert suspects.died(["a"], is_alone=False) is None and suspects.trial == {"a"}
