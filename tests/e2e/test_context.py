@@ -68,8 +68,9 @@ async def test_answers_are_those_of_transformers(
         assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
         answer = await engine.generate(more, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
         assert answer.token_ids == reference(family, more, COUNT)
-        assert answer.finish is not None and answer.finish.cached_tokens >= 196
         core = engine._core
+        kept = 196 if core.model.recurrent is None else 128  # states are kept at some places only
+        assert answer.finish is not None and answer.finish.cached_tokens >= kept
         found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
         readies = core.replicas[0].supervisor.readies
         assert found.weights_bytes in {ready.weights_bytes for ready in readies}  # of one stage of several

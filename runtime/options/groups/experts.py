@@ -7,7 +7,17 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
+from runtime.options.declare import (
+    Count,
+    Derived,
+    Fraction,
+    Group,
+    Whole,
+    on_device,
+    option,
+    planned,
+    superseded,
+)
 
 MoeRunner = Literal[
     "auto",
@@ -138,9 +148,9 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        option(
-            "What goes on without the experts of a rank that failed; none: all ranks start again.",
-            note="mooncake is refused: requests outlive ranks (architecture.md)",
+        planned(
+            "What goes on without the experts of a rank that failed.",
+            note="until then all ranks of a replica start again, and its requests outlive them",
         ),
     ] = None
     mooncake_ib_device: A[

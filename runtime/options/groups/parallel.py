@@ -17,6 +17,7 @@ from runtime.options.declare import (
     Whole,
     on_device,
     option,
+    planned,
     superseded,
 )
 from runtime.options.facts import MachineFacts
@@ -47,10 +48,10 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = 1
     moe_data_parallel_size: A[
         Count,
-        option(
+        planned(
             "Groups of ranks among which expert layers are replicated.",
-            note="1 is all there is: such groups are replicas, which --data-parallel-size makes",
             aliases=("--moe-dp-size",),
+            note="take --data-parallel-size: such groups need no step in common",
         ),
     ] = 1
     pipeline_parallel_size: A[

@@ -35,32 +35,6 @@ def experts_fit_ranks(options: Values) -> str | None:
     return None
 
 
-def experts_are_of_all_ranks(options: Values) -> str | None:
-    """Groups of ranks with all experts are replicas: their attention has tokens of its own as well."""
-    groups, ranks = options["moe_data_parallel_size"], options["tensor_parallel_size"]
-    if groups == 1:
-        return None
-    own = (
-        "a smaller --tensor-parallel-size" if ranks % groups else f"--tensor-parallel-size {ranks // groups}"
-    )
-    return (
-        f"--moe-data-parallel-size {groups}: ranks that have all experts, and share no tokens with others, "
-        "are a replica, which needs no step in common with these; take "
-        f"--data-parallel-size {groups} with {own}"
-    )
-
-
-def lost_ranks_are_started_anew(options: Values) -> str | None:
-    """No rank computes the experts of one that died."""
-    if options["elastic_ep_backend"] in (None, "none"):
-        return None
-    return (
-        f"--elastic-ep-backend {options['elastic_ep_backend']} keeps a replica without one of its ranks; "
-        "here all ranks of a replica start again when one dies, requests wait or go to another replica "
-        "(--data-parallel-size), and none fails; leave it out"
-    )
-
-
 def records_hold_steps(options: Values) -> str | None:
     """The record of expert counts holds some steps, or all."""
     if options["expert_distribution_recorder_buffer_size"] == 0:
@@ -198,8 +172,6 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
 
 OPTION_RULES: tuple[OptionRule, ...] = (
     experts_fit_ranks,
-    experts_are_of_all_ranks,
-    lost_ranks_are_started_anew,
     records_hold_steps,
     places_need_spread_experts,
     placing_needs_files,

@@ -105,11 +105,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"moe_dense_tp_size": 4},
     ),
     (
-        {"moe_data_parallel_size": 2, "tensor_parallel_size": 8},
-        "take --data-parallel-size 2 with --tensor-parallel-size 4",
-        {"moe_data_parallel_size": 1},
-    ),
-    (
         {"expert_parallel_size": 3, "tensor_parallel_size": 4},
         "--expert-parallel-size 3 does not divide",
         {"expert_parallel_size": 2},

@@ -43,8 +43,6 @@ class Shared(Sparse):
         ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Shared, ""),
         ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Sparse, "this model has none"),
         ("--tp 2 --enable-single-batch-overlap", Shared, "--moe-a2a-backend"),
-        ("--tp 2 --elastic-ep-backend mooncake", Sparse, "all ranks of a replica start again"),
-        ("--tp 2 --elastic-ep-backend none", Sparse, ""),
     ],
 )
 def test_rules_about_overlap(words: str, model: type[Model], sentence: str) -> None:
