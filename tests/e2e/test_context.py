@@ -49,7 +49,7 @@ SPARSE = {"enable_nsa_prefill_context_parallel": True, "nsa_prefill_cp_mode": "i
         ("llama", 2, {"pipeline_parallel_size": 2}),
         ("llama", 4, {"attention_context_parallel_size": 4}),
         ("jamba", 2, {}),
-        ("qwen3_next", 4, {"chunked_prefill_size": 512}),
+        ("qwen3_next", 2, {"chunked_prefill_size": 512}),
         ("qwen3_moe", 4, {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}),
         ("deepseek_v3", 2, {"moe_a2a_backend": "deepep"}),
         ("deepseek_v3", 4, {"enable_attn_tp_input_scattered": True}),
@@ -73,7 +73,9 @@ async def test_answers_are_those_of_transformers(
         assert answer.finish is not None and answer.finish.cached_tokens >= kept
         found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
         readies = core.replicas[0].supervisor.readies
-        assert found.weights_bytes in {ready.weights_bytes for ready in readies}  # of one stage of several
+        margin = 0 if core.model.recurrent is None else 0.03
+        weights = pytest.approx(found.weights_bytes, rel=margin)
+        assert any(ready.weights_bytes == weights for ready in readies)  # one stage of several
         if not any(core.model.windows):  # pages of windows are counted apart
             assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
