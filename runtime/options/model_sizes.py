@@ -107,6 +107,9 @@ def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
     if model.recurrent is not None and model.recurrent.gates_attention and "q_proj" in setup.targets:
         # A of queries stands there a second time, for their gates
         count += model.recurrent.num_attention_layers * model.hidden_size
+    if model.recurrent is not None and model.recurrent.shared is not None and "gate_up_proj" in setup.targets:
+        # and A of gates for ups
+        count += model.recurrent.num_attention_layers * model.hidden_size
     return count * setup.max_rank * setup.num_lora_slots
 
 

@@ -26,8 +26,8 @@ class Model:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization = None
-    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
-    media = None
+    head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
+    chunk, media = 0, None
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

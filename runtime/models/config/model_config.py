@@ -157,7 +157,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     @property
     def scores(self) -> ScoreKind:
         """What attention scores have besides their scale."""
-        return ScoreKind(cap=self.score_cap, has_sinks=self.has_sinks, is_biased=self.alibi is not None)
+        is_biased = self.alibi is not None
+        return ScoreKind(cap=self.score_cap, has_sinks=self.has_sinks, is_biased=is_biased, chunk=self.chunk)
 
     @property
     def score_scale(self) -> float:
@@ -168,6 +169,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def longest_head(self) -> int:
         """Size of an attention head, of the largest where layers differ."""
         return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
+
+    @property
+    def shares_blocks(self) -> bool:
+        """See ModelFacts: so it is in Zamba 2."""
+        return self.recurrent is not None and self.recurrent.shared is not None
 
     def has_own_keys(self, index: int) -> bool:
         """Whether a layer makes keys and values, and does not read those of an earlier one."""
