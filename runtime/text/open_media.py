@@ -9,8 +9,8 @@ from runtime.text.media_prompts import MediaProcessor
 
 
 def open_processor(folder: Path, encoder: MediaConfig | None) -> MediaProcessor | None:
-    """What prepares images for `encoder`, as the model's folder says; None: the model takes text alone. Raises
-    ModelError."""
+    """What prepares images for `encoder`, as the model's folder says; None: the model takes text alone.
+    Raises ModelError."""
     if encoder is None:
         return None
     # Pillow is imported for models that take images only

@@ -136,6 +136,7 @@ def test_the_embedded_model_is_a_word() -> None:
             "--attention-backend ascend is not possible on cpu, which has torch_native",
         ),
         ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
+        ("--enable-multimodal true", "this runtime has no encoder of this model"),
         ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
     ],
 )
@@ -399,8 +400,3 @@ def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> Non
         assert error.problems and all(error.problems)
     else:
         assert made.schedule.max_step_tokens >= 1 and made.parallel.num_threads >= 1
-
-
-def test_images_are_refused_where_nothing_encodes_them() -> None:
-    with pytest.raises(OptionsError, match="this runtime has no encoder of this model"):
-        plan("--enable-multimodal true")

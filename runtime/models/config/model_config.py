@@ -60,7 +60,7 @@ from runtime.models.config.transformers_config import (
     check_generates,
     identity,
     read_generic,
-    uses_transformers,
+    transformers_fields,
 )
 from runtime.models.config.wrappers import WRAPPERS, text_model
 
@@ -260,7 +260,7 @@ def _read(
     wrapper, whole = architecture if architecture in WRAPPERS else "", raw
     if wrapper:
         architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
-    fields = transformers_fields(architecture, raw, model_impl)
+    fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
     if fields is None:
         check_architecture(architecture)
     else:
@@ -328,13 +328,6 @@ def _with_pooling(
         is_bidirectional=is_bidirectional,
         context_len=longest_text(folder, config.context_len),
     )
-
-
-def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonDict | None:
-    """config.json of a model that transformers' code computes; None: our own code does. Raises ModelError."""
-    if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
-        return None
-    return decode(raw, JsonDict, "config.json")
 
 
 def _resolve(
