@@ -120,6 +120,10 @@ class Status:
             (metrics.aged, [roster.waiting.num_aged for roster in rosters]),
         ):
             counter.value = sum(values)
+        encodings = [one.planner.encodings for one in schedulers if one.planner.encodings is not None]
+        metrics.encoded_media.value = sum([one.num_encoded for one in encodings])
+        metrics.reused_media.value = sum([one.num_reused for one in encodings])
+        metrics.kept_media_rows.set(sum([one.num_rows for one in encodings]))
         metrics.timeouts.values.update(_sums([scheduler.timeouts for scheduler in schedulers]))
         metrics.tenant_tokens.values = _sums([roster.shares.tokens for roster in rosters])
         if self._adapters is not None:

@@ -73,6 +73,7 @@ class Metrics:
         self._define_requests(buckets)
         self._define_steps()
         self._define_adapters()
+        self._define_media()
         self._define_processes()
 
     def _define_load(self) -> None:
@@ -314,6 +315,11 @@ class Metrics:
             label="layer",
             kind="gauge",
         )
+
+    def _define_media(self) -> None:
+        self.encoded_media = Counter("runtime_media_encoded_total", "Images that the ranks encoded.")
+        self.reused_media = Counter("runtime_media_reused_total", "Uses of encodings made for earlier steps.")
+        self.kept_media_rows = Gauge("runtime_media_kept_rows", "Rows of encodings that the ranks keep.")
 
     def _define_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")

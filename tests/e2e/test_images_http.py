@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import LlavaForConditionalGeneration
 
 import runtime
-from tests.models.make_media import PLACEHOLDER, greedy, make_llava, picture
+from tests.models.make_media import PLACEHOLDER, ROWS, greedy, make_llava, picture
 
 COUNT = 8
 MARK = "<image>"
@@ -132,6 +132,13 @@ async def test_answers_are_those_of_transformers(llava: tuple[Path, LlavaForCond
             tokens = greedy(model, tokenizer.encode(prompt).ids, images, COUNT)
             assert read(answer.json()) == tokenizer.decode(tokens, skip_special_tokens=False), path
         await check_refusals(http)
+        lines = (await http.get("/metrics")).text.splitlines()
+        values = {
+            line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("runtime_media")
+        }
+        assert values["runtime_media_encoded_total"] == 2, "of each image, once"
+        assert values["runtime_media_kept_rows"] == 2 * ROWS
+        assert values["runtime_media_reused_total"] == 3, "by the three requests after the first"
 
 
 async def check_refusals(http: httpx.AsyncClient) -> None:
