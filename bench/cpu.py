@@ -71,14 +71,14 @@ def measure(shape: str, weights: str, batches: list[int], prefill: int) -> dict[
             slots=rows,
             longest=max(prefill, length) + 4 * STEPS * len(batches),
             tokens=pages_for(rows, max(prefill, length), 4 * STEPS * len(batches)),
-            step_tokens=max(512, rows),
+            step_tokens=max(prefill, 512, rows),
             is_dry=False,
             device="cpu",
             quantization=None if is_plain else weights,
             dtype=weights if is_plain else "bfloat16",
         )
     found: dict[str, Any] = {"start_s": round(model.start_s, 2), "weights_mb": model.weights_bytes >> 20}
-    found["prefill_tokens_s"] = round(512 / model.prefill(512, 3), 1) if prefill else 0.0
+    found["prefill_tokens_s"] = round(prefill / model.prefill(prefill, 3), 1) if prefill else 0.0
     decode = {}
     for batch in batches:
         model.begin(batch, length, STEPS)
@@ -144,7 +144,8 @@ def llama_cpp(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
     if "--output-format" not in help_of(command[0]):  # ik_llama.cpp prints a table, and knows no other form
         command = command[:-2]
     steps = batched_steps(run_peer(command))
-    command = [str(folder / "llama-bench"), "-m", str(gguf), "-p", "512", "-n", "0", "-t", threads, "-r", "2"]
+    command = [str(folder / "llama-bench"), "-m", str(gguf), "-p", str(PREFILL), "-n", "0"]
+    command += ["-t", threads, "-r", "2"]
     prompt = json.loads(run_peer([*command, "-o", "json"]))
     return {"step_ms": steps, "prefill_tokens_s": round(prompt[0]["avg_ts"], 1)}
 
@@ -152,7 +153,7 @@ def llama_cpp(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
 def openvino(interpreter: str, gguf: Path, batches: list[int]) -> dict[str, Any]:
     """OpenVINO GenAI's figures for one file."""
     sizes = ",".join(map(str, batches))
-    numbers = [str(number) for number in (CONTEXT, STEPS, 512)]
+    numbers = [str(number) for number in (CONTEXT, STEPS, PREFILL)]
     script, file = Path(__file__).parent / "openvino_peer.py", gguf.absolute()
     program = str(Path(interpreter).absolute()) if "/" in interpreter else interpreter
     out = run_peer([program, str(script.absolute()), str(file), sizes, *numbers])

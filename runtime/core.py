@@ -95,7 +95,7 @@ class Core:
             on_death=logs.rank_died,
             on_progress=self._progress.rank,
         )
-        self._text = TextPipeline(
+        self._text = text = TextPipeline(
             plan,
             self.model,
             prepared.text,
@@ -107,8 +107,8 @@ class Core:
             weight_version=lambda: self.card.weight_version,
             prepare_grammar=self.replicas.prepare_grammar,
         )
-        self._commands = SchedulerCommands(self.replicas)
-        self.control = Control(plan, self.replicas, self._commands, router, self._text, metrics, logs)
+        self._commands = commands = SchedulerCommands(self.replicas)
+        self.control = Control(plan, self.model.moe, self.replicas, commands, router, text, metrics, logs)
         self.memory_saver = MemorySaver(plan, self.replicas, self._commands, self._set_weight_version)
         self._status = Status(plan, self.replicas, metrics, self.adapters, lambda: self._router.num_open)
         self._intake = Intake(

@@ -38,6 +38,8 @@ from runtime.storage.settings import backend_settings
 
 # classes of models whose layers join the tokens of attention groups
 GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
+# models whose ranks may have shards of the tokens between attentions
+SCATTERED = (*GROUPED, "runtime.models.hybrid:HybridDecoder", "runtime.models.hybrid:GraniteHybrid")
 
 
 class Prepared(Struct, frozen=True):
@@ -72,12 +74,13 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_weights(plan)
     check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
-    places_at_start(plan.experts, model.moe)
+    places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)
     check_nodes(plan)
     check_groups(plan, model)
+    check_scattered(plan, model)
     return model
 
 
@@ -99,6 +102,17 @@ def check_groups(plan: Plan, model: ModelConfig) -> None:
             [
                 "--enable-dp-attention computes plain decoders and those of DeepSeek, not "
                 f"{path.partition(':')[2]}; leave it out"
+            ]
+        )
+
+
+def check_scattered(plan: Plan, model: ModelConfig) -> None:
+    """The model's layers are computed of shards, if ranks have these. Raises OptionsError."""
+    if plan.parallel.enable_attn_tp_input_scattered and (path := class_path(model)) not in SCATTERED:
+        raise OptionsError(
+            [
+                "--enable-attn-tp-input-scattered computes plain decoders, hybrids and those of DeepSeek, "
+                f"not {path.partition(':')[2]}; leave it out"
             ]
         )
 

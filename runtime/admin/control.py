@@ -25,6 +25,7 @@ from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.metrics import Metrics
 from runtime.metrics.request_log import RequestLogs, RequestLogSettings
+from runtime.models.config.moe_config import MoeConfig
 from runtime.options.plan import Plan
 from runtime.service import LogChange, OpenRequest, TokenizerInfo
 
@@ -36,6 +37,7 @@ class Control:
     def __init__(
         self,
         plan: Plan,
+        moe: MoeConfig | None,
         replicas: Replicas,
         commands: SchedulerCommands,
         router: Router,
@@ -51,7 +53,7 @@ class Control:
             is_recorded=plan.experts.expert_distribution_recorder_mode is not None,
             places=lambda: next(iter(replicas)).commands.expert_places,
         )
-        self.balancers = open_balancers(plan, replicas)
+        self.balancers = open_balancers(plan, list(replicas), 1 if moe is None else moe.routing.num_groups)
         self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
         self._replicas = replicas
         self._commands = commands

@@ -6,7 +6,7 @@ one, layers get other placements (scheduling/expert_balance.py), some layers at 
 while they take steps, and move them between two steps (ranks/expert_placer.py).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -20,7 +20,7 @@ from runtime.errors import Unavailable
 from runtime.messages.experts import Placement
 from runtime.messages.ranks import ExpertCounts
 from runtime.options.plan import Plan
-from runtime.scheduling.expert_balance import balanced, utilization
+from runtime.scheduling.expert_balance import balancing, utilization
 
 LOOK_EVERY_S = 0.5  # at the number of steps
 
@@ -29,6 +29,8 @@ class BalancerConfig(Struct, frozen=True):
     """When experts move, and how many at a time."""
 
     num_groups: int  # groups of ranks that experts are spread over
+    num_nodes: int  # that share the ranks of a layer
+    num_expert_groups: int  # of which routers choose some first
     every_steps: int
     layers_per_chunk: int | None  # layers that move together; None: all
     threshold: float  # utilization from which on nothing moves
@@ -42,6 +44,7 @@ class ExpertBalancer:
     ) -> None:
         """`num_steps` gives the number of steps so far; `replica`: its index."""
         self._config = config
+        self._balance = balancing(config.num_groups, config.num_nodes, config.num_expert_groups)
         self._commands = commands
         self._num_steps = num_steps
         self._replica = replica
@@ -100,26 +103,31 @@ class ExpertBalancer:
     def _placements(self, load: np.ndarray, old: dict[int, Placement]) -> dict[int, Placement]:
         """Better placements of the layers; a layer without tokens keeps its own."""
         return {
-            layer: balanced(row, placement, self._config.num_groups) if row.any() else placement
+            layer: self._balance(row, placement) if row.any() else placement
             for row, (layer, placement) in zip(load, old.items(), strict=True)
         }
 
 
-def open_balancers(plan: Plan, replicas: Iterable[Replica]) -> list[ExpertBalancer]:
-    """One for each replica; none without --enable-eplb."""
+def open_balancers(plan: Plan, replicas: Sequence[Replica], num_expert_groups: int) -> list[ExpertBalancer]:
+    """One for each set of ranks, which the replicas of several attention groups may share; none without
+    --enable-eplb."""
     experts = plan.experts
     config = BalancerConfig(
         num_groups=experts.expert_parallel_size,
+        num_nodes=plan.parallel.nodes_of_stage,
+        num_expert_groups=num_expert_groups,
         every_steps=experts.eplb_rebalance_num_iterations,
         layers_per_chunk=experts.eplb_rebalance_layers_per_chunk,
         threshold=experts.eplb_min_rebalancing_utilization_threshold,
     )
+    size = plan.parallel.attention_groups
+    sets = [replicas[first : first + size] for first in range(0, len(replicas), size)]
     return [
-        ExpertBalancer(config, replica.commands, partial(num_steps, replica), replica.index)
-        for replica in (replicas if experts.enable_eplb else ())
+        ExpertBalancer(config, own[0].commands, partial(num_steps, own), own[0].index)
+        for own in (sets if experts.enable_eplb else ())
     ]
 
 
-def num_steps(replica: Replica) -> int:
-    """Steps that a replica has planned."""
-    return replica.num_steps
+def num_steps(replicas: Sequence[Replica]) -> int:
+    """Steps of one set of ranks: those of its attention groups are computed together."""
+    return max(replica.num_steps for replica in replicas)

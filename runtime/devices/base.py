@@ -359,7 +359,9 @@ class Device:
     attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens
     prompt_split: PromptSplit | None = None  # of prompts between the parts of `attention`; None: there is one
     side_stream: "SideStream | None" = None  # computes shared experts while the main one computes others
-    # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
+    # each rank has a shard of the tokens between attentions, as with all_to_all
+    scatters_inputs: bool = False
+    # then: tokens are gathered behind the first projections of latent attention, and not before
     gathers_after_q: bool = False
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
@@ -372,6 +374,11 @@ class Device:
     def head_ranks(self) -> Collectives:
         """The ranks that share the attention heads of the same tokens."""
         return self.collectives if self.attention is None else self.attention.heads
+
+    @property
+    def scatters_tokens(self) -> bool:
+        """Whether each rank has a shard of the step's tokens between attentions."""
+        return self.all_to_all is not None or self.scatters_inputs
 
     @property
     def has_groups(self) -> bool:

@@ -157,13 +157,17 @@ class Linear(Layer):
                 yield from weight.children()
 
     def output_rows(self, part: str) -> list[OutputRows]:
-        """The columns that a part makes on this rank, in the order that they have when weights are loaded."""
-        first = 0
+        """The columns that a part makes on this rank, in the order that they have when weights are loaded.
+        "" of a layer with several parts: all of them, in a checkpoint tensor with one below the other."""
+        first, above, found = 0, 0, []
         for name, shard in self.outputs.items():
-            if name == part:
-                return [OutputRows(first, torch.arange(shard.start, shard.start + shard.size))]
-            first += shard.size
-        raise KeyError(part)
+            if part in (name, ""):
+                start = shard.start + above * (part != name)
+                found.append(OutputRows(first, torch.arange(start, start + shard.size)))
+            first, above = first + shard.size, above + shard.full
+        if not found:
+            raise KeyError(part)
+        return found
 
     def row_tensors(self) -> Iterator[Tensor]:
         """All tensors that have a row for each output, so that rows may be put into another order before
@@ -204,14 +208,65 @@ class Linear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out], or with reduction "reduce_scatter" this rank's shard of the rows."""
+        return self.with_lora(x, self.lora)
+
+    def with_lora(self, x: Tensor, lora: LinearLora | None) -> Tensor:
+        """As `forward`, with these low-rank products in place of the layer's own."""
         bias = self.bias.tensor if self.bias is not None else None
         out = self.device.ops.linear(x, self.packed, bias if self.reduce is None else None)
-        if self.lora is not None:
-            out = self.lora.add(x, out)
+        if lora is not None:
+            out = lora.add(x, out)
         if self.reduce is None:
             return out
         out = self.reduce(out)
         return out if bias is None else out + bias
+
+
+class LinearUse(Layer):
+    """One of several uses of a linear layer, each with low-rank products of its own. The weight is found at
+    the layer."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
+        self.lora: LinearLora | None = None
+
+    def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        """None."""
+        yield from ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See Linear.forward."""
+        return self.linear.with_lora(x, self.lora)
+
+
+class ReorderedLinear(Linear):
+    """A linear layer that knows which row of its checkpoint tensors stands where when its rows were reordered
+    through `row_tensors`, so that adapters are reordered alike. Rows stay within their part."""
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        inputs: int,
+        outputs: dict[str, int | Shard],
+        *,
+        bias: bool = False,
+        ranks: Collectives | None = None,
+    ) -> None:
+        """Column-parallel; see Linear."""
+        super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias, ranks=ranks)
+        shards = self.outputs.values()
+        self.rows = torch.cat([torch.arange(shard.start, shard.start + shard.size) for shard in shards])
+
+    def row_tensors(self) -> Iterator[Tensor]:
+        """See Linear.row_tensors; with them the numbers of the rows."""
+        yield from super().row_tensors()
+        yield self.rows
+
+    def output_rows(self, part: str) -> list[OutputRows]:
+        """See Linear.output_rows."""
+        ((first, rows),) = super().output_rows(part)
+        return [OutputRows(first, self.rows[first : first + len(rows)])]
 
 
 class QkvLinear(Linear):

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from runtime.devices.base import Device
 from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, LinearUse
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
@@ -202,7 +202,14 @@ class LoraAdapters:
         self.renames = lora_renames(config)
         self.fused_targets = {name: _fused_target(name, packed_modules) for name in self.modules}
         self.lora_slots = {
-            path: LoraSlots(layer, parts, setup, self.ops, self.step, device.torch_device)
+            path: LoraSlots(
+                layer.linear if isinstance(layer, LinearUse) else layer,
+                parts,
+                setup,
+                self.ops,
+                self.step,
+                device.torch_device,
+            )
             for path, layer in _linear_layers(model)
             if (parts := self._parts(path))
         }
@@ -297,9 +304,9 @@ def _fused_target(name: str, packed_modules: PackedModules) -> tuple[str, str]:
     return f"{parent}.{module}", part
 
 
-def _linear_layers(layer: LayerTree, prefix: str = "") -> Iterator[tuple[str, Linear]]:
+def _linear_layers(layer: LayerTree, prefix: str = "") -> Iterator[tuple[str, Linear | LinearUse]]:
     for name, child in layer.children():
-        if isinstance(child, Linear):
+        if isinstance(child, Linear | LinearUse):
             yield prefix + name, child
         elif isinstance(child, Layer):
             yield from _linear_layers(child, f"{prefix}{name}.")

@@ -94,6 +94,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     attention_parts: int = 1  # ranks that share each sequence in attention
     prompt_split: PromptSplit | None = None  # between these ranks; None: there is one
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
+    scatters_inputs: bool = False  # each rank has a shard of a step's tokens between attentions
     has_group_heads: bool = False  # the head is divided over each attention group, not over all ranks
     steps_in_flight: int = 2  # at most, plans whose results have not come
     environment: dict[str, str] = {}  # environment variables of the rank's process
@@ -164,6 +165,12 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     def samplers(self) -> range:
         """The ranks that sample and answer steps: the first one of each attention group of the last stage."""
         return range(self.reporter, self.num_ranks, self.attention_layout.group_size)
+
+    @property
+    def gathers_latents(self) -> bool:
+        """Whether shards of tokens are gathered behind the projections to latents, which are computed of the
+        shard. Parts of prompts are others than shards."""
+        return self.scatters_inputs and self.attention_parts == 1
 
     @property
     def attention_layout(self) -> AttentionLayout:

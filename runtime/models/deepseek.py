@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.base import Device, ForwardBatch, PackedLatent
 from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import MlaAttention
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, ReorderedLinear
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.context_parallel import own_tokens
 from runtime.layers.parallel.sequence_parallel import SequenceParallel
@@ -21,7 +21,7 @@ from runtime.layers.rotary import mla_score_scale, position_scales
 from runtime.layers.weight import Layer, PackedModules, replicated_shard, scaled_shard, unit_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
-from runtime.models.self_attention import reduction_of
+from runtime.models.self_attention import attention_reduction
 
 EPS = 1e-6  # of the norms inside attention; rms_norm_eps of config.json is that of the other norms
 
@@ -41,15 +41,13 @@ class MlaSelfAttention(Layer):
         hidden, rank, queries = config.hidden_size, mla.kv_rank, scaled_shard(heads, query_dim)
         q = queries if mla.q_rank is None else replicated_shard(mla.q_rank)
         kv = replicated_shard(rank + mla.rope_dim)
-        self.qkv_a_proj: Linear | None = Linear(
-            device, dtype, hidden, {"q": q, "kv": kv}, shard="column", bias=config.qkv_bias
+        self.qkv_a_proj: Linear | None = ReorderedLinear(
+            device, dtype, hidden, {"q": q, "kv": kv}, bias=config.qkv_bias
         )
         self.q_a_layernorm = None if mla.q_rank is None else RMSNorm(device, dtype, mla.q_rank, EPS)
         self.q_b_proj: Linear | None = None
         if mla.q_rank is not None:
-            self.q_b_proj = Linear(
-                device, dtype, mla.q_rank, {"": queries}, shard="column", ranks=device.head_ranks
-            )
+            self.q_b_proj = ReorderedLinear(device, dtype, mla.q_rank, {"": queries}, ranks=device.head_ranks)
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
         up_outputs = scaled_shard(heads, mla.nope_dim + mla.value_dim)
         self.kv_b_proj: Linear | None = Linear(
@@ -62,7 +60,7 @@ class MlaSelfAttention(Layer):
             {"": hidden},
             shard="row",
             bias=config.o_bias,
-            reduction=reduction_of(device),
+            reduction=attention_reduction(device),
             ranks=device.head_ranks,
         )
         self.position_scale = config.position_scale_of(index)

@@ -76,6 +76,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
                 "sparse attention of DeepSeek V3.2 is computed on --device cpu, without --moe-a2a-backend; "
                 "leave these out"
             )
+        self.gathers_tokens = False  # the indexer wants hidden states of all tokens
         self.indexer = Indexer(device, dtype, config.hidden_size, mla, mla.indexer)
         self.attention.value_dim = mla.rope_dim + mla.indexer.dim
         self.sparse: SparseLatents | None = None  # once the weights are loaded

@@ -15,7 +15,7 @@ from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
-from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
+from runtime.layers.parallel.sequence_parallel import all_tokens, open_sequence_parallel
 from runtime.layers.recurrent.gated_delta import GatedDeltaMixer
 from runtime.layers.recurrent.kimi_delta import KimiDeltaMixer
 from runtime.layers.recurrent.mamba1 import Mamba1Mixer
@@ -106,7 +106,9 @@ class HybridDecoderLayer(Layer):
             )
         if kind != "none" and recurrent.has_feed_forward:
             self.post_attention_layernorm = NORMS[config.norm](device, dtype, hidden, config.rms_norm_eps)
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
+        self.sequence_parallel = open_sequence_parallel(device)
+        self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
+        self.has_all_to_all = device.all_to_all is not None
 
     def piecewise(
         self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch
@@ -123,7 +125,7 @@ class HybridDecoderLayer(Layer):
             given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
             given = own_tokens(batch.part, scaled(given, factors.attention_in))
             attended = yield self.self_attn, self.self_attn.project(given, *tables, batch)
-            attended = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
+            attended = self._joined(self.self_attn.o_proj.forward(attended), batch)
             attended = scaled(attended, factors.attention_out)
             mixed = attended if mixed is None else mixed + attended
         if mixed is not None:
@@ -132,12 +134,20 @@ class HybridDecoderLayer(Layer):
                 return mixed, residual
             x, residual = self.post_attention_layernorm.add(mixed, residual)
         if isinstance(self.mlp, PlainExperts):
-            out = yield self.mlp, (x,)
+            out = yield self.mlp, (self.all_tokens(x, batch),)
             return scaled(out, self.scale), residual
         if isinstance(self.mlp, SparseFeedForward):
-            return scaled(self.mlp.forward(x, batch), self.scale), residual
+            given = x if self.has_all_to_all else self.all_tokens(x, batch)
+            return scaled(self.mlp.forward(given, batch), self.scale), residual
         assert self.mlp is not None, "a layer that does nothing"
         return scaled(self.mlp.forward(self.all_tokens(x, batch)), self.scale), residual
+
+    def _joined(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """What attention returns of this rank's part of the prompts, as of all of them."""
+        x = of_all_parts(batch.part, x)
+        if self.shares_prompts and self.sequence_parallel is not None:
+            return self.sequence_parallel.shard(x)
+        return x
 
     def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.packed import KeptMismatch
+from runtime.layers.linear import LinearUse
 from runtime.layers.quantization.quantized_weight import QuantizedWeight
 from runtime.layers.weight import Layer, LayerTree, members, named_weights
 
@@ -19,7 +20,7 @@ def quantized_weights(layer: LayerTree, prefix: str = "") -> Iterator[tuple[str,
             path = f"{prefix}{name}.{index}." if isinstance(value, list) else f"{prefix}{name}."
             if isinstance(child, QuantizedWeight):
                 yield prefix if name == "quantized" else path, child
-            elif isinstance(child, Layer):
+            elif isinstance(child, Layer) and not isinstance(layer, LinearUse):  # its weight is another's
                 yield from quantized_weights(child, path)
 
 

@@ -17,7 +17,7 @@ from runtime.layers.norm import NORMS, NoNorm, Norm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
-from runtime.layers.parallel.sequence_parallel import SequenceParallel, all_tokens
+from runtime.layers.parallel.sequence_parallel import all_tokens, open_sequence_parallel
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.projections import Projections
 from runtime.layers.reward_head import RewardHead
@@ -113,7 +113,7 @@ class LlamaDecoderLayer(Layer):
         self.is_apart = device.replicates_dense if not has_experts else device.all_to_all is not None
         self.groups = open_group_tokens(device)
         self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
+        self.sequence_parallel = open_sequence_parallel(device)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -135,6 +135,7 @@ class LlamaDecoderLayer(Layer):
         x = self.self_attn.o_proj.forward(attended)
         if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
             x = of_all_parts(batch.part, x)
+            x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm.forward(x)
         if self.residual_scale != 1.0:
@@ -207,8 +208,7 @@ class Llama(Layer):
         if self.stage.embeds or is_head_tied:
             self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = StageLayers(
-            [self.layer_class(device.of_layer(i), dtype, config, i, self.attention_class) for i in own],
-            own.start,
+            [self.open_layer(device.of_layer(i), dtype, config, i) for i in own], own.start
         )
         if self.stage.count > 1:  # this rank has caches of its own layers only
             for place, attention in enumerate(self.attentions):
@@ -226,7 +226,7 @@ class Llama(Layer):
             self.renames = (*self.renames, *self.media_encoder.renames)
         # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
         self.aux_layers: tuple[int, ...] = ()
-        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.group_ranks)
+        self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
@@ -235,6 +235,10 @@ class Llama(Layer):
         if self.has_token_grids:
             for rotary in self.rotaries:
                 rotary.check_sections()
+
+    def open_layer(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> DecoderLayer:
+        """Layer `index` of the model."""
+        return self.layer_class(device, dtype, config, index, self.attention_class)
 
     def _open_end(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         """What is behind the layers: the last norm, and the head."""

@@ -22,7 +22,13 @@ from runtime.models.config.model_config import ModelConfig
 
 def reduction_of(device: Device) -> Reduction:
     """How half layers end: with the sum over ranks of all tokens, or of each rank's shard of the tokens."""
-    return "all_reduce" if device.all_to_all is None else "reduce_scatter"
+    return "reduce_scatter" if device.scatters_tokens else "all_reduce"
+
+
+def attention_reduction(device: Device) -> Reduction:
+    """How attention ends. Where ranks share prompts, the sum has the tokens of one part: these are gathered
+    before each rank takes its shard."""
+    return "all_reduce" if device.prompt_split is not None else reduction_of(device)
 
 
 class SelfAttention(Layer):
@@ -43,7 +49,7 @@ class SelfAttention(Layer):
             {"": config.hidden_size},
             shard="row",
             bias=config.o_bias,
-            reduction=reduction_of(device),
+            reduction=attention_reduction(device),
             ranks=device.head_ranks,
         )
         self.norm_kind, self.norm_eps = config.qk_norm, config.rms_norm_eps

@@ -11,13 +11,12 @@ from torch.nn.functional import gelu
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Device, ForwardBatch
-from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention
-from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.linear import Linear, LinearUse, QkvLinear
 from runtime.layers.norm import RMSNorm
 from runtime.layers.recurrent.parts import PartsLinear
 from runtime.layers.weight import Layer, PackedModules, even_shard
-from runtime.models.base import AttentionLayer, CompiledLayer, Pieces
+from runtime.models.base import CompiledLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import SharedBlocks
 from runtime.models.config.zamba_config import block_renames, tied_names
@@ -64,10 +63,12 @@ class AttentionAdapter(Layer):
 
 
 class BlockUse(Layer):
-    """One use of a block: its keys and values, its low-rank products, and a projection of its result. A
-    TokenMixer."""
+    """One use of a block: its keys and values, its low-rank products, and a projection of its result. LoRA
+    adapters change each use apart. A TokenMixer."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, blocks: list[SharedBlock]
+    ) -> None:
         shared, hidden, inner = shared_blocks(config), config.hidden_size, config.intermediate_size
         place = cache_index(recurrent_of(config), index)
         self.block = place % shared.count  # the blocks take turns
@@ -80,12 +81,13 @@ class BlockUse(Layer):
         half = even_shard(inner, device.collectives, "inner size of feed-forwards")
         self.mlp_up = PartsLinear(device, dtype, shared.rank, [half, half], bias=False)
         self.linear = Linear(device, dtype, hidden, {"": hidden}, shard="replicated")
+        block = blocks[self.block]
+        self.qkv_proj, self.o_proj = LinearUse(block.qkv_proj), LinearUse(block.o_proj)
+        self.gate_up_proj, self.down_proj = LinearUse(block.gate_up_proj), LinearUse(block.down_proj)
 
-    def project(
-        self, block: SharedBlock, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
-    ) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """Normed x [T, 2 * hidden] -> (queries [T, H, D],); keys and values go to the cache."""
-        qkv = block.qkv_proj.forward(x)
+        qkv = self.qkv_proj.forward(x)
         if self.adapter is not None:
             qkv = qkv + self.adapter.forward(x)
         return (self.attention.prepare(qkv, None, cos, sin, batch),)
@@ -96,28 +98,23 @@ class BlockUse(Layer):
 
     def feed_forward(self, block: SharedBlock, attended: Tensor) -> Tensor:
         """Attention output [T, H * D] -> the result of the block, [T, hidden]."""
-        x = block.pre_ff_layernorm.forward(block.o_proj.forward(attended))
-        gate_up = block.gate_up_proj.forward(x) + self.mlp_up.forward(self.mlp_down.forward(x))
+        x = block.pre_ff_layernorm.forward(self.o_proj.forward(attended))
+        gate_up = self.gate_up_proj.forward(x) + self.mlp_up.forward(self.mlp_down.forward(x))
         gate, up = gate_up.chunk(2, dim=1)
-        return self.linear.forward(block.down_proj.forward(gelu(gate) * up))
+        return self.linear.forward(self.down_proj.forward(gelu(gate) * up))
 
 
 class Zamba2Layer(Layer):
     """A mixer, and in some layers a use of a block before it."""
 
     def __init__(
-        self,
-        device: Device,
-        dtype: torch.dtype,
-        config: ModelConfig,
-        index: int,
-        attention_class: type[AttentionLayer],
+        self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, blocks: list[SharedBlock]
     ) -> None:
         recurrent, hidden = recurrent_of(config), config.hidden_size
         self.input_layernorm = RMSNorm(device, dtype, hidden, config.rms_norm_eps)
         self.mixer = open_mixer(device, dtype, hidden, recurrent.mixer, index, "all_reduce")
         is_use = recurrent.kinds[index] == "parallel"
-        self.self_attn = BlockUse(device, dtype, config, index) if is_use else None
+        self.self_attn = BlockUse(device, dtype, config, index, blocks) if is_use else None
 
     def piecewise(
         self,
@@ -133,7 +130,7 @@ class Zamba2Layer(Layer):
         if self.self_attn is not None:
             block = blocks[self.self_attn.block]
             both = block.input_layernorm.forward(torch.cat((total, embedded), dim=1))
-            attended = yield self.self_attn, self.self_attn.project(block, both, *tables, batch)
+            attended = yield self.self_attn, self.self_attn.project(both, *tables, batch)
             given = total + self.self_attn.feed_forward(block, attended)
         mixed = yield self.mixer, self.mixer.project(self.input_layernorm.forward(given))
         return total + self.mixer.out_proj.forward(mixed)
@@ -142,24 +139,21 @@ class Zamba2Layer(Layer):
 class Zamba2(HybridDecoder):
     """See GenerativeModel."""
 
-    layer_class = Zamba2Layer
     packed_modules: PackedModules = {
         **HybridDecoder.packed_modules,
         **{f"{part}_down": ("down", part) for part in ("q", "k", "v")},
     }
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
-        """Raises ModelError in a pipeline."""
-        if device.stage.count > 1:
-            raise ModelError(
-                "--pipeline-parallel-size above 1 is not possible: the blocks that layers of Zamba 2 share "
-                "are given the embeddings, which the first stage alone has; leave it out"
-            )
+        self.blocks = [SharedBlock(device, dtype, config) for _ in range(shared_blocks(config).count)]
         super().__init__(device, dtype, config)
         recurrent = recurrent_of(config)
-        self.blocks = [SharedBlock(device, dtype, config) for _ in range(shared_blocks(config).count)]
         self.renames = (*block_renames(recurrent), *self.renames)
         self.ignored_weights = (*self.ignored_weights, *tied_names(recurrent))
+
+    def open_layer(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> Zamba2Layer:
+        """See Llama.open_layer."""
+        return Zamba2Layer(device, dtype, config, index, self.blocks)
 
     def piecewise(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Pieces:
         """See GenerativeModel.piecewise. `compiled` is not used."""

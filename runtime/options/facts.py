@@ -113,8 +113,8 @@ class ModelFacts(MediaFacts, Protocol):
         ...
 
     @property
-    def chunk(self) -> int:
-        """Tokens of a chunk that attention of some layers stays within; 0: no chunks."""
+    def shares_blocks(self) -> bool:
+        """Whether layers share blocks, which are given the embeddings of the tokens."""
         ...
 
     @property

@@ -7,7 +7,7 @@ import numpy as np
 from runtime.messages.experts import Dispatch, ExpertPlaces, Placement, in_order
 from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.moe_config import MoeConfig
-from runtime.scheduling.expert_balance import balanced
+from runtime.scheduling.expert_balance import balancing
 
 
 class PlaceOptions(Protocol):
@@ -39,19 +39,20 @@ class PlaceOptions(Protocol):
         ...
 
 
-def places_at_start(options: PlaceOptions, moe: MoeConfig | None) -> ExpertPlaces | None:
+def places_at_start(options: PlaceOptions, moe: MoeConfig | None, num_nodes: int = 1) -> ExpertPlaces | None:
     """The placements that a file says, or that follow from its counts; None: all experts are in order, and
-    stay there. Raises ModelError."""
+    stay there. `num_nodes`: that share the ranks of a layer. Raises ModelError."""
     if moe is None or not options.has_places:
         return None
     copies, experts = options.ep_num_redundant_experts, moe.num_experts
     layers = dict[int, Placement]()
     if options.init_expert_location != "trivial":
+        balance = balancing(options.expert_parallel_size, num_nodes, moe.routing.num_groups)
         plain = in_order(experts, experts + copies)
         found = read_expert_location(options.init_expert_location, moe.layers, experts, len(plain))
         for i in (i for i, is_sparse in enumerate(moe.layers) if is_sparse):
             if found.placements is not None:
                 layers[i] = tuple(found.placements[i])
             elif found.loads is not None:
-                layers[i] = balanced(np.asarray(found.loads[i]), plain, options.expert_parallel_size)
+                layers[i] = balance(np.asarray(found.loads[i]), plain)
     return ExpertPlaces(copies, options.ep_dispatch_algorithm or "static", layers)

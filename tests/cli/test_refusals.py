@@ -61,10 +61,16 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ('--preferred-sampling-params {{"temprature":1}}', "--preferred-sampling-params"),
     ("--warmups generate,nosuch", "--warmups nosuch does not exist"),
     # adapters
-    ("--enable-lora --max-lora-rank 8 --lora-target-modules all -m {deepseek}", "adapters of"),
+    ("--enable-lora --max-lora-rank 8 --lora-target-modules all -m {gemma3n}", "adapters of"),
     ("--lora-paths x={nowhere}", "--lora-paths x"),
     ("--lora-paths x={empty}", "--lora-paths x"),
     ("--enable-lora --lora-target-modules nosuch --max-lora-rank 8", "--lora-target-modules names nosuch"),
+    # models
+    ("--pipeline-parallel-size 2 -m {zamba2}", "blocks that layers share are given the embeddings"),
+    ("--tp-size 2 --ep-size 2 -m {gpt_oss}", "this model's experts are on all ranks, split"),
+    ("--tp-size 2 --ep-size 2 -m {nemotron_h}", "this model's experts are on all ranks, split"),
+    ("--device cuda -m {deepseek_v32}", "index_topk"),
+    ("--mamba-backend flashinfer -m {mamba}", "choose one of auto, cpu, torch_native"),
     # this machine
     ("--numa-node 9999", "--numa-node 9999 is no node"),
     ("--ssl-certfile {nowhere}", "TLS cannot start"),
@@ -108,7 +114,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["empty"].mkdir()
     whole = make_checkpoint("qwen2", root / "whole", shard_size="20KB")
     found["mamba"] = make_checkpoint("mamba2", root / "mamba")
-    found["deepseek"] = make_checkpoint("deepseek_v2", root / "deepseek")
+    for family in ("gemma3n", "zamba2", "deepseek_v32", "gpt_oss", "nemotron_h"):
+        found[family] = make_checkpoint(family, root / family)
     for name in ("broken_config", "no_weights", "cut_weights", "some_weights", "twice", "broken_tokenizer"):
         found[name] = Path(shutil.copytree(whole, root / name))
     shards = sorted(path.name for path in whole.glob("*.safetensors"))

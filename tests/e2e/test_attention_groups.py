@@ -15,6 +15,7 @@ from runtime.messages.requests import TokenLogprob
 from runtime.options.facts import this_machine
 from runtime.options.footprint import footprint, stored_weights
 from tests.e2e.conftest import Generate
+from tests.e2e.greedy import greedy, greedy_at_once
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -36,24 +37,6 @@ OPTIONS: dict[str, Any] = {
     "tensor_parallel_size": 2,
     "load_balance_method": "round_robin",
 }
-
-
-async def ask(engine: Engine, prompt: list[int]) -> list[int]:
-    answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
-    return answer.token_ids
-
-
-async def answers(engine: Engine) -> list[list[int]]:
-    """Tokens of all prompts, asked for at once."""
-    found: list[list[int]] = [[] for _ in PROMPTS]
-
-    async def put(i: int) -> None:
-        found[i] = await ask(engine, PROMPTS[i])
-
-    async with anyio.create_task_group() as tasks:
-        for i in range(len(PROMPTS)):
-            tasks.start_soon(put, i)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -80,9 +63,9 @@ async def test_answers_are_those_of_transformers(
     reference = Reference(folder)
     expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
-        assert await answers(engine) == expected
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
         for i in (0, 1):  # by one group, then by the other, while each time the other one is idle
-            assert await ask(engine, PROMPTS[i]) == expected[i]
+            assert await greedy(engine, PROMPTS[i], COUNT) == expected[i]
         core = engine._core
         assert [replica.num_steps > 0 for replica in core.replicas] == [True, True]
         found = footprint(core.plan, core.model, this_machine(), stored_weights(folder))
@@ -103,7 +86,7 @@ async def test_a_rank_that_is_killed_changes_no_answer(
             found: list[list[list[int]]] = []
 
             async def put(found: list[list[list[int]]] = found) -> None:
-                found.append(await answers(engine))
+                found.append(await greedy_at_once(engine, PROMPTS, COUNT))
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(put)

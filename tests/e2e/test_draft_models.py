@@ -132,6 +132,12 @@ def test_another_vocabulary_is_refused(
         Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
 
 
+def test_recurrent_layers_of_a_draft_model_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = make_checkpoint("lfm2", tmp_path)
+    with pytest.raises(StartError, match="has recurrent layers, whose states cannot take a rejected draft"):
+        Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
+
+
 async def test_an_encrypted_draft_model(folders: dict[str, Path], tmp_path: Path) -> None:
     """Its config.json is elsewhere, in the clear."""
     for algorithm, name in (("STANDALONE", "other"), ("EAGLE3", "head")):

@@ -23,8 +23,11 @@ pytestmark = pytest.mark.anyio
 
 SPREAD: dict[str, Any] = {"tensor_parallel_size": 2, "expert_parallel_size": 2}
 MOVING: dict[str, Any] = {"enable_eplb": True, "eplb_rebalance_num_iterations": 3}
+GROUPS: dict[str, Any] = {"enable_dp_attention": True, "data_parallel_size": 2}
 WAYS: dict[str, dict[str, Any]] = {
     "sums": {},
+    "groups": GROUPS,
+    "exchange in groups": GROUPS | {"moe_a2a_backend": "deepep", "deepep_mode": "normal"},
     "exchange": {"moe_a2a_backend": "deepep", "deepep_mode": "normal"},
 }
 
@@ -46,6 +49,23 @@ async def test_copies(
     async with Engine(model_path=str(checkpoint("qwen3_moe")), **options) as engine:
         found = await run_all(engine, PROMPTS)
     assert found == [reference("qwen3_moe", prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("kind", ["copies", "counts"])
+async def test_places_in_stages(
+    kind: str, checkpoint: Callable[[str], Path], reference: Generate, tmp_path: Path
+) -> None:
+    """A rank has those of its stage's layers."""
+    options = OPTIONS | SPREAD | {"pipeline_parallel_size": 2, "ep_num_redundant_experts": 2}
+    if kind == "counts":
+        config = read_config(checkpoint("qwen3_moe"))
+        assert config.moe is not None
+        counts = [[10 * (1 + i) ** 2 for i in range(config.moe.num_experts)]] * config.num_layers
+        file = tmp_path / "counts.json"
+        file.write_bytes(msgspec.json.encode({"logical_count": counts}))
+        options |= {"init_expert_location": str(file)}
+    async with Engine(model_path=str(checkpoint("qwen3_moe")), **options) as engine:
+        assert await run_all(engine, PROMPTS) == [reference("qwen3_moe", prompt, COUNT) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])

@@ -13,6 +13,7 @@ import pytest
 from runtime import Engine
 from runtime.errors import OptionsError
 from tests.e2e.conftest import Generate
+from tests.e2e.greedy import greedy_at_once
 from tests.e2e.test_server import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
@@ -34,20 +35,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-async def answers(engine: Engine) -> list[list[int]]:
-    """Tokens of all prompts, asked for at once."""
-    found: list[list[int]] = [[] for _ in PROMPTS]
-
-    async def ask(i: int) -> None:
-        answer = await engine.generate(PROMPTS[i], temperature=0, ignore_eos=True, max_new_tokens=COUNT)
-        found[i] = answer.token_ids
-
-    async with anyio.create_task_group() as tasks:
-        for i in range(len(PROMPTS)):
-            tasks.start_soon(ask, i)
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -65,7 +52,9 @@ async def test_answers_are_those_of_transformers(
     folder = make_checkpoint(family, tmp_path, **({} if family == "jamba" else {"num_hidden_layers": 4}))
     reference = Reference(folder)
     async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
-        assert await answers(engine) == [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == [
+            reference.greedy(prompt, COUNT) for prompt in PROMPTS
+        ]
         load = engine.load()
         assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
 
@@ -92,7 +81,9 @@ async def test_draft_models_on_the_last_stage(
     else:
         options = options | {"speculative_draft_model_path": str(folder)}
     async with Engine(model_path=str(folder), **(OPTIONS | sizes | options)) as engine:
-        assert await answers(engine) == [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == [
+            reference.greedy(prompt, COUNT) for prompt in PROMPTS
+        ]
         assert sample(engine.metrics(), "runtime_draft_tokens_total") > 0
         if "NEXTN" not in options.values():
             drafts, accepted = (
@@ -113,7 +104,7 @@ async def test_a_stage_that_is_killed_changes_no_answer(
                 found: list[list[list[int]]] = []
 
                 async def ask(found: list[list[list[int]]] = found) -> None:
-                    found.append(await answers(engine))
+                    found.append(await greedy_at_once(engine, PROMPTS, COUNT))
 
                 tasks.start_soon(ask)
                 while engine.load().running < len(PROMPTS):
@@ -168,10 +159,10 @@ async def test_a_pipeline_sleeps_and_wakes(checkpoint: Callable[[str], Path], re
     options = OPTIONS | {"pipeline_parallel_size": 2, "enable_memory_saver": True}
     expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
-        assert await answers(engine) == expected
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
         await engine.release_memory_occupation()
         await engine.resume_memory_occupation()
-        assert await answers(engine) == expected
+        assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
 
 
 def test_grammars_and_biases_on_the_last_stage() -> None:

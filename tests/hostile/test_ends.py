@@ -57,6 +57,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
+
+
 class Process:
     """`runtime serve`, and what it wrote."""
 
@@ -243,10 +247,11 @@ def start_fails(tmp_path: Path, *options: str) -> str:
 
 
 def stopped_rank(process: Process) -> None:
-    """The rank neither gets on with loading nor handles signals."""
+    """The rank neither gets on with loading nor handles signals. One that is stopped before the kernel knows
+    whom it is to end with lives until it goes on: so this waits for its name, which is set after that."""
     process.wait_for("listening")
     deadline = time.monotonic() + WAIT_S
-    while not (ranks := children(process.process.pid)):
+    while not (ranks := children(process.process.pid)) or "python" in "".join(map(name_of, ranks)):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     for rank in ranks:

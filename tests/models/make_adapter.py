@@ -9,8 +9,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.models.config.model_config import read_config
+
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+
+
+def weights_of_uses(base: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint's weights; those of a block that layers share once for each use, as PEFT adapts them."""
+    weights, recurrent = load_file(base / "model.safetensors"), read_config(base).recurrent
+    if recurrent is None or recurrent.shared is None:
+        return weights
+    uses, count = [i for i, kind in enumerate(recurrent.kinds) if kind == "parallel"], recurrent.shared.count
+    for number, use in enumerate(uses):
+        first = f".{uses[number % count]}.shared_transformer."
+        for name in [name for name in weights if first in name]:
+            weights[name.replace(first, f".{use}.shared_transformer.")] = weights[name].clone()
+    return weights
 
 
 def make_adapter(
@@ -28,7 +43,7 @@ def make_adapter(
     are."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, weight in load_file(base / "model.safetensors").items():
+    for name, weight in weights_of_uses(base).items():
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in targets and name.endswith(".weight") and ".experts." not in name:
             own = config.get("rank_pattern", {}).get(module.rpartition(".")[2], rank)
@@ -59,7 +74,7 @@ def make_adapter(
 def merge(base: Path, adapter: Path, folder: Path, scales: dict[str, float]) -> Path:
     """The checkpoint W + scale * B A; `scales` by the module's last name, "" for the others."""
     shutil.copytree(base, folder, dirs_exist_ok=True)
-    weights, pairs = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    weights, pairs = weights_of_uses(base), load_file(adapter / "adapter_model.safetensors")
     for name in [name for name in pairs if ".lora_A." in name]:
         module = name.removesuffix(".lora_A.weight").removeprefix("base_model.model.")
         scale = scales.get(module.rpartition(".")[2], scales[""])

@@ -20,6 +20,7 @@ from tests.models.make_adapter import ALL, ATTENTION, make_adapter, merge
 from tests.models.reference import Reference
 from tests.ranks.lora_slots import leaves
 
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "down_proj")
 # family -> modules of its adapters, by their names in checkpoints
 TARGETS: dict[str, tuple[str, ...]] = {
     "bamba": (*ALL, "in_proj", "out_proj"),
@@ -27,7 +28,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "falcon_mamba": ("in_proj", "x_proj", "dt_proj", "out_proj"),
     "granite_hybrid": (*ATTENTION, "in_proj", "out_proj"),
     "jamba": (*ATTENTION, "in_proj", "x_proj", "dt_proj", "out_proj"),
-    "kimi_linear": ("k_proj", "v_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj", "up_proj"),
+    "kimi_linear": (
+        *(*ATTENTION, "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj"),
+        *("kv_a_proj_with_mqa", "up_proj"),
+    ),
     "lfm2": ("q_proj", "k_proj", "v_proj", "in_proj", "out_proj", "w1", "w2", "w3"),
     "lfm2_moe": ("q_proj", "k_proj", "v_proj", "in_proj", "out_proj"),
     "mamba": ("in_proj", "x_proj", "dt_proj", "out_proj"),
@@ -50,6 +54,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "nemotron": (*ATTENTION, "up_proj", "down_proj"),
     "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "phi3": ("o_proj", "down_proj"),
+    "deepseek_v2": ("q_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj"),  # pairs of dimensions rotate
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT,
+    "minicpm3": LATENT,
+    "zamba2": (*ATTENTION, "gate_up_proj", "down_proj", "linear", "in_proj", "out_proj"),
     "stablelm": ALL,
     "starcoder2": (*ATTENTION, "c_fc", "c_proj"),
 }
@@ -81,7 +90,10 @@ def test_greedy_equals_the_merged_model(family: str, tmp_path: Path) -> None:
 
 
 # a family of Llama's kind, each kind of mixer, and gated attention
-SPLIT = ("gemma2", "jamba", "kimi_linear", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next")
+SPLIT = (
+    *("deepseek_v3", "gemma2", "jamba", "kimi_linear", "lfm2", "nemotron_h", "olmo_hybrid"),
+    *("qwen3_5", "qwen3_next", "zamba2"),
+)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
@@ -115,7 +127,12 @@ def test_targets_by_the_names_of_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "module"),
-    [("mamba2", "conv1d"), ("granite_hybrid", "input_linear"), ("kimi_linear", "kv_b_proj")],
+    [
+        ("mamba2", "conv1d"),
+        ("granite_hybrid", "input_linear"),
+        ("kimi_linear", "kv_b_proj"),
+        ("deepseek_v3", "kv_b_proj"),
+    ],
 )
 def test_modules_that_take_none(family: str, module: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path / "base")
@@ -125,6 +142,6 @@ def test_modules_that_take_none(family: str, module: str, tmp_path: Path) -> Non
         read_adapter(str(adapter), lora_modules(config), lora_renames(config))
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "gemma3n"])
+@pytest.mark.parametrize("family", ["gemma3n", "gemma4"])
 def test_families_that_take_none(family: str, tmp_path: Path) -> None:
     assert lora_modules(read_config(make_checkpoint(family, tmp_path))) == {}

@@ -1,5 +1,6 @@
 """What is generated from the table is fresh and whole."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,12 @@ from runtime.options.table import foreign_rows, rows
 from tests.options.test_table import REFERENCE
 
 EVERY = (*rows(), *foreign_rows())
+
+
+def test_tests_that_the_page_on_speculation_names_are_there() -> None:
+    root = Path(runtime.__file__).parents[1]
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", (root / "docs" / "speculation.md").read_text()))
+    assert len(named) > 10 and [name for name in named if not (root / name).is_file()] == []
 
 
 def test_docs_are_fresh() -> None:

@@ -13,7 +13,7 @@ from runtime.errors import ModelError, OptionsError
 from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig, Routing
-from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
+from runtime.options.facts import DEVICES, MachineFacts, device_facts
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance
 from runtime.options.resolve import plan_for, resolve
@@ -26,8 +26,8 @@ class Model:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization = None
-    head_dim, longest_head, scores, chunk, kv_sources = 128, 128, ScoreKind(), 0, ()
-    media = None
+    head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
+    chunk, media = 0, None
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options
@@ -136,6 +136,7 @@ def test_the_embedded_model_is_a_word() -> None:
             "--attention-backend ascend is not possible on cpu, which has torch_native",
         ),
         ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
+        ("--enable-multimodal true", "this runtime has no encoder of this model"),
         ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
     ],
 )
@@ -368,16 +369,6 @@ def test_adapters_have_the_kernels_of_the_device(device: str, other: str) -> Non
         plan(f"--device {device} --lora-backend {other}")
 
 
-def test_this_machine_is_measured() -> None:
-    machine = this_machine()
-    assert machine.cores >= 1 and machine.memory_bytes > 2**20 and machine.entropy != this_machine().entropy
-
-
-def test_an_unknown_device() -> None:
-    with pytest.raises(OptionsError, match="--device tpu is unknown"):
-        device_facts("tpu")
-
-
 names = sorted(
     flag for flag, row in by_flag().items() if (row.acts or row.status == "superseded") and flag != "--config"
 )
@@ -399,8 +390,3 @@ def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> Non
         assert error.problems and all(error.problems)
     else:
         assert made.schedule.max_step_tokens >= 1 and made.parallel.num_threads >= 1
-
-
-def test_images_are_refused_where_nothing_encodes_them() -> None:
-    with pytest.raises(OptionsError, match="this runtime has no encoder of this model"):
-        plan("--enable-multimodal true")

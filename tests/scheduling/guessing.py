@@ -17,6 +17,10 @@ class Eager(Pace):
         """All that are possible."""
         return most
 
+    def pays(self, chance: float) -> bool:
+        """All do."""
+        return True
+
 
 def looking_up(*, has_trees: bool = False, num_drafts: int = 7, **ngram: object) -> NgramDrafter:
     """Looks drafts up, as many as are found."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.messages.experts import ExpertPlaces, Placement, in_order
-from runtime.scheduling.expert_balance import balanced, group_loads, utilization
+from runtime.scheduling.expert_balance import balanced, balanced_over_nodes, group_loads, utilization
 
 
 def skewed(seed: int, num_experts: int) -> np.ndarray:
@@ -74,3 +74,60 @@ def test_loads_of_groups() -> None:
 def test_in_order_with_copies() -> None:
     assert ExpertPlaces(2).of_layer(0, 4) == (0, 1, 2, 3, 0, 1)
     assert ExpertPlaces(2, layers={1: (3, 2, 1, 0, 3, 2)}).of_layer(1, 4)[0] == 3
+
+
+# the example of DeepSeek's README: loads of two layers, and the placement that it prints: 4 groups of experts
+PUBLISHED = (
+    (
+        [90.0, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+        (5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1),
+    ),
+    (
+        [20.0, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
+        (7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1),
+    ),
+)
+
+
+def nodes_of_groups(placement: Placement, num_nodes: int, size: int) -> list[set[int]]:
+    """The groups of `size` experts that each node has."""
+    return [set((row // size).tolist()) for row in np.asarray(placement).reshape(num_nodes, -1)]
+
+
+@pytest.mark.parametrize(("loads", "theirs"), PUBLISHED)
+def test_groups_of_experts_stay_on_a_node(loads: list[float], theirs: Placement) -> None:
+    load = np.array(loads)
+    found = balanced_over_nodes(load, in_order(12, 16), 8, 2, 4)
+    assert len(found) == 16 and set(found) == set(range(12))
+    ours, published = (nodes_of_groups(one, 2, 3) for one in (found, theirs))
+    assert all(len(node) == 2 for node in (*ours, *published)) and not ours[0] & ours[1]
+    assert utilization(load, found, 8) >= utilization(load, theirs, 8) - 1e-9
+
+
+def published_over_nodes(
+    load: np.ndarray, num_places: int, num_groups: int, num_nodes: int, num_expert_groups: int
+) -> Placement:
+    """What DeepSeek published: groups to nodes, copies within a node, copies to its ranks."""
+    size = len(load) // num_expert_groups
+    nodes = greedy(load.reshape(num_expert_groups, -1).sum(1), num_expert_groups, num_nodes)
+    found: list[int] = []
+    for row in np.asarray(nodes).reshape(num_nodes, -1):
+        own = (row[:, None] * size + np.arange(size)).flatten()
+        found += own[list(greedy(load[own], num_places // num_nodes, num_groups // num_nodes))].tolist()
+    return tuple(found)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("experts", "extra", "ranks", "nodes"), [(64, 8, 8, 2), (256, 32, 32, 4)])
+def test_nodes_are_as_even_as_with_the_published_algorithm(
+    seed: int, experts: int, extra: int, ranks: int, nodes: int
+) -> None:
+    load, before = skewed(seed, experts), in_order(experts, experts + extra)
+    found = balanced_over_nodes(load, before, ranks, nodes, 8)
+    assert set(found) == set(range(experts)) and len(found) == len(before)
+    groups = nodes_of_groups(found, nodes, experts // 8)
+    assert sorted(group for node in groups for group in node) == list(range(8)), "each on one node"
+    theirs = published_over_nodes(load, len(before), ranks, nodes, 8)
+    assert utilization(load, found, ranks) >= utilization(load, theirs, ranks) - 1e-9
+    again = balanced_over_nodes(load, found, ranks, nodes, 8)
+    assert again == found, "the same load moves nothing"

@@ -10,9 +10,10 @@ from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.pausing import flush
 from runtime.scheduling.speculation.corpus import BLOCK, Corpus
-from runtime.scheduling.speculation.ngram import NgramDrafter, tree
+from runtime.scheduling.speculation.ngram import SHORT_LOOKS, NgramDrafter, tree
+from runtime.scheduling.speculation.pace import Pace
 from runtime.scheduling.speculation.windows import Windows, scanned
-from tests.scheduling.guessing import looking_up
+from tests.scheduling.guessing import Eager, looking_up
 from tests.scheduling.world import World
 
 
@@ -174,3 +175,43 @@ def test_answers_are_those_without_drafts(depth: int) -> None:
             counts.append(world.scheduler.totals.steps - before)
             assert all(tokens == world.expected(i) for i, tokens in world.seen.items())
             assert round == 0 or counts[-1] < counts[-1 - round]
+
+
+class Dear(Eager):
+    """Only guesses that are right more often than not pay."""
+
+    def pays(self, chance: float) -> bool:
+        """Whether one does."""
+        return chance > 0.5
+
+
+def test_short_windows_are_tried_seldom_where_their_guesses_do_not_pay() -> None:
+    """Neither looked up, but for one look in SHORT_LOOKS, nor indexed."""
+    ngram = looking_up()
+    ngram.pace = Dear()
+    old = sequence([*range(100, 160)])
+    old.tokens.append(160)
+    old.first_cached_len = 0
+    ngram.ended(old)
+    shortest = ngram.corpus.windows[-1]
+    results = []
+    for id in range(1, 2 * SHORT_LOOKS + 1):
+        results.append(proposed(ngram, sequence([7, 8, 9, 7], id)))  # 7 alone stood there before
+    assert results.count([8, 9, 7, 8, 9, 7, 8][:7]) == 2 and results.count([]) == 2 * SHORT_LOOKS - 2
+    assert proposed(ngram, sequence([1, 101, 102, 103], 99))[:2] == [104, 105], "long ones are"
+    assert not ngram.corpus.num_waiting and shortest.places(ngram.corpus.tokens, [103], 4) == []
+
+
+def test_steps_without_drafts_are_learnt_ever_more_seldom() -> None:
+    pace = Pace()
+    learnt = []
+    for step in range(1, 2049):
+        pace.learn(1, 0, 0.01)
+        if step % 1024 == 0:
+            learnt.append(pace._costs.num_learnt)
+    assert learnt[1] - learnt[0] == 1024 // 64 and learnt[0] > 64
+    pace.learn(1, 3, 0.02)
+    before = pace._costs.num_learnt
+    for _ in range(64):
+        pace.learn(1, 0, 0.01)
+    assert pace._costs.num_learnt - before == 8, "again more often where there are drafts"

@@ -26,6 +26,7 @@ SPLITS: dict[str, Options] = {
     "--pp-size 2": PP2,
     "--pp-size 3": {"pipeline_parallel_size": 3},
     "--tp-size 2 --enable-two-batch-overlap": TP2 | {"enable_two_batch_overlap": True},
+    "--tp-size 2 --enable-attn-tp-input-scattered": TP2 | {"enable_attn_tp_input_scattered": True},
     "--tp-size 2 --attn-cp-size 2": TP2 | {"attention_context_parallel_size": 2},
     "--tp-size 2 --pp-size 2": TP2 | PP2,
     "--tp-size 2 --ep-size 2 --pp-size 2": TP2 | EP2 | PP2,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.ascend.options import AscendOptions
@@ -90,7 +91,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks, links, group = open_ranks(start, rank, torch_device)
     prologs = Prologs(
         start.page_size,
-        wants_fused=options.mla_prolog,
+        wants_fused=options.mla_prolog and start.adapters is None,
         requires_fused=options.requires_mla_prolog,
         is_nz=options.nz_cache,
     )
@@ -121,11 +122,12 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         links=links,
         mla_prologs=prologs,
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
-        gathers_after_q=options.gather_after_q,
+        gathers_after_q=options.gather_after_q or start.gathers_latents,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
+        scatters_inputs=start.scatters_inputs,
         overlap=start.overlap,
     )
 
@@ -157,7 +159,7 @@ def check_model(
         overrides=start.config_overrides,
         model_impl=start.model_impl,
     )
-    if config.scores != ScoreKind():
+    if structs.replace(config.scores, chunk=0) != ScoreKind():
         raise StartError(
             "this model has attention score caps, sinks or biases of distance, which no paged attention "
             "operator of an NPU supports"

@@ -3,8 +3,9 @@
     first start     layers pack matrices, which `add` notes; at the end a thread writes them to a file
     later starts    the file is mapped, and `take` hands its matrices out in the order of packing
 
-The file's name follows from the caller's key, from the program that packs and from the level of the kernels,
-so nothing that was packed in another way is ever found.
+The file's name follows from the caller's key, from the code that makes packed weights of checkpoints, and
+from the level of the kernels and the layout that they read, so nothing that was packed in another way is ever
+found.
 """
 
 import os
@@ -19,6 +20,7 @@ from torch import Tensor
 
 import runtime
 from runtime import log
+from runtime.devices.cpu.kernels.library import Library
 from runtime.devices.cpu.matrices import Form, Matrix, Threads
 from runtime.devices.cpu.packed_file import (
     DamagedFile,
@@ -34,7 +36,23 @@ from runtime.devices.packed import KeptMismatch
 
 MIN_BYTES = 64 << 20  # of packed weights: fewer are packed as fast as they are found
 LOW_PRIORITY = 10  # nice value of the writer
-SOURCES = ("devices/cpu", "layers", "models")  # of the program that makes packed weights of checkpoints
+# code that decides what is packed of a checkpoint, and how: files, and folders with all Python in them
+PACKING = (
+    "devices/cpu/ggml.py",
+    "devices/cpu/latents.py",
+    "devices/cpu/matrices.py",
+    "devices/cpu/mla.py",
+    "devices/cpu/moe.py",
+    "devices/cpu/ops.py",
+    "devices/cpu/packed_file.py",
+    "devices/cpu/quantized.py",
+    "devices/cpu/row_quantizer.py",
+    "devices/experts.py",
+    "devices/packed.py",
+    "layers",
+    "models",
+)
+NOT_PACKING = "layers/sampling"
 
 
 class KeptPackedWeights:
@@ -54,7 +72,7 @@ class KeptPackedWeights:
 
     def open(self, key: str, *, writes: bool) -> frozenset[str]:
         """See KeptWeights.open."""
-        program = program_digest(self.threads.library.level.path)
+        program = program_digest(self.threads.library)
         self.key = blake2b(f"{key} {program}".encode(), digest_size=20).hexdigest()
         self.writes, self.kept = writes, None
         self.added, self.storages = [], set()
@@ -147,11 +165,22 @@ class KeptPackedWeights:
 
 
 @cache
-def program_digest(kernels: Path) -> str:
-    """A digest of all that decides how weights are packed: this package's code, the kernels, torch."""
-    digest = blake2b(torch.__version__.encode(), digest_size=20)
-    root = Path(runtime.__file__).parent
-    files = [path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))]
-    for path in (*files, kernels):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+def program_digest(library: Library, root: Path = Path(runtime.__file__).parent) -> str:
+    """A digest of all that decides how weights are packed: code below `root`, the level of the kernels and
+    the layout that they were built for, torch, which rounds some weights. Raises FileNotFoundError where a
+    file of PACKING is missing."""
+    known = f"{torch.__version__} {library.level.machine} {library.level.name} {library.packing}"
+    digest = blake2b(known.encode(), digest_size=20)
+    for path in packing_sources(root):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def packing_sources(root: Path) -> list[Path]:
+    """The files of Python code below `root` that decide what is packed."""
+    found = [
+        path
+        for name in PACKING
+        for path in (sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name])
+    ]
+    return [path for path in found if not path.is_relative_to(root / NOT_PACKING)]

@@ -117,6 +117,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
         replicates_dense=start.replicates_dense,
+        scatters_inputs=start.scatters_inputs,
+        gathers_after_q=start.gathers_latents,
         overlap=start.overlap,
         stage=start.stage_of(rank),
         links=links,

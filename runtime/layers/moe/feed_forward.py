@@ -26,7 +26,7 @@ from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
 from runtime.layers.moe.routing import sparsemixer
 from runtime.layers.parallel.meanwhile import Meanwhile
-from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.parallel.sequence_parallel import SequenceParallel, sum_of_ranks
 from runtime.layers.weight import (
     FormatLookup,
     Layer,
@@ -174,7 +174,8 @@ class SparseFeedForward(Layer):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]. Without
-        it, and with attention groups, x has the tokens of all groups, and the result is a partial sum."""
+        it x has all tokens, and where ranks have shards between attentions the result is this rank's. With
+        attention groups x has the tokens of all groups, and the result is a partial sum."""
         shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
         if self.gate.routing.scales_inputs:
@@ -193,7 +194,7 @@ class SparseFeedForward(Layer):
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
         out = add_shared(out, shared)
-        return out if self.device.has_groups else self.device.collectives.all_reduce(out)
+        return sum_of_ranks(self.device, out)
 
     def _exchanged(
         self,

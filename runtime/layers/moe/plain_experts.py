@@ -20,6 +20,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_weights import Expert
 from runtime.layers.moe.feed_forward import Router
 from runtime.layers.parallel.replicated import ReplicatedLinear
+from runtime.layers.parallel.sequence_parallel import sum_of_ranks
 from runtime.layers.weight import FormatLookup, Layer, Shard, SourceTensor, Weight, WeightOnly, channel_shard
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.quantization_schemes import WeightFormat
@@ -148,7 +149,7 @@ class PlainExperts(Layer):
         return self.forward(queries[0], batch)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden] -> [T, hidden], as SparseFeedForward.forward."""
+        """[T, hidden] -> [T, hidden], as SparseFeedForward.forward without expert all-to-all."""
         ids, weights = self.gate.forward(x)
         given = x if self.fc1_latent_proj is None else self.fc1_latent_proj.forward(x)
         if ids.numel() <= self.num_experts:
@@ -162,7 +163,7 @@ class PlainExperts(Layer):
             out = self.fc2_latent_proj.forward(out)
         if self.shared_experts is not None:
             out = out + self.shared_experts.forward(x)
-        return out if self.device.has_groups else self.device.collectives.all_reduce(out)
+        return sum_of_ranks(self.device, out)
 
     def _stacks(self) -> tuple[Tensor, Tensor]:
         assert self.stacks is not None, "a step before the weights are complete"

@@ -10,7 +10,7 @@ The last shards are filled up with padding rows, or are nothing but padding.
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.devices.base import Collectives
+from runtime.devices.base import Collectives, Device
 
 
 class SequenceParallel:
@@ -53,6 +53,21 @@ class SequenceParallel:
         if real < len(ids):
             ids[real:] = -1
         return ids
+
+
+def open_sequence_parallel(device: Device) -> SequenceParallel | None:
+    """None: each rank has all tokens of its group, between attentions too."""
+    return SequenceParallel(device.group_ranks) if device.scatters_tokens else None
+
+
+def sum_of_ranks(device: Device, x: Tensor) -> Tensor:
+    """What a feed-forward returns that all ranks share, of their partial sums x [T, hidden]: the sum, or this
+    rank's shard of it, [P, hidden]. With attention groups x itself, which the layer adds up."""
+    if device.has_groups:
+        return x
+    if device.scatters_tokens:
+        return SequenceParallel(device.collectives).reduce_scatter(x)
+    return device.collectives.all_reduce(x)
 
 
 def all_tokens(parallel: SequenceParallel | None, x: Tensor, num_tokens: int) -> Tensor:

@@ -89,8 +89,9 @@ class Alibi(Struct, frozen=True, kw_only=True):
 
 
 class ScoreKind(Struct, frozen=True, kw_only=True):
-    """What a model's attention scores have besides their scale."""
+    """What a model's attention scores have besides their scale, and which there are."""
 
     cap: float = 0.0  # bound of scores; 0: none
     has_sinks: bool = False  # heads have sinks: a learned logit among their scores
     is_biased: bool = False  # biases by distance are added (Alibi)
+    chunk: int = 0  # tokens of a chunk that attention of some layers stays within; 0: no chunks

@@ -1,6 +1,7 @@
 """The linear layers of a model that LoRA adapters can change, and their sizes. Torch-free."""
 
 from runtime.models.config.family import LLAMA
+from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import (
     GatedDelta,
@@ -20,21 +21,32 @@ Modules = dict[str, tuple[int, int]]  # name -> inputs and outputs
 CLASSES = (
     LLAMA,
     "runtime.models.bloom:Bloom",
+    "runtime.models.deepseek:DeepSeek",
+    "runtime.models.deepseek_sparse:SparseDeepSeek",
     "runtime.models.gpt_oss:GptOss",
     "runtime.models.hybrid:HybridDecoder",
     "runtime.models.hybrid:GraniteHybrid",
     "runtime.models.hybrid:OlmoHybrid",
     "runtime.models.kimi_linear:KimiLinear",
     "runtime.models.learned_positions:PositionedDecoder",
+    "runtime.models.zamba2:Zamba2",
 )
 # names of feed-forwards without a gate
 PLAIN: Renames = ((".mlp.up.", ".mlp.up_proj."), (".mlp.down.", ".mlp.down_proj."))
+# names of the uses of a block that layers share
+USE_RENAMES: Renames = (
+    (".shared_transformer.self_attn.", ".self_attn."),
+    (".shared_transformer.feed_forward.", ".self_attn."),
+)
 
 
 def lora_renames(config: ModelConfig) -> Renames:
     """Parts of modules' names in adapters of the model's family -> those that lora_modules has."""
     takes_adapters = MODELS.get(config.architecture) in CLASSES
-    own = mixer_renames(config.recurrent) if config.mla is not None and config.recurrent is not None else ()
+    own: Renames = ()
+    if config.recurrent is not None:
+        own = mixer_renames(config.recurrent) if config.mla is not None else ()
+        own += USE_RENAMES if config.recurrent.shared is not None else ()
     return (*own, *decoder_family(config.architecture).renames, *PLAIN) if takes_adapters else ()
 
 
@@ -51,7 +63,8 @@ def lora_names(given: str, config: ModelConfig) -> set[str]:
 def lora_modules(config: ModelConfig, ranks: int = 1) -> Modules:
     """(inputs, outputs) on one of `ranks` ranks by name, as `layers.0.self_attn.q_proj`. Empty for families
     that take no adapters: those with attention of another kind, or with weights stored as [inputs, outputs].
-    Experts take none, nor does latent attention."""
+    Experts take none, nor does kv_b_proj of latent attention, which is no product of its own when attention
+    is computed on latents."""
     is_known = MODELS.get(config.architecture) in CLASSES
     if not is_known or decoder_family(config.architecture).transposed:
         return {}
@@ -69,7 +82,9 @@ def _layer(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
     kind, blocks = recurrent.kinds[index], {}
     if kind in ("recurrent", "parallel"):
         blocks["mixer"] = mixer_modules(recurrent.mixer, config.hidden_size, ranks)
-    if kind in ("attention", "parallel") and config.mla is None:
+    if kind == "parallel" and recurrent.shared is not None:
+        blocks["self_attn"] = _block_use(config, ranks)
+    elif kind in ("attention", "parallel"):
         blocks["self_attn"] = _attention(config, ranks, 2 if recurrent.gates_attention else 1)
     if kind == "none" or recurrent.has_feed_forward:
         blocks |= _feed_forward(config, index, ranks)
@@ -78,6 +93,8 @@ def _layer(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
 
 def _attention(config: ModelConfig, ranks: int, width: int = 1) -> Modules:
     """`width`: outputs of the query projection for each number of a query: 2 with a gate."""
+    if config.mla is not None:
+        return _latent_attention(config, config.mla, ranks)
     hidden, dim = config.hidden_size, config.head_dim
     queries, keys = (dim * count for count in most_heads(config.num_heads, config.num_kv_heads, ranks))
     return {
@@ -86,6 +103,31 @@ def _attention(config: ModelConfig, ranks: int, width: int = 1) -> Modules:
         "v_proj": (hidden, keys),
         "o_proj": (queries, hidden),
     }
+
+
+def _block_use(config: ModelConfig, ranks: int) -> Modules:
+    """A use of a block that layers share (Zamba 2), without the low-rank products of the model itself."""
+    hidden, inner = config.hidden_size, even_part(config.intermediate_size, ranks).size
+    given = {name: (2 * hidden, outs) for name, (_, outs) in _attention(config, ranks).items()}
+    queries = given["q_proj"][1]
+    return given | {
+        "o_proj": (queries, hidden),
+        "gate_up_proj": (hidden, 2 * inner),
+        "down_proj": (inner, hidden),
+        "linear": (hidden, hidden),
+    }
+
+
+def _latent_attention(config: ModelConfig, mla: MlaConfig, ranks: int) -> Modules:
+    heads, hidden = even_part(config.num_heads, ranks).size, config.hidden_size
+    queries = heads * (mla.nope_dim + mla.rope_dim)
+    found = (
+        {"q_proj": (hidden, queries)}
+        if mla.q_rank is None
+        else {"q_a_proj": (hidden, mla.q_rank), "q_b_proj": (mla.q_rank, queries)}
+    )
+    keys = (hidden, mla.kv_rank + mla.rope_dim)
+    return found | {"kv_a_proj_with_mqa": keys, "o_proj": (heads * mla.value_dim, hidden)}
 
 
 def _feed_forward(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:

@@ -60,7 +60,7 @@ from runtime.models.config.transformers_config import (
     check_generates,
     identity,
     read_generic,
-    uses_transformers,
+    transformers_fields,
 )
 from runtime.models.config.wrappers import WRAPPERS, text_model
 
@@ -157,7 +157,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     @property
     def scores(self) -> ScoreKind:
         """What attention scores have besides their scale."""
-        return ScoreKind(cap=self.score_cap, has_sinks=self.has_sinks, is_biased=self.alibi is not None)
+        is_biased = self.alibi is not None
+        return ScoreKind(cap=self.score_cap, has_sinks=self.has_sinks, is_biased=is_biased, chunk=self.chunk)
 
     @property
     def score_scale(self) -> float:
@@ -168,6 +169,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def longest_head(self) -> int:
         """Size of an attention head, of the largest where layers differ."""
         return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
+
+    @property
+    def shares_blocks(self) -> bool:
+        """See ModelFacts: so it is in Zamba 2."""
+        return self.recurrent is not None and self.recurrent.shared is not None
 
     def has_own_keys(self, index: int) -> bool:
         """Whether a layer makes keys and values, and does not read those of an earlier one."""
@@ -254,7 +260,7 @@ def _read(
     wrapper, whole = architecture if architecture in WRAPPERS else "", raw
     if wrapper:
         architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
-    fields = transformers_fields(architecture, raw, model_impl)
+    fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
     if fields is None:
         check_architecture(architecture)
     else:
@@ -322,13 +328,6 @@ def _with_pooling(
         is_bidirectional=is_bidirectional,
         context_len=longest_text(folder, config.context_len),
     )
-
-
-def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonDict | None:
-    """config.json of a model that transformers' code computes; None: our own code does. Raises ModelError."""
-    if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
-        return None
-    return decode(raw, JsonDict, "config.json")
 
 
 def _resolve(

@@ -7,7 +7,17 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
+from runtime.options.declare import (
+    Count,
+    Derived,
+    Fraction,
+    Group,
+    Whole,
+    on_device,
+    option,
+    planned,
+    superseded,
+)
 
 MoeRunner = Literal[
     "auto",
@@ -101,7 +111,8 @@ class Experts(Group, frozen=True, kw_only=True):
     eplb_algorithm: A[
         str,
         superseded(
-            "How placements are found.", "there is one way: DeepSeek's, and exchanges behind it (experts.md)."
+            "How placements are found.",
+            "nodes and experts decide: DeepSeek's, over nodes or not, and exchanges (experts.md).",
         ),
     ] = "auto"
     eplb_rebalance_num_iterations: A[Count, option("Steps between two looks at the load.")] = 1000
@@ -137,7 +148,10 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        on_device("cuda", "What detects and replaces failed expert ranks."),
+        planned(
+            "What goes on without the experts of a rank that failed.",
+            note="until then all ranks of a replica start again, and its requests outlive them",
+        ),
     ] = None
     mooncake_ib_device: A[
         str | None, on_device("cuda", "InfiniBand devices of the elastic expert exchange.")

@@ -48,7 +48,11 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = 1
     moe_data_parallel_size: A[
         Count,
-        planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",)),
+        planned(
+            "Groups of ranks among which expert layers are replicated.",
+            aliases=("--moe-dp-size",),
+            note="take --data-parallel-size: such groups need no step in common",
+        ),
     ] = 1
     pipeline_parallel_size: A[
         Count,
@@ -110,7 +114,13 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_dp_lm_head: A[
         bool, option("Divide the head over the ranks of each attention group, not over all.")
     ] = False
-    enable_attn_tp_input_scattered: A[bool, planned("Scatter the input of attention over its ranks.")] = False
+    enable_attn_tp_input_scattered: A[
+        bool,
+        option(
+            "Give each rank a shard of the tokens between attentions, and so as input of attention.",
+            note="docs/parallelism.md",
+        ),
+    ] = False
     dist_init_addr: A[
         str | None,
         option(
@@ -227,6 +237,11 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     def ranks_on_node(self) -> int:
         """Ranks of one replica on each node."""
         return self.num_ranks // self.nnodes
+
+    @property
+    def nodes_of_stage(self) -> int:
+        """Nodes that share the ranks of a stage equally; 1 where a node has stages of its own."""
+        return max(1, self.nnodes // self.pipeline_parallel_size)
 
     @property
     def processes_on_node(self) -> int:

@@ -30,7 +30,6 @@ def prompts_can_be_shared(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         return None
     speculation = plan.speculation.in_force
     reasons = {
-        "--moe-a2a-backend divides the tokens of a step otherwise": plan.experts.uses_all_to_all,
         "a draft model (--speculative-algorithm) computes prompts on each rank; take NGRAM": (
             speculation is not None and speculation.is_own
         ),
@@ -44,7 +43,6 @@ def prompts_can_be_shared(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         "layers that read the keys and values of an earlier one have projections of their own": bool(
             model.kv_sources
         ),
-        "recurrent layers compute each token from the one before it": model.num_recurrent_layers > 0,
         "texts that are seen as a whole are computed without pages": model.pooling is not None
         and model.pooling.is_whole,
         "transformers' own code computes the model on one rank (--model-impl)": model.transformers_json

@@ -8,19 +8,10 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values
 
 
 def experts_fit_ranks(options: Values) -> str | None:
-    """Experts are spread over all tensor-parallel ranks, or over those of one MoE replica."""
-    experts, replicas, ranks = (
-        options["expert_parallel_size"],
-        options["moe_data_parallel_size"],
-        options["tensor_parallel_size"],
-    )
+    """Experts are spread over the tensor-parallel ranks, or over equal groups of these."""
+    experts, ranks = options["expert_parallel_size"], options["tensor_parallel_size"]
     if experts == "tp":
         experts = ranks
-    if experts > 1 and replicas > 1 and experts * replicas != ranks:
-        return (
-            f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
-            f"--tensor-parallel-size {ranks}; change one of them"
-        )
     if experts > 1 and ranks % experts:
         return (
             f"--expert-parallel-size {experts} does not divide --tensor-parallel-size {ranks}; choose a "

@@ -157,11 +157,11 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
                 f"--moe-a2a-backend {plan.experts.moe_a2a_backend} spreads tokens over ranks, which this "
                 "model's attention (index_topk) does not know; leave it out"
             )
-    longest = plan.model.context_length
-    if model.chunk and longest > model.chunk and not device.gathers_rows:
+    chunk = model.scores.chunk
+    if chunk and plan.model.context_length > chunk and not device.gathers_rows:
         return (
-            f"this model attends within chunks of {model.chunk} tokens, which {device.name} does not compute "
-            f"for longer texts; give --context-length {model.chunk}, or take --device cpu"
+            f"this model attends within chunks of {chunk} tokens, which {device.name} does not compute "
+            f"for longer texts; give --context-length {chunk}, or take --device cpu"
         )
     if model.scores.cap and not device.has_score_caps:
         return (
@@ -194,6 +194,9 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
             f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave "
             "it out"
         )
+    is_own = not plan.why["npu_mla_prolog"].source.startswith("profile")
+    if plan.ascend.npu_mla_prolog and plan.lora.enable_lora and is_own:
+        return "--npu-mla-prolog computes projections that adapters change; leave it or --enable-lora out"
     if plan.ascend.npu_gather_after_q and not plan.experts.uses_all_to_all:
         return (
             "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend, "

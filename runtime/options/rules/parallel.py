@@ -109,9 +109,22 @@ def heads_reach_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str
     if size > model.num_heads:
         return (
             f"{_sharing_heads(plan)} leaves ranks without any of the model's {model.num_heads} "
-            f"attention heads; give at most {model.num_heads}"
+            f"attention heads; give at most {model.num_heads}{_other_splits(plan, model.num_heads)}"
         )
     return None
+
+
+def _other_splits(plan: Plan, num_heads: int) -> str:
+    """What divides as many ranks so that each has a head; empty: attention divides them otherwise already."""
+    layout = plan.parallel.attention_layout
+    if layout.is_divided:
+        return ""
+    ranks = layout.num_ranks
+    parts = next(n for n in range(1, ranks + 1) if ranks % n == 0 and ranks // n <= num_heads)
+    return (
+        f", or let them share heads: --attention-context-parallel-size {parts}, or --enable-dp-attention "
+        f"with --data-parallel-size {parts}"
+    )
 
 
 def _sharing_heads(plan: Plan) -> str:
@@ -125,6 +138,30 @@ def _sharing_heads(plan: Plan) -> str:
         f"{layout.num_head_ranks}, which is --tensor-parallel-size {layout.num_ranks} by "
         f"{' and '.join(divided)},"
     )
+
+
+def inputs_are_scattered_over_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Shards of tokens between attentions need several ranks, and layers that are not given all tokens."""
+    if not plan.parallel.enable_attn_tp_input_scattered:
+        return None
+    reasons = {
+        "does nothing with one rank; raise --tensor-parallel-size, or leave it out": (
+            plan.parallel.tensor_parallel_size == 1
+        ),
+        f"does nothing on --device {device.name}, which computes nothing; leave it out": device.name
+        == "null",
+        "does nothing with --moe-a2a-backend, which gives each rank a shard by itself; leave it out": (
+            plan.experts.uses_all_to_all
+        ),
+        "does not go with --enable-lora, whose adapters are given all tokens of a step; leave one out": (
+            plan.lora.enable_lora
+        ),
+        "is for models that generate; leave it out": model.pooling is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--enable-attn-tp-input-scattered {reason}"
+    return None
 
 
 def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -198,6 +235,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     heads_reach_ranks,
+    inputs_are_scattered_over_ranks,
     two_batches_have_an_exchange,
     single_batches_have_shared_experts,
     device_numbers_have_devices,

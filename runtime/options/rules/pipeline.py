@@ -28,15 +28,18 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "layers that read the keys and values of an earlier one may be in another stage": bool(
             model.kv_sources
         ),
+        "blocks that layers share are given the embeddings, which the first stage alone has": (
+            model.shares_blocks
+        ),
         "texts that are seen as a whole are computed without pages, in one step": model.pooling is not None
         and model.pooling.is_whole,
         "transformers' own code computes the model as a whole (--model-impl)": model.transformers_json
         is not None,
         "--cpu-offload-gb and --offload-group-size count the layers of the whole model": plan.memory.offload
         is not None,
-        "expert counts, and experts with places of their own (--expert-distribution-recorder-mode, "
-        "--enable-expert-distribution-metrics, --enable-eplb and its like), are those of all layers "
-        "together": plan.expert_steps is not None or plan.experts.has_places,
+        "expert counts, and experts that move by them (--expert-distribution-recorder-mode, "
+        "--enable-expert-distribution-metrics, --enable-eplb), are those of all layers "
+        "together": plan.expert_steps is not None,
         "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank": (
             plan.kernels.enable_two_batch_overlap
         ),

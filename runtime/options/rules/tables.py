@@ -109,7 +109,6 @@ ALLOWS: tuple[tuple[str, str, str, tuple[Value, ...]], ...] = (
         (None, "modelopt_fp4", "modelopt_fp8", "fp8", "compressed-tensors"),
     ),
     ("quantization", "mxfp8", "moe_runner_backend", ("auto", "cutlass")),
-    ("elastic_ep_backend", "mooncake", "eplb_algorithm", ("auto", "elasticity_aware")),
     ("disaggregation_decode_enable_offload_kvcache", "True", "disaggregation_mode", ("decode",)),
     ("disaggregation_mode", "decode", "disaggregation_decode_tp", (None,)),
     ("disaggregation_mode", "decode", "disaggregation_decode_dp", (None,)),
@@ -131,10 +130,7 @@ ALLOWS: tuple[tuple[str, str, str, tuple[Value, ...]], ...] = (
 )
 
 # (option, the option that it must divide); both are numbers
-DIVIDES: tuple[tuple[str, str], ...] = (
-    ("attention_context_parallel_size", "tensor_parallel_size"),
-    ("moe_data_parallel_size", "tensor_parallel_size"),
-)
+DIVIDES: tuple[tuple[str, str], ...] = (("attention_context_parallel_size", "tensor_parallel_size"),)
 
 
 def problems(options: Values) -> list[str]:

@@ -53,7 +53,8 @@ class DraftLoader:
         """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
         model that does not go with the target, or that the device does not compute."""
         alone = replace(device, layer_devices={}, kept_weights=None, stage=Stage(), links=None)
-        self.device = replace(alone, all_to_all=None, expert_places=None)
+        whole = replace(alone, scatters_inputs=False, gathers_after_q=False)
+        self.device = replace(whole, all_to_all=None, expert_places=None)
         self.target = config
         self.speculation = speculation
         self.dtype = dtype

@@ -51,8 +51,9 @@ class Corpus:
             self._waiting.append((owner, text))
             self.num_waiting += len(text)
 
-    def take_in(self, most: int) -> None:
-        """Takes in at most about `most` tokens of the texts that wait."""
+    def take_in(self, most: int, num_windows: int | None = None) -> None:
+        """Takes in at most about `most` tokens of the texts that wait. `num_windows`: how many of the windows
+        find them, the longest ones; by default all."""
         first = end = self._at * BLOCK
         while most > 0 and self._waiting:
             owner, text = self._waiting[0]
@@ -60,7 +61,7 @@ class Corpus:
             # windows reach back over the cut
             part = text[max(0, self._offset - self._longest) : self._offset + count]
             if self._at + blocks_of(part) > self._num_blocks:
-                self._index(first, end)
+                self._index(first, end, num_windows)
                 first = self._at = 0
             end = self._write(owner, part)
             self._offset += count
@@ -69,7 +70,7 @@ class Corpus:
             if self._offset == len(text):
                 self._waiting.popleft()
                 self._offset = 0
-        self._index(first, end)
+        self._index(first, end, num_windows)
 
     def after(self, owner: int, place: int, count: int) -> list[int]:
         """Up to `count` tokens from `place` on, as far as they are one text of that owner."""
@@ -102,10 +103,10 @@ class Corpus:
         self._at = after
         return end
 
-    def _index(self, begin: int, end: int) -> None:
+    def _index(self, begin: int, end: int, num_windows: int | None) -> None:
         """Indexes texts that stand there one behind the other. Windows that reach from one into the next hold
         END, which no text has."""
-        for windows in self.windows:
+        for windows in self.windows[:num_windows]:
             windows.add(self.tokens[:end], begin + windows.length - 1, end)
 
 

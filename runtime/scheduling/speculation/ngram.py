@@ -26,6 +26,9 @@ FEW_ROWS = 4  # while no more run, texts are found as soon as they have ended
 # tokens between two looks at a text of which nothing is found, at most: so many, or of long answers a part
 PAUSE, LONGEST_PAUSE = 16, 64
 PAUSED_PART = 8
+SHORT_LOOKS = (
+    16  # where guesses of windows of less than LONG tokens do not pay, one look in so many tries them
+)
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
@@ -95,6 +98,7 @@ class NgramDrafter(Drafter):
         self.pace = pace or Pace()
         self._readers: dict[int, Reader] = {}
         self._left = INDEXED  # tokens that this plan may still index
+        self._looks = 0
         self._misses = 0  # looks that led to no drafts; each that does halves them
 
     def begin(self, rows: int) -> None:
@@ -103,7 +107,8 @@ class NgramDrafter(Drafter):
         self._left = INDEXED
         waiting = self.corpus.num_waiting
         if waiting and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
-            self.corpus.take_in(TAKEN_IN)
+            short_pays = self.pace.pays(self.chances.usual(self.lengths[-1]))
+            self.corpus.take_in(TAKEN_IN, len(self.lengths) if short_pays else 1)
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
@@ -223,7 +228,10 @@ class NgramDrafter(Drafter):
         tail = reader.tokens[-length:].tolist()
         is_first = self.options.match_type == "BFS" and self.breadth == 1
         found: list[tuple[int, bool, int]] = []
-        for number, shared in enumerate(self.corpus.windows):
+        self._looks += 1
+        chance = self.chances.usual(self.lengths[-1])
+        tries_short = self._looks % SHORT_LOOKS == 0 or self.pace.pays(chance)
+        for number, shared in enumerate(self.corpus.windows if tries_short else self.corpus.windows[:1]):
             if len(tail) < shared.length:
                 continue
             window = tail[-shared.length :]
@@ -275,7 +283,7 @@ class NgramDrafter(Drafter):
 def patience(misses: int) -> int:
     """Tokens between two looks at a sequence, at first: more while no look leads to drafts. `misses`: looks
     that led to none."""
-    return min(LONGEST_PAUSE, 1 << (misses.bit_length() // 2))
+    return min(LONGEST_PAUSE, 1 << (2 * misses.bit_length() // 3))
 
 
 def tree(ways: list[list[int]], count: int, *, by_depth: bool) -> Draft | None:

@@ -9,7 +9,9 @@ WEIGHTS = tuple(RECENT**count for count in range(16))  # of older guesses behind
 FIRST_FIT = (1.0, 0.05, 0.0, 0.0)
 GUESSED = 0.05  # of a step without rows: what a draft costs more than a row
 FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as much as what is guessed
-KNOWN_STEPS = 64  # after which not every step without drafts is learnt
+KNOWN_STEPS = 64  # after which not every step without drafts is learnt, but one of SOME
+SOME, FEW = 8, 64  # and where there were no drafts for QUIET_STEPS, one of FEW
+QUIET_STEPS = 256
 OUTLIER = 1.5  # times longer than expected: what a step counts for at most
 PROBE = 32  # times that drafts with a good chance did not pay, after which they are made once all the same
 GOOD_CHANCE = 0.8
@@ -58,10 +60,13 @@ class Chances:
 
     def of(self, matched: int, record: Record) -> float:
         """The chance of the next guess of a sequence with this record, and of each after it."""
-        kind = self._kind(matched)
-        prior = self._right[kind] / self._trials[kind]
-        chance = (record.right + OWN_WEIGHT * prior) / (record.trials + OWN_WEIGHT)
+        chance = (record.right + OWN_WEIGHT * self.usual(matched)) / (record.trials + OWN_WEIGHT)
         return chance if chance < SURE else SURE
+
+    def usual(self, matched: int) -> float:
+        """The chance of a guess after a match of `matched` tokens, of any sequence."""
+        kind = self._kind(matched)
+        return self._right[kind] / self._trials[kind]
 
     def _kind(self, matched: int) -> int:
         return CLASSES[matched] if matched < len(CLASSES) else len(FIRST_CHANCES) - 1
@@ -78,17 +83,23 @@ class Pace:
     def __init__(self) -> None:
         self._costs = LeastSquares((1.0, 16.0, 1.0, 64.0), (1e-9, 1e-9, 1e-6, 1e-6))
         self._seen = 0  # steps
+        self._quiet = 0  # of these since the last one with drafts
         self._with_drafts = 0  # steps learnt that had some
         self._usual = 1.0  # drafts of a step that has some
         self._fit = (0.0, 0.0, 0.0, 0.0)
         self._declined = 0  # drafts with a good chance that did not pay
-        self.begin(1)
+        self._rows = 1  # of the step that is planned
+        self._is_ready = False  # what the step takes is computed when it is first asked for
+        self._tokens = self._seconds = self._draft_s = 0.0
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
         self._seen += 1
-        if not drafts and self._seen > KNOWN_STEPS and self._seen % 8:
-            return  # there are many of these, and learning takes as long as planning some rows
+        self._quiet = 0 if drafts else self._quiet + 1
+        if self._quiet and self._seen > KNOWN_STEPS:
+            # there are many of these, and learning takes as long as planning some rows
+            if self._seen % (SOME if self._quiet < QUIET_STEPS else FEW):
+                return
         features = (1.0, float(rows), float(drafts > 0), float(drafts))
         if self._costs.num_learnt > MIN_STEPS:  # a step that waited for a core says nothing of its rows
             expected = sum([cost * feature for cost, feature in zip(self._fit, features, strict=True)])
@@ -103,17 +114,30 @@ class Pace:
 
     def begin(self, rows: int) -> None:
         """The next step has so many rows that may have drafts."""
+        self._rows, self._is_ready = rows, False
+
+    def _expect(self) -> None:
+        """What the next step takes without drafts, and each of these more."""
+        rows, self._is_ready = self._rows, True
         a, b, c, d = self._fit if self._fit[0] + self._fit[1] > 0.0 else FIRST_FIT
-        self._tokens, self._seconds = float(rows), a + b * rows  # of the step without drafts
+        self._tokens, self._seconds = float(rows), a + b * rows
         # little is known of drafts at first: they cost somewhat more than rows
         known = self._with_drafts / (self._with_drafts + FIRST_WEIGHT)
         self._draft_s = known * (d + c / max(self._usual, 1.0)) + (1.0 - known) * (b + GUESSED * a)
+
+    def pays(self, chance: float) -> bool:
+        """Whether the first draft of a row pays in the next step, if it is right with `chance`."""
+        if not self._is_ready:
+            self._expect()
+        return chance * self._seconds > self._draft_s * self._tokens
 
     def count(self, chance: float, skipped: int, most: int) -> int:
         """How many drafts of a row pay, at most `most`, where each is right with `chance` if all before it
         are, `skipped` guesses that are in flight among these."""
         if most <= 0:
             return 0
+        if not self._is_ready:
+            self._expect()
         seconds, tokens, cost = self._seconds, self._tokens, self._draft_s
         reached = chance ** (skipped + 1)
         count = 0

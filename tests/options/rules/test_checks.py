@@ -106,11 +106,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"moe_dense_tp_size": 4},
     ),
     (
-        {"expert_parallel_size": 2, "moe_data_parallel_size": 2, "tensor_parallel_size": 8},
-        "must be --tensor-parallel-size 8",
-        {"expert_parallel_size": 4},
-    ),
-    (
         {"expert_parallel_size": 3, "tensor_parallel_size": 4},
         "--expert-parallel-size 3 does not divide",
         {"expert_parallel_size": 2},

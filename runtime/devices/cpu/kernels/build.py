@@ -33,6 +33,7 @@ OPTIONS = (
 )
 GLIBC = "2.28"  # the C library, of 2018, that what Zig compiles needs at least
 UNITS = ("library.cpp", "team.cpp", "memory.cpp")
+PACKING = ("float8.h", "ggml.h", "quantize.h", "rows.h", "simd.h", "weights.h")  # say how weights are packed
 
 
 def find_compiler(machine: str | None = None) -> tuple[str, ...] | None:
@@ -92,13 +93,23 @@ def source_digest(options: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def packing_digest(folder: Path = FOLDER) -> int:
+    """A digest, of 60 bits, of the sources that decide how weights are packed. A library knows that of its
+    own build, by which packed weights are found again (kept_matrices.py)."""
+    digest = hashlib.sha256()
+    for name in PACKING:
+        digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
+    return int(digest.hexdigest()[:15], 16)
+
+
 def build_level(
     level: Level, compiler: tuple[str, ...], extra: tuple[str, ...] = (), folder: Path = LIBRARIES
 ) -> bool:
     """Compiles one level into a folder. False: it was there. Raises CalledProcessError with the compiler's
     words."""
     library, target = folder / level.path.name, target_options(compiler, level.machine)
-    options = (*target, *level_options(level, compiler), *extra)
+    packing = f"-DPACKING_DIGEST={packing_digest()}"
+    options = (*target, *level_options(level, compiler), packing, *extra)
     digest, stamp = source_digest(options, compiler), library.with_suffix(".sha256")
     if library.is_file() and stamp.is_file() and stamp.read_text("ascii") == digest:
         return False

@@ -31,6 +31,7 @@ extern "C" {
 
 int kernels_lanes() { return simd::LANES; }
 int kernels_outputs() { return weights::OUTPUTS; }
+int64_t kernels_packing() { return PACKING_DIGEST; }  // of the sources that say how weights are packed: build.py
 int kernels_input_form(int kind) { return weights::input_form((weights::Kind)kind); }
 
 // ---- threads

@@ -9,6 +9,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, c
 _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_lanes": (_INT, ()),
     "kernels_outputs": (_INT, ()),
+    "kernels_packing": (_LONG, ()),
     "kernels_input_form": (_INT, (_INT,)),
     "kernels_start": (_POINTER, (_INT,)),
     "kernels_stop": (None, (_POINTER,)),
@@ -304,4 +305,5 @@ class Library:
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, list(arguments)
         self.lanes = self.functions.kernels_lanes()
+        self.packing: int = self.functions.kernels_packing()  # see build.packing_digest
         self.outputs = self.functions.kernels_outputs()

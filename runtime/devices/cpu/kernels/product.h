@@ -232,12 +232,29 @@ inline int next_rows(int left, int most) {
     return (left + num_tiles - 1) / num_tiles;
 }
 
+// Whether weights are unpacked once for all rows (float8::panels).
+inline bool has_panels(const Matrix& w) { return !HAS_BF16_DOT && weights::is_float8(w.kind); }
+
 // Rows for which the results of two blocks are kept, until they are multiplied.
 inline int rows_of_pair(const Matrix& w) {
+    if (has_panels(w)) return float8::PANEL_ROWS;
     return HAS_TILES && (w.kind == weights::BFLOAT16 || w.kind == weights::INT8) ? ROW_PANEL : rows_of_tile(w);
 }
 
-constexpr int MOST_ROWS_OF_PAIR = HAS_TILES ? ROW_PANEL : ROWS;
+constexpr int MOST_ROWS_OF_PAIR = ROW_PANEL;
+static_assert(MOST_ROWS_OF_PAIR >= float8::PANEL_ROWS);
+
+// `multiply` of weights that are unpacked once for all rows.
+template <class Use>
+__attribute__((noinline)) void multiply_panels(const Matrix& w, const rows::Rows& x, int begin, int end, int block, Use use) {
+    const char* data = w.data + (size_t)block * weights::block_bytes(w);
+    for (int row = begin, count; row < end; row += count) {
+        count = next_rows(end - row, float8::PANEL_ROWS);
+        Floats out[float8::PANEL_ROWS][VECTORS];
+        float8::panels(w, x, row, count, data, out);
+        for (int m = 0; m < count; m++) use(row + m, out[m]);
+    }
+}
 
 // Calls use(row, block, vectors) for rows begin..end and one block: `vectors` are its OUTPUTS outputs of that row.
 template <class Use> inline void multiply(const Matrix& whole, const rows::Rows& x, int begin, int end, int block, Use use) {
@@ -245,6 +262,8 @@ template <class Use> inline void multiply(const Matrix& whole, const rows::Rows&
     const Matrix& w = weights::part_of(whole, &in_part);
     if constexpr (HAS_TILES)
         if (tiles::computes(w, end - begin)) return tiles::multiply(w, x, begin, end, in_part, use);
+    if constexpr (!HAS_BF16_DOT)
+        if (has_panels(w) && end - begin > BYTE_ROWS) return multiply_panels(w, x, begin, end, in_part, use);
     for (int row = begin, count; row < end; row += count) {
         count = next_rows(end - row, rows_of_tile(w));
         Floats out[ROWS][VECTORS];

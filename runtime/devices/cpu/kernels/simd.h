@@ -192,23 +192,57 @@ inline Floats dot_bf16(Floats total, Words inputs, Words weights) {
 #endif
 }
 
+// ---- float16
+
+inline Floats load_f16(const uint16_t* at) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
+#else
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
+#endif
+}
+
+inline void store_f16(uint16_t* at, Floats x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)at, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    vst1_u16(at, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+#endif
+}
+
 // ---- floats of 8 and 4 bits
 
 // bfloat16 pairs of numbers that bfloat16 has.
 inline Words join_bf16(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000u); }
 
-// Numbers of 8 bits (e4m3 without infinities) at the top of each lane, whatever is below; not NaN. Their exponent moves
-// to its place as it is, and is right after a product with 2^120.
-inline Floats top_float8(Words words) {
-    return (Floats)((Words)((Ints)words >> 4) & 0x87f00000u) * 0x1p120f;
+// How many inputs of an output lie together in packed 8-bit floats: pairs for dot products, else one, whose outputs
+// follow one another.
+constexpr int FLOAT8_TOGETHER = HAS_BF16_DOT ? 2 : 1;
+
+// LANES numbers of 8 bits (e4m3 without infinities; not NaN), divided by 2^8: the float16 with the same bits behind the
+// sign. Conversion of float16 is exact for subnormal numbers too, and takes no longer for them.
+inline Floats load_float8(const char* at) {
+    constexpr int16_t KEPT = (int16_t)0xbf80;  // the sign, and what is not the sign's copy
+#if defined(__AVX512F__)
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)at)), 7);
+    return (Floats)_mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16(KEPT)));
+#elif defined(__AVX2__)
+    __m128i halves = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)at)), 7);
+    return (Floats)_mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(KEPT)));
+#else
+    int16x4_t halves = vshl_n_s16(vget_low_s16(vmovl_s8(vcreate_s8(load<uint32_t>(at)))), 7);
+    return vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(halves, vdup_n_s16(KEPT))));
+#endif
 }
 
-// LANES pairs of them in memory: a pair is in the upper half of its lane.
-inline Words load_float8(const char* at) { return (Words)load_bf16((const uint16_t*)at); }
-
-// The same as pairs of bfloat16. Their dot product takes subnormal numbers for zero, so none may be made on the way.
-inline Words load_float8_pairs(const char* at) {
 #if defined(__AVX512BF16__)
+// LANES pairs of numbers of 8 bits as pairs of bfloat16. Their dot product takes subnormal numbers for zero, so none may
+// be made on the way.
+inline Words load_float8_pairs(const char* at) {
     const __m512i small = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)at));
     __m512i moved = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16((short)0x87f0));
@@ -216,11 +250,19 @@ inline Words load_float8_pairs(const char* at) {
     __mmask32 is_small = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
     pairs = _mm512_mask_permutexvar_epi16(pairs, is_small, codes, small);
     return (Words)_mm512_ternarylogic_epi32(pairs, codes, _mm512_set1_epi16((short)0x8000), 0xf8);  // pairs | codes & sign
-#else
-    Words words = load_float8(at);
-    return join_bf16(top_float8(words << 8), top_float8(words));
-#endif
 }
+#else
+// Numbers of 8 bits at the top of each lane, whatever is below. Their exponent moves to its place as it is, and is right
+// after a product with 2^120.
+inline Floats top_float8(Words words) {
+    return (Floats)((Words)((Ints)words >> 4) & 0x87f00000u) * 0x1p120f;
+}
+
+inline Words load_float8_pairs(const char* at) {
+    Words words = (Words)load_bf16((const uint16_t*)at);  // a pair is in the upper half of its lane
+    return join_bf16(top_float8(words << 8), top_float8(words));
+}
+#endif
 
 // Numbers of 4 bits (e2m1) at the bottom of each lane, whatever is above.
 inline Floats bottom_float4(Words codes) {
@@ -249,28 +291,6 @@ inline Words float4_pairs(Words codes) {
     return (Words)_mm512_permutexvar_epi16((__m512i)codes, _mm512_broadcast_i64x4(numbers));
 #else
     return join_bf16(bottom_float4(codes), bottom_float4(codes >> 16));
-#endif
-}
-
-// ---- float16
-
-inline Floats load_f16(const uint16_t* at) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
-#elif defined(__AVX2__)
-    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
-#else
-    return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
-#endif
-}
-
-inline void store_f16(uint16_t* at, Floats x) {
-#if defined(__AVX512F__)
-    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__AVX2__)
-    _mm_storeu_si128((__m128i*)at, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
-#else
-    vst1_u16(at, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 #endif
 }
 
