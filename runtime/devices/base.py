@@ -67,7 +67,8 @@ class ForwardBatch:
     """One step as the layers see it: the tokens of all rows in one line, decode rows first."""
 
     token_ids: "Tensor"  # int64 [T]
-    positions: "Tensor"  # int64 [T]
+    # int64 [T], what rotary positions are of; or [T, 3] where tokens stand in grids (layers/rotary.py)
+    positions: "Tensor"
     # for each pool int64 [T], where the token's key and value are stored: page id * page_size + offset
     locations: "tuple[Tensor, ...]"
     # for each layer keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]

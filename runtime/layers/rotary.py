@@ -16,6 +16,11 @@ does not depend on chunks, on the rest of the batch or on restarts.
 context; here it is taken where max_position_embeddings is within it, and the long one otherwise, so that all
 keys of a sequence, and of all that share a prefix, are rotated alike.
 
+`mrope_section` (M-RoPE; Wang et al., 2024, Qwen2-VL): tokens of an image stand in a grid of frames, rows and
+columns, and have a position in each. The first pairs of dimensions rotate with the frame, the next with the
+row, the last with the column. Tokens of text have one position in all three; that after a grid is the first
+one beyond its rows and columns.
+
 Where only part of a head is rotated (partial_rotary_factor), angles of the rest are 0. Attention layers put
 the rows of queries and keys into the order in which dimension i rotates with dimension i + D / 2
 (`row_order`), so devices know one form alone.
@@ -46,15 +51,19 @@ class Rotary:
         self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
         if rope.frequency_divisors:
             self.frequencies = self.frequencies / _divisors(rope, self.exponents, rope.frequency_divisors)
+        # of each frequency, which of three positions it turns with
+        axes = [axis for axis, count in enumerate(rope.mrope_section) for _ in range(count)]
+        self.axes = torch.tensor(axes, dtype=torch.int64, device=torch_device)
         self.scale = SCALES.get(rope.rope_type, _no_scale)(rope)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions int64 [T] -> cos and sin tables for Ops.rotary."""
+        """Positions int64 [T], or [T, 3] of tokens in grids -> cos and sin tables for Ops.rotary."""
         return self.ops.rotary_tables(*self.angles(positions))
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions int64 [T] -> cosines and sines, float32 [T, D / 2] each."""
-        places = positions.float().unsqueeze(1)
+        """Positions int64 [T], or [T, 3] of tokens in grids -> cosines and sines, float32 [T, D / 2] each."""
+        places = positions.float()
+        places = places.unsqueeze(1) if positions.dim() == 1 else places[:, self.axes]
         angles = places * (self._dynamic(places) if self.rope.rope_type == "dynamic" else self.frequencies)
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
@@ -62,6 +71,15 @@ class Rotary:
         if self.num_fixed:
             cos, sin = pad(cos, (0, self.num_fixed), value=1.0), pad(sin, (0, self.num_fixed))
         return cos, sin
+
+    def check_sections(self) -> None:
+        """Raises ModelError where tokens in grids cannot be rotated."""
+        if len(self.axes) != len(self.exponents) or len(self.rope.mrope_section) != 3:
+            raise ModelError(
+                f"config.json: mrope_section {list(self.rope.mrope_section)} must be three numbers that add "
+                f"up to {len(self.exponents)}, half the dimensions of a head that are rotated; restore the "
+                "file from the model's source"
+            )
 
     def _dynamic(self, places: Tensor) -> Tensor:
         rope, dim = self.rope, 2 * len(self.exponents)

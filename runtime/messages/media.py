@@ -41,6 +41,9 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     positions: np.ndarray  # int32 [tokens]: offsets from `start` of the tokens that take an encoded row each
     values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
     grid: tuple[int, int, int] = (1, 1, 1)  # frames, rows and columns of patches
+    # frames, rows and columns of its tokens where rotary positions know these (layers/rotary.py); (): they do
+    # not, and its tokens have positions as all others
+    token_grid: tuple[int, int, int] | tuple[()] = ()
 
 
 class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):

@@ -64,6 +64,8 @@ class Admit(Struct, frozen=True, array_like=True):
     second_at: int = 0  # position of the second text of a pair, as in Request.second_at
     lora_slot: int = -1  # LoRA slot of its adapter; -1: no adapter
     length: int = 0  # tokens whose keys and values are in its pages already
+    # int32 [grids * 4]: first position, frames, rows and columns of tokens that stand in a grid (M-RoPE)
+    grids: np.ndarray = NO_INTS
 
 
 class PageCopies(Struct, frozen=True, array_like=True):

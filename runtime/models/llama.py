@@ -231,6 +231,10 @@ class Llama(Layer):
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
         self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+        self.has_token_grids = config.media is not None and config.media.has_token_grids
+        if self.has_token_grids:
+            for rotary in self.rotaries:
+                rotary.check_sections()
 
     def open_layer(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> DecoderLayer:
         """Layer `index` of the model."""

@@ -32,6 +32,8 @@ class CapturedForward:
     compiled: CompiledLayer | None = None  # computes captures of up to `compiled_rows` tokens
     compiled_rows: int = 0
     states: RecurrentStates | None = None  # None: no recurrent layers
+    # int64 [slots + 1], of TokenGrids.reserve; None: rotary positions are those in the sequence
+    shifts: Tensor | None = None
 
     @property
     def num_updates(self) -> int:
@@ -56,7 +58,7 @@ class CapturedForward:
             attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
         batch = ForwardBatch(
             token_ids,
-            positions,
+            positions if self.shifts is None else positions + self.shifts[slots],
             locations(tables, slots, positions, self.page_size),
             self.kv,
             attention,

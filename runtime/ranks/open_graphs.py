@@ -39,6 +39,7 @@ def open_graphs(
             compiled=runner.compiled,
             compiled_rows=setup.compiled_rows,
             states=runner.states,
+            shifts=runner.slots.grids.reserve() if getattr(runner.model, "has_token_grids", False) else None,
         )
         decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
         sizes = [] if setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)

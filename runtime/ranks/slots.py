@@ -23,6 +23,7 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.sample_rows import SampleRows
 from runtime.ranks.slot_lengths import SlotLengths
+from runtime.ranks.token_grids import TokenGrids
 
 
 class Slots:
@@ -69,6 +70,7 @@ class Slots:
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
+        self.grids = TokenGrids(max_slots + 1, torch_device)
         # of the last step, by row of logits: tokens that a grammar forces after the sampled one
         self.forced: dict[int, list[int]] = {}
         # tokens whose log probabilities a slot asks for: the last columns of its width
@@ -107,6 +109,7 @@ class Slots:
             self.is_penalised[admit.slot] = has_penalties(sampling)
             self.logprob_ids.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
+            self.grids.admit(admit.slot, admit.grids)
             self.top_logprobs[admit.slot] = sampling.top_logprobs
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:

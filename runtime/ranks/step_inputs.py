@@ -91,7 +91,11 @@ class StepInputs:
         trees = tree_parents(plan)
         if trees:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
-            positions = upload_int64(_tree_positions(host_positions, begins, trees), torch_device)
+            host_positions = _tree_positions(host_positions, begins, trees)
+            positions = upload_int64(host_positions, torch_device)
+        if self.slots.grids.has_any:
+            of_rotary = self.slots.grids.positions(plan.slots, counts, host_positions)
+            positions = upload_int64(of_rotary.ravel(), torch_device).view(of_rotary.shape)
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
         part, rows = self.part_of(plan, rows)
         batch = ForwardBatch(
@@ -124,7 +128,7 @@ class StepInputs:
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts)
         batch = ForwardBatch(
             host.last_tokens(plan.slots),
-            torch.from_numpy(starts),
+            torch.from_numpy(self.slots.grids.shifted(plan.slots, starts)),
             host.locations(plan.slots, starts, self.page_size),
             self.kv,
             None,

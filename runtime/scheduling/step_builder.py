@@ -17,7 +17,7 @@ from runtime.messages.steps import (
     WindowPages,
 )
 from runtime.scheduling.drafts import Draft, Verified
-from runtime.scheduling.encodings import Encodings, RowsBuilder
+from runtime.scheduling.encodings import Encodings, RowsBuilder, token_grids
 from runtime.scheduling.hidden_states import Shown
 from runtime.scheduling.step_costs import Work
 
@@ -112,6 +112,7 @@ class StepBuilder:
                 sequence.request.second_at,
                 lora_slot,
                 sequence.cached_len,
+                token_grids(sequence.request.media),
             )
         )
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from runtime.errors import InvalidRequest
 from runtime.messages.media import Media, MediaKind
-from runtime.models.config.image_config import ImageConfig
+from runtime.models.config.image_config import ImageConfig, Normalization
 from runtime.models.config.media_config import LlavaEncoder
 from runtime.text.media_prompts import Prepared
 
@@ -26,11 +26,7 @@ class ClipImageProcessor:
 
     def prepare(self, media: Media) -> Prepared:
         """See MediaProcessor. Values are float32 [3, height, width]."""
-        if media.kind is not MediaKind.IMAGE:
-            raise InvalidRequest(
-                f"{media.param}: this model takes images, and no {media.kind.value}; leave it out",
-                param=media.param,
-            )
+        check_image(media)
         values = clip_pixels(media.values[0], self._config, media.param)
         size = self._encoder.tower.image_size
         if values.shape != (3, size, size):
@@ -63,6 +59,20 @@ def clip_pixels(image: np.ndarray, config: ImageConfig, param: str) -> np.ndarra
     pixels = image.transpose(2, 0, 1)
     if config.do_center_crop:
         pixels = center_crop(pixels, *config.crop)
+    return normalized(pixels, config)
+
+
+def check_image(media: Media) -> None:
+    """Raises InvalidRequest for what is no image."""
+    if media.kind is not MediaKind.IMAGE:
+        raise InvalidRequest(
+            f"{media.param}: this model takes images, and no {media.kind.value}; leave it out",
+            param=media.param,
+        )
+
+
+def normalized(pixels: np.ndarray, config: Normalization) -> np.ndarray:
+    """[3, height, width], of 0 to 255, -> float32, scaled and normalized."""
     if config.do_rescale:
         pixels = (pixels.astype(np.float64) * config.rescale_factor).astype(np.float32)
     if config.do_normalize:

@@ -28,7 +28,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     values: np.ndarray  # as in MediaInput.values
     token_ids: list[int]  # in place of its placeholder in the prompt
     positions: np.ndarray  # int32: which of these take a row of the encoding each, in order
-    grid: tuple[int, int, int] = (1, 1, 1)
+    grid: tuple[int, int, int] = (1, 1, 1)  # as in MediaInput.grid
+    token_grid: tuple[int, int, int] | tuple[()] = ()  # as in MediaInput.token_grid
 
 
 class MediaProcessor(Protocol):
@@ -109,6 +110,7 @@ def expand(
                 positions=one.positions,
                 values=one.values,
                 grid=one.grid,
+                token_grid=one.token_grid,
             )
         )
         ids += one.token_ids

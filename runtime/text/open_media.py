@@ -4,7 +4,9 @@ from pathlib import Path
 
 from runtime.errors import ModelError
 from runtime.models.config.image_config import read_image_config
-from runtime.models.config.media_config import MediaConfig
+from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.patch_image_config import read_patch_images
+from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.media_prompts import MediaProcessor
 
 
@@ -16,10 +18,15 @@ def open_processor(folder: Path, encoder: MediaConfig | None) -> MediaProcessor 
     # Pillow is imported for models that take images only
     try:
         from runtime.text.image_processor import ClipImageProcessor
+        from runtime.text.patch_image_processor import PatchImageProcessor
     except ModuleNotFoundError:
         raise ModelError(
             "the model takes images, which Pillow prepares, and it is not installed; run pip install "
             "pillow, or set --enable-multimodal false to serve text alone"
         ) from None
 
-    return ClipImageProcessor(encoder, read_image_config(folder))
+    match encoder:
+        case LlavaEncoder():
+            return ClipImageProcessor(encoder, read_image_config(folder))
+        case QwenVlEncoder():
+            return PatchImageProcessor(encoder, read_patch_images(folder, encoder))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,11 @@ import pytest
 from transformers import LlavaForConditionalGeneration
 
 import runtime
-from runtime.engine import Answer
 from runtime.errors import InvalidRequest
 from runtime.messages.media import MediaKind, MediaSource
-from runtime.scheduling.encodings import Encodings
-from runtime.scheduling.scheduler import Scheduler
-from tests.models.make_media import PLACEHOLDER, ROWS, ArrayLoader, greedy, make_llava, picture
+from tests.e2e.image_engine import COUNT, GREEDY, OPTIONS, Images
+from tests.models.make_media import PLACEHOLDER, ROWS, greedy, make_llava, picture
 
-COUNT = 8
-OPTIONS: dict[str, Any] = {
-    "num_threads": 1,
-    "context_length": 256,
-    "max_total_tokens": 2048,
-    "dtype": "float32",
-    "page_size": 4,
-}
-GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": COUNT, "ignore_eos": True}
 TEXT, MORE = list(b"what is"), list(b" and this? ")
 A, B = picture(1), picture(2, 60, 30)
 # prompts with one placeholder an image, and their images
@@ -50,44 +38,6 @@ def expected(llava: tuple[Path, LlavaForConditionalGeneration]) -> dict[str, lis
     tokens = {name: greedy(llava[1], *prompt, COUNT) for name, prompt in PROMPTS.items()}
     assert greedy(llava[1], PROMPTS["one image"][0], [B], COUNT) != tokens["one image"], "images matter"
     return tokens
-
-
-class Images:
-    """An engine that takes arrays as images."""
-
-    def __init__(self, engine: runtime.Engine) -> None:
-        self.engine = engine
-        self._loader = ArrayLoader()
-        media = engine._core._text.media
-        assert media is not None
-        media.loader = self._loader
-
-    async def ask(self, prompt: list[int], images: Sequence[np.ndarray], **params: Any) -> Answer:
-        sources = [self._loader.source(image) for image in images]
-        return await self.engine.generate(prompt, media=sources, **GREEDY | params)
-
-    async def ask_all(self) -> dict[str, list[int]]:
-        """All prompts in company."""
-        found: dict[str, list[int]] = {}
-
-        async def one(name: str) -> None:
-            found[name] = (await self.ask(*PROMPTS[name])).token_ids
-
-        async with anyio.create_task_group() as tasks:
-            for name in PROMPTS:
-                tasks.start_soon(one, name)
-        return found
-
-    @property
-    def scheduler(self) -> Scheduler:
-        scheduler = self.engine._core.replicas[0].scheduler
-        assert scheduler is not None
-        return scheduler
-
-    @property
-    def encodings(self) -> Encodings:
-        assert self.scheduler.planner.encodings is not None
-        return self.scheduler.planner.encodings
 
 
 @pytest.mark.anyio
@@ -114,7 +64,7 @@ async def test_tokens_equal_transformers(
             assert answer.token_ids == expected[name], name
             assert answer.finish is not None
             assert answer.finish.prompt_tokens == len(prompt[0]) + (ROWS - 1) * len(prompt[1])
-        assert await images.ask_all() == expected
+        assert await images.ask_all(PROMPTS) == expected
         assert images.encodings.num_encoded == 2, "each image is encoded once"
 
 

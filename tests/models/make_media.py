@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    CLIPImageProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from runtime.messages.media import Media, MediaKind, MediaSource
 from tests.models.make import SIZES, randomize, write_tokenizer
@@ -65,6 +74,67 @@ def greedy(
             logits = model(input_ids=torch.tensor([tokens]), pixel_values=pixels, use_cache=False).logits
             tokens.append(int(logits[0, -1].argmax()))
     return tokens[start:]
+
+
+QwenVl = Qwen2VLForConditionalGeneration | Qwen2_5_VLForConditionalGeneration
+QWEN_VISION = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN_TEXT = SIZES | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    "use_sliding_window": False,
+}
+QWEN_PREPARATION = {
+    "size": {"shortest_edge": 256, "longest_edge": 2560},
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+}
+
+
+def make_qwen_vl(folder: Path, version: str, **own: Any) -> QwenVl:
+    """Writes a Qwen2-VL or Qwen2.5-VL, `version` 2 or 2.5, whose images are of 4 to 40 rows. -> transformers'
+    model of it"""
+    hidden = SIZES["hidden_size"]
+    torch.manual_seed(0)
+    model: QwenVl
+    if version == "2":
+        vision = QWEN_VISION | {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": hidden}
+        model = Qwen2VLForConditionalGeneration(
+            Qwen2VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, image_token_id=PLACEHOLDER)
+        )
+    else:
+        vision = QWEN_VISION | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": hidden}
+        vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
+        model = Qwen2_5_VLForConditionalGeneration(
+            Qwen2_5_VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, image_token_id=PLACEHOLDER)
+        )
+    randomize(model.eval()).save_pretrained(folder)
+    write_tokenizer(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(QWEN_PREPARATION))
+    return model
+
+
+def greedy_qwen_vl(
+    model: QwenVl, prompt: Sequence[int], images: Sequence[np.ndarray], count: int
+) -> tuple[list[int], int]:
+    """As `greedy`, with the processor of Qwen2-VL, and how many tokens the prompt has."""
+    given: dict[str, Any] = {}
+    sizes = iter(())
+    if images:
+        prepared = Qwen2VLImageProcessorPil(**QWEN_PREPARATION)(list(images), return_tensors="pt")
+        given = {name: prepared[name] for name in ("pixel_values", "image_grid_thw")}
+        sizes = iter((prepared["image_grid_thw"].prod(dim=1) // 4).tolist())
+    tokens = [i for token in prompt for i in ([token] * (next(sizes) if token == PLACEHOLDER else 1))]
+    start = len(tokens)
+    types = [int(token == PLACEHOLDER) for token in tokens] + [0] * count
+    with torch.inference_mode():
+        for _ in range(count):
+            kinds = torch.tensor([types[: len(tokens)]]) if images else None
+            model.model.rope_deltas = None  # of another prompt
+            logits = model(
+                input_ids=torch.tensor([tokens]), mm_token_type_ids=kinds, use_cache=False, **given
+            ).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[start:], start
 
 
 class ArrayLoader:

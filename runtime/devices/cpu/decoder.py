@@ -251,7 +251,7 @@ class DecoderProgram:
         """See ForwardProgram.forward."""
         plan = batch.attention
         assert plan is None or isinstance(plan, CpuAttentionPlan)
-        if plan is not None and plan.rows.parents:
+        if batch.positions.dim() == 2 or (plan is not None and plan.rows.parents):
             return None
         if batch.page_loads is not None:
             for index in range(len(batch.kv)):

@@ -31,20 +31,34 @@ class ReplicatedQkv(Layer):
     """Queries, keys and values of as many heads each in one product: x [..., size] -> [..., 3 * size]."""
 
     def __init__(self, device: Device, dtype: torch.dtype, size: int, *, bias: bool) -> None:
-        self.weight = _qkv_weight(device, dtype, size, size)
-        self.bias = _qkv_weight(device, dtype, size) if bias else None
+        self.weight = _joined_weight(device, dtype, "q k v", size, size)
+        self.bias = _joined_weight(device, dtype, "q k v", size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., 3 * size]: queries, keys, values."""
         return linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
 
 
-def _qkv_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight:
-    size = shape[0]
+class ReplicatedGateUp(Layer):
+    """The gate of a feed-forward and what it is multiplied with in one product, with biases: x [..., size] ->
+    [..., 2 * inner]."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, inner: int) -> None:
+        self.weight = _joined_weight(device, dtype, "gate up", inner, size)
+        self.bias = _joined_weight(device, dtype, "gate up", inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., 2 * inner]: the gate first."""
+        return linear(x, self.weight.tensor, self.bias.tensor)
+
+
+def _joined_weight(device: Device, dtype: torch.dtype, names: str, *shape: int) -> Weight:
+    """Weights of one shape in one, one below the other, by their names."""
+    size, parts = shape[0], names.split()
     sources = {
-        part: SourceTensor(shape, 0, replicated_shard(size), offset=i * size) for i, part in enumerate("qkv")
+        part: SourceTensor(shape, 0, replicated_shard(size), offset=i * size) for i, part in enumerate(parts)
     }
-    return Weight.empty((3 * size, *shape[1:]), sources, dtype, device.torch_device)
+    return Weight.empty((len(parts) * size, *shape[1:]), sources, dtype, device.torch_device)
 
 
 class ReplicatedEmbedding(Layer):

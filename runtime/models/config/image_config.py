@@ -2,6 +2,7 @@
 Torch-free."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,7 @@ from runtime.regular_file import read_regular
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+T = TypeVar("T")
 FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -24,7 +26,17 @@ class Size(Struct, frozen=True):
     width: int = 0
 
 
-class ImageConfig(Struct, frozen=True, kw_only=True):
+class Normalization(Struct, frozen=True, kw_only=True):
+    """How pixels become numbers around 0, with CLIP's defaults."""
+
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[float, float, float] = CLIP_MEAN
+    image_std: tuple[float, float, float] = CLIP_STD
+
+
+class ImageConfig(Normalization, frozen=True, kw_only=True):
     """How images are prepared, with CLIP's defaults: resized, cut out of the middle, scaled, normalized."""
 
     do_resize: bool = True
@@ -32,11 +44,6 @@ class ImageConfig(Struct, frozen=True, kw_only=True):
     resample: int = 3  # Pillow's number of the filter; 3: bicubic
     do_center_crop: bool = True
     crop_size: Size | int | None = None  # None: 224 x 224
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    image_mean: tuple[float, float, float] = CLIP_MEAN
-    image_std: tuple[float, float, float] = CLIP_STD
 
     @property
     def crop(self) -> tuple[int, int]:
@@ -63,6 +70,14 @@ class ImageConfig(Struct, frozen=True, kw_only=True):
 
 def read_image_config(folder: Path) -> ImageConfig:
     """How the images of the model in this folder are prepared. Raises ModelError."""
+    config, name = read_image_fields(folder, ImageConfig)
+    _check(config, name)
+    return config
+
+
+def read_image_fields(folder: Path, kind: type[T]) -> tuple[T, str]:
+    """The part of a model's files that says how images are prepared, as `kind`, and the name of its file.
+    Raises ModelError."""
     for name in FILES:
         if not (folder / name).is_file():
             continue
@@ -74,9 +89,7 @@ def read_image_config(folder: Path) -> ImageConfig:
             raw = msgspec.json.encode(part)
         else:
             raw = msgspec.json.encode(fields)
-        config = decode(_without_nulls(raw), ImageConfig, name)
-        _check(config, name)
-        return config
+        return decode(_without_nulls(raw), kind, name), name
     raise ModelError(
         f"{folder} has no preprocessor_config.json, which says how images are prepared; finish the "
         "download, or set --enable-multimodal false to serve text alone"

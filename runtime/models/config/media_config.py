@@ -4,16 +4,15 @@ they contain (wrappers.py).
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-
-KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
-NUMBER_BYTES = 4  # of a number in a row, at most
-ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
+from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
 
 
 class HfClip(Struct, frozen=True):
@@ -73,6 +72,7 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
     activation: str  # of the projector, one of ACTIVATIONS
     has_bias: bool  # of the projector
     keeps_class: bool  # the class embedding's vector goes before those of the patches
+    has_token_grids: ClassVar[bool] = False  # its tokens have a position each
 
     @property
     def num_rows(self) -> int:
@@ -82,7 +82,7 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
     @property
     def num_kept(self) -> int:
         """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return KEPT_BYTES // (NUMBER_BYTES * self.output_size)
+        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:
@@ -96,7 +96,7 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
         return table + tower.num_layers * layer + projector
 
 
-MediaConfig = LlavaEncoder
+MediaConfig = LlavaEncoder | QwenVlEncoder
 """The encoder of a model that takes images."""
 
 
@@ -129,14 +129,8 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
             f"config.json: vision_feature_layer {layer} is none of the {vision.num_hidden_layers} layers of "
             "vision_config; restore the file from the model's source"
         )
-    for name, activation in (
-        ("hidden_act", vision.hidden_act),
-        ("projector_hidden_act", hf.projector_hidden_act),
-    ):
-        if activation not in ACTIVATIONS:
-            raise ModelError(
-                f"config.json: {name} {activation} is not supported; supported are {', '.join(ACTIVATIONS)}"
-            )
+    check_activation("hidden_act", vision.hidden_act)
+    check_activation("projector_hidden_act", hf.projector_hidden_act)
     if hf.vision_feature_select_strategy not in ("default", "full"):
         raise ModelError(
             f"config.json: vision_feature_select_strategy {hf.vision_feature_select_strategy} is neither "
@@ -168,7 +162,11 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
 
 # architecture of the wrapper -> (its config.json, hidden size of the text model) -> its encoder; None: text
 # alone is served
-READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {"LlavaForConditionalGeneration": read_llava}
+READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
+    "LlavaForConditionalGeneration": read_llava,
+    "Qwen2VLForConditionalGeneration": read_qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
+}
 
 
 def read_media(wrapper: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:

@@ -41,6 +41,9 @@ class Rope(Struct, frozen=True, kw_only=True):
     short_factor: tuple[A[float, Meta(gt=0)], ...] = ()
     long_factor: tuple[A[float, Meta(gt=0)], ...] = ()
 
+    # of M-RoPE: pairs of dimensions that rotate with the frame, the row and the column of a token in a grid
+    mrope_section: tuple[A[int, Meta(ge=0)], ...] = ()
+
     @property
     def is_long(self) -> bool:
         """Whether the context is longer than the one that the model was first trained for."""

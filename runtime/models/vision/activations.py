@@ -6,7 +6,7 @@ from torch.nn.functional import gelu, relu, silu
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """The activation of this name: one of ACTIVATIONS in models/config/media_config.py."""
+    """The activation of this name: one of ACTIVATIONS in models/config/encoder_parts.py."""
     match name:
         case "quick_gelu":
             return x * torch.sigmoid(1.702 * x)

@@ -1,4 +1,4 @@
-"""Encoders of images by their configuration. A new one is a row of ENCODERS, and one of READERS in
+"""Encoders of images by their configuration. A new one is a case of `open_encoder`, and a row of READERS in
 models/config/media_config.py."""
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,10 @@ from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Weight
 from runtime.messages.media import MediaValues
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.llava import Llava
+from runtime.models.vision.qwen_vl import QwenVl
 
 
 class MediaEncoder(Protocol):
@@ -30,9 +32,10 @@ class MediaEncoder(Protocol):
         ...
 
 
-ENCODERS = {LlavaEncoder: Llava}
-
-
-def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Llava:
+def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> MediaEncoder:
     """The encoder, without weights."""
-    return ENCODERS[type(config)](device, dtype, config)
+    match config:
+        case LlavaEncoder():
+            return Llava(device, dtype, config)
+        case QwenVlEncoder():
+            return QwenVl(device, dtype, config)

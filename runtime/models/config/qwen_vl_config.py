@@ -1,0 +1,168 @@
+"""config.json of Qwen2-VL and Qwen2.5-VL: their encoder of images. Torch-free."""
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+from runtime.errors import ModelError
+from runtime.json_value import Fields
+from runtime.models.config import sizes
+from runtime.models.config.config_files import decode
+from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+
+
+class HfVision2(Struct, frozen=True):
+    """vision_config of Qwen2-VL, with the defaults of transformers."""
+
+    depth: sizes.Layers = 32
+    embed_dim: sizes.Width = 1280
+    hidden_size: sizes.Width = 3584  # of the text model
+    hidden_act: str = "quick_gelu"
+    mlp_ratio: sizes.Width = 4
+    num_heads: sizes.Heads = 16
+    patch_size: sizes.Width = 14
+    spatial_merge_size: sizes.Width = 2
+    temporal_patch_size: sizes.Width = 2
+
+
+class HfVision25(Struct, frozen=True):
+    """vision_config of Qwen2.5-VL, with the defaults of transformers."""
+
+    depth: sizes.Layers = 32
+    hidden_size: sizes.Width = 3584
+    out_hidden_size: sizes.Width = 3584
+    hidden_act: str = "silu"
+    intermediate_size: sizes.Width = 3420
+    num_heads: sizes.Heads = 16
+    patch_size: sizes.Width = 14
+    spatial_merge_size: sizes.Width = 2
+    temporal_patch_size: sizes.Width = 2
+    window_size: sizes.Width = 112
+    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
+
+
+class HfQwen2Vl(Struct, frozen=True):
+    """What Qwen2-VL's config.json says of images, with the defaults of transformers."""
+
+    vision_config: HfVision2 = HfVision2()
+    image_token_id: int = 151655
+
+
+class HfQwen25Vl(Struct, frozen=True):
+    """What Qwen2.5-VL's config.json says of images, with the defaults of transformers."""
+
+    vision_config: HfVision25 = HfVision25()
+    image_token_id: int = 151655
+
+
+class QwenVlEncoder(Struct, frozen=True, kw_only=True):
+    """The encoder of Qwen2-VL, or with `is_gated` that of Qwen2.5-VL."""
+
+    placeholder_id: int  # the token of a prompt that stands for an image
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int  # height and width in pixels
+    num_frames: int  # frames of a patch
+    merge_size: int  # rows and columns of patches that become one row of the encoding
+    activation: str  # one of ACTIVATIONS
+    output_size: int  # hidden size of the text model
+    is_gated: bool
+    window_patches: int = 0  # rows and columns of a window; 0: all layers attend to whole images
+    full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
+    has_token_grids: ClassVar[bool] = True  # its tokens have positions of frame, row and column
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.hidden_size // self.num_heads
+
+    def is_full(self, index: int) -> bool:
+        """Whether a layer attends to whole images."""
+        return not self.window_patches or index in self.full_layers
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
+        return num_kept_rows(self.output_size)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all weights."""
+        size, inner = self.hidden_size, self.intermediate_size
+        norm = size if self.is_gated else 2 * size
+        mlp = 3 * size * inner + 2 * inner + size if self.is_gated else 2 * size * inner + inner + size
+        layer = 4 * size * (size + 1) + mlp + 2 * norm
+        merged = size * self.merge_size**2
+        merger = norm + merged * (merged + 1) + self.output_size * (merged + 1)
+        return 3 * size * self.num_frames * self.patch_size**2 + self.num_layers * layer + merger
+
+
+def read_qwen2_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
+    """Qwen2-VL. Raises ModelError."""
+    hf = decode(raw, HfQwen2Vl, "config.json")
+    vision = hf.vision_config
+    return _checked(
+        QwenVlEncoder(
+            placeholder_id=hf.image_token_id,
+            hidden_size=vision.embed_dim,
+            intermediate_size=vision.embed_dim * vision.mlp_ratio,
+            num_layers=vision.depth,
+            num_heads=vision.num_heads,
+            patch_size=vision.patch_size,
+            num_frames=vision.temporal_patch_size,
+            merge_size=vision.spatial_merge_size,
+            activation=vision.hidden_act,
+            output_size=hidden_size,
+            is_gated=False,
+        ),
+        {"hidden_size": vision.hidden_size},
+    )
+
+
+def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
+    """Qwen2.5-VL. Raises ModelError."""
+    hf = decode(raw, HfQwen25Vl, "config.json")
+    vision = hf.vision_config
+    side = vision.window_size // vision.spatial_merge_size // vision.patch_size
+    if not side:
+        raise ModelError(
+            f"config.json: vision_config.window_size {vision.window_size} is smaller than "
+            f"{vision.spatial_merge_size} patches of {vision.patch_size} pixels; restore the file from the "
+            "model's source"
+        )
+    return _checked(
+        QwenVlEncoder(
+            placeholder_id=hf.image_token_id,
+            hidden_size=vision.hidden_size,
+            intermediate_size=vision.intermediate_size,
+            num_layers=vision.depth,
+            num_heads=vision.num_heads,
+            patch_size=vision.patch_size,
+            num_frames=vision.temporal_patch_size,
+            merge_size=vision.spatial_merge_size,
+            activation=vision.hidden_act,
+            output_size=hidden_size,
+            is_gated=True,
+            window_patches=side * vision.spatial_merge_size,
+            full_layers=vision.fullatt_block_indexes,
+        ),
+        {"out_hidden_size": vision.out_hidden_size},
+    )
+
+
+def _checked(encoder: QwenVlEncoder, output: Fields) -> QwenVlEncoder:
+    check_activation("vision_config.hidden_act", encoder.activation)
+    for name, size in output.items():
+        if size != encoder.output_size:
+            raise ModelError(
+                f"config.json: vision_config.{name} {size} is not the text model's hidden_size "
+                f"{encoder.output_size}; restore the file from the model's source"
+            )
+    if encoder.hidden_size % (4 * encoder.num_heads):
+        raise ModelError(
+            f"config.json: vision_config has {encoder.num_heads} heads for a size of {encoder.hidden_size}; "
+            "that of a head must be a multiple of 4; restore the file from the model's source"
+        )
+    return encoder

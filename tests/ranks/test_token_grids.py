@@ -1,0 +1,92 @@
+"""Positions of tokens in grids against transformers' own, and decodes behind an image by graphs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2VLConfig, Qwen2VLModel
+
+from runtime.devices.cpu.ops import CpuOps
+from runtime.errors import ModelError
+from runtime.layers.rotary import Rotary
+from runtime.models.config.rope_config import Rope
+from runtime.ranks.open_executor import DEVICES as MODULES
+from runtime.ranks.token_grids import TokenGrids
+from tests.devices import taped
+from tests.devices.drive import Planner, sampling, start
+from tests.models.make_media import QWEN_TEXT, QWEN_VISION, make_qwen_vl
+
+GRIDS = np.array([[3, 1, 4, 2], [11, 1, 1, 5], [20, 1, 3, 3]], np.int32)  # the second follows the first
+LENGTH = 34
+
+
+def expected_positions() -> tuple[np.ndarray, int]:
+    """int64 [LENGTH, 3], and what is added to places behind the last grid."""
+    config = Qwen2VLConfig(vision_config=QWEN_VISION | {"embed_dim": 32}, text_config=QWEN_TEXT)
+    with torch.device("meta"):
+        model = Qwen2VLModel(config)
+    kinds = torch.zeros(1, LENGTH, dtype=torch.int32)
+    for first, frames, rows, columns in GRIDS[[0, 2]].tolist():
+        kinds[0, first : first + frames * rows * columns] = 1
+    kinds[0, 11:16] = 2  # as a video: transformers separates neighbours by their kinds alone
+    grids = torch.tensor(GRIDS[:, 1:].tolist()) * torch.tensor([1, 2, 2])
+    found, delta = model.get_rope_index(
+        torch.zeros(1, LENGTH, dtype=torch.int64), kinds, grids[[0, 2]], grids[[1]]
+    )
+    return found[:, 0].T.numpy(), int(delta)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 9, LENGTH])
+def test_positions_equal_transformers_however_a_prompt_is_cut(chunk: int) -> None:
+    expected, delta = expected_positions()
+    grids = TokenGrids(3, torch.device("cpu"))
+    shifts = grids.reserve()
+    grids.admit(1, GRIDS.ravel())
+    for begin in range(0, LENGTH, chunk):
+        places = np.arange(begin, min(begin + chunk, LENGTH))
+        slots, counts = np.array([0, 1]), np.array([2, len(places)])
+        found = grids.positions(slots, counts, np.concatenate(([70, 71], places)))
+        found = np.repeat(found[:, None], 3, axis=1) if found.ndim == 1 else found
+        assert found[:2].tolist() == [[70] * 3, [71] * 3], "another slot's tokens"
+        assert (found[2:] == expected[places]).all()
+    assert shifts.tolist() == [0, delta, 0]
+    assert grids.shifted(np.array([1, 0]), np.array([50, 50])).tolist() == [50 + delta, 50]
+    grids.admit(1, np.empty(0, np.int32))
+    assert not grids.has_any and shifts.tolist() == [0, 0, 0]
+
+
+def test_graphs_decode_with_the_positions_of_their_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODULES, "taped", taped.__name__)
+    make_qwen_vl(tmp_path, "2")
+
+    def run(grid: list[int], **options: Any) -> list[list[int]]:
+        executor, ready = start(tmp_path, page_size=4, max_len=128, **options)
+        planner = Planner(executor, ready, 4)
+        rows = [planner.row(slot, [5, 9, 100, 7, 8, 3, 60, 2], sampling()) for slot in range(2)]
+        for row in rows:
+            planner.prefill(row)
+        executor.runner.slots.grids.admit(1, np.array(grid, np.int32))
+        for _ in range(12):
+            planner.run(rows, [])
+        return [row.tokens for row in rows]
+
+    plain, expected = run([]), run([0, 1, 2, 3])
+    assert plain[0] == expected[0] and plain[1] != expected[1]
+    graphs: dict[str, Any] = {"device": "taped", "graph_sizes": [2]}
+    assert run([0, 1, 2, 3], **graphs) == expected and run([], **graphs) == plain
+
+
+def test_pairs_of_dimensions_turn_with_frame_row_and_column() -> None:
+    rotary = Rotary(Rope(mrope_section=(1, 2, 1)), 8, CpuOps(torch.float32), torch.device("cpu"))
+    rotary.check_sections()
+    places = torch.tensor([[4, 7, 9]])
+    cos, sin = rotary.angles(places)
+    for pair, place in enumerate((4, 7, 7, 9)):
+        of_one = rotary.angles(torch.tensor([place]))
+        assert cos[0, pair] == of_one[0][0, pair] and sin[0, pair] == of_one[1][0, pair]
+    with pytest.raises(ModelError, match="add up to 4"):
+        Rotary(Rope(mrope_section=(1, 2, 2)), 8, CpuOps(torch.float32), torch.device("cpu")).check_sections()
