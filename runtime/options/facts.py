@@ -29,7 +29,36 @@ from runtime.storage.settings import cache_folder
 MOST_OPEN_FILES = 65_536  # that this process makes use of
 
 
-class ModelFacts(Protocol):
+class ModelWidths(Protocol):
+    """Sizes of a model that options depend on."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the vocabulary."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads."""
+        ...
+
+    @property
+    def longest_head(self) -> int:
+        """Size of an attention head, of the largest where layers differ."""
+        ...
+
+
+class ModelFacts(ModelWidths, Protocol):
     """The part of runtime.models.config.model_config.ModelConfig that options depend on."""
 
     @property
@@ -43,16 +72,6 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids of the vocabulary."""
-        ...
-
-    @property
-    def num_heads(self) -> int:
-        """Attention heads."""
-        ...
-
-    @property
     def windows(self) -> tuple[int, ...]:
         """Sliding window of each layer, in tokens; 0: full attention."""
         ...
@@ -60,11 +79,6 @@ class ModelFacts(Protocol):
     @property
     def num_recurrent_layers(self) -> int:
         """Layers whose sequences keep a state."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key/value heads."""
         ...
 
     @property
@@ -90,11 +104,6 @@ class ModelFacts(Protocol):
     @property
     def quantization(self) -> Quantization | None:
         """Quantization of the checkpoint; None: plain weights."""
-        ...
-
-    @property
-    def longest_head(self) -> int:
-        """Size of an attention head, of the largest where layers differ."""
         ...
 
     @property
