@@ -175,7 +175,7 @@ class Core:
                     "transformers' own code computes this model, over paged attention",
                     architecture=self.model.architecture,
                 )
-            if self.model.wrapper:
+            if self.model.wrapper and self.model.media is None:
                 log.get("start").info(
                     "the text model of this checkpoint is served; requests with images or sound are refused",
                     architecture=self.model.wrapper,

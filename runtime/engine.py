@@ -40,6 +40,7 @@ from runtime.http.errors import invalid
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.settings import http_settings
 from runtime.json_value import JsonDict
+from runtime.messages.media import MediaSource
 from runtime.messages.requests import (
     Chat,
     Delta,
@@ -172,25 +173,25 @@ class Engine(EngineControls):
         rid: str | None = None,
         lora_path: str = "",
         session: SessionParams | None = None,
+        media: Sequence[MediaSource] = (),
         **sampling: SamplingParam,
     ) -> AsyncIterator[Delta]:
         """Yields deltas of all `n` sequences as they come. `sampling` are fields of SamplingParams. Cached
         prefixes are shared with requests of the same `cache_salt` only. `rid` is the request's id, for
-        `abort_request` and `session`; `lora_path` is the name of a loaded adapter.
+        `abort_request` and `session`; `lora_path` the name of a loaded adapter; `media` the prompt's images.
 
-        Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
-        """
-        params = _params(sampling)
+        Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable."""
         request = GenerateRequest(
             id=rid or f"engine-{uuid4().hex}",
             prompt=_prompt(prompt),
-            params=params,
+            params=_params(sampling),
             arrival_s=monotonic(),
             cache_salt=cache_salt,
             session=session,
             adapter=lora_path,
+            media=tuple(media),
         )
-        sink = StreamSink(params.n)
+        sink = StreamSink(request.params.n)
         self._core.submit(request, sink)
         try:
             while deltas := await sink.take():

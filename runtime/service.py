@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
+from runtime.messages.media import MediaSource
 from runtime.messages.memory import Part
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
@@ -204,8 +205,8 @@ class Controls(Protocol):
         """What clients may know of the tokenizer."""
         ...
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt. Raises InvalidRequest."""
+    async def tokenize(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
+        """The token ids of a prompt with these images, videos and sounds. Raises InvalidRequest."""
         ...
 
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:

@@ -20,6 +20,7 @@ from runtime.errors import OptionsError
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
+from runtime.messages.media_kind import MediaKind
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
@@ -44,6 +45,9 @@ from runtime.service import ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
+from runtime.text.media_prompts import MediaProcessor
+from runtime.text.open_media import open_processor
+from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
 
@@ -98,6 +102,7 @@ def start_rank(
         config_overrides=plan.model.json_model_override_args,
         model_impl=plan.model.model_impl,
         has_wide_head=plan.precision.enable_fp32_lm_head,
+        takes_media=plan.model.enable_multimodal,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
         quantization=requested_quantization(plan.precision),
@@ -200,6 +205,7 @@ class TextSetup(Struct, frozen=True):
     templates: ChatTemplates
     infill_format: str | None  # None: the model has no tokens for infills
     formats: AnswerFormats
+    media: MediaProcessor | None = None  # None: the model takes text alone
 
 
 def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
@@ -212,19 +218,8 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files))
-
-
-def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
-    """The chat templates of the model or of --chat-template. Raises OptionsError, ModelError."""
-    sources = template_sources(vocabulary.files.templates, choice, name)
-    begins = vocabulary.bos_id is not None and vocabulary.encode("", True)[:1] == [vocabulary.bos_id]
-    special_tokens = vocabulary.files.special_tokens
-    return ChatTemplates(
-        sources.by_name,
-        special_tokens | {"text_begin": special_tokens.get("bos_token", "") if begins else ""},
-        sources.stops,
-    )
+    media = open_processor(Path(plan.model.model_path), model.media)
+    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
 def model_config(plan: Plan) -> ModelConfig:
@@ -237,6 +232,7 @@ def model_config(plan: Plan) -> ModelConfig:
         overrides=plan.model.json_model_override_args,
         config_file=plan.weights.decrypted_config_file,
         model_impl=plan.model.model_impl,
+        takes_media=plan.model.enable_multimodal,
     )
     if model.quantization is None:
         return model
@@ -275,6 +271,12 @@ def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     )
 
 
+def lora_slots(plan: Plan) -> LoraSlotConfig:
+    """Slots of adapters, and which of them is given up first."""
+    count = plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0
+    return LoraSlotConfig(num_lora_slots=count, eviction=plan.lora.lora_eviction_policy)
+
+
 def scheduler_config(
     plan: Plan,
     model: ModelConfig,
@@ -298,10 +300,8 @@ def scheduler_config(
         num_pages=num_pages,
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
-        lora_slots=LoraSlotConfig(
-            num_lora_slots=plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0,
-            eviction=plan.lora.lora_eviction_policy,
-        ),
+        max_encoded_rows=None if model.media is None else model.media.num_kept,
+        lora_slots=lora_slots(plan),
         cache=CacheConfig(
             shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),
             eviction=plan.memory.radix_eviction_policy,
@@ -384,6 +384,7 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         shows_hidden=plan.api.enable_return_hidden_states,
         max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
         max_response_bytes=plan.http.max_response_bytes,
+        media_kinds=frozenset() if model.media is None else frozenset({MediaKind.IMAGE}),
     )
 
 

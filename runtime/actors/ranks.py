@@ -182,8 +182,8 @@ class Ranks:
 
     def submit(self, plan: RankCommand) -> bool:
         """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake.
-        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
-        after a death."""
+        There will be one, because a full ring holds steps whose results are still to come, or a long
+        message. Raises RankDied after a death."""
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
             raise self.died
@@ -331,8 +331,11 @@ class Ranks:
 
     def _on_credit(self) -> None:
         try:
+            had_rest = self._plans.has_rest
             self._plans.collect()
             self._plans.flush()
+            if had_rest and self._wake is not None:
+                self._wake()  # a step may wait behind a long message
         except RingError as error:
             for rank in self._ranks:
                 rank.give_up(error)

@@ -5,7 +5,6 @@ dispatcher ──Arrive──► inbox ──► scheduler actor ──StepPlan�
                                    └── storage tier, cache events, graph captures
 """
 
-from array import array
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -27,6 +26,7 @@ from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.supervisor import Driver, Supervisor
 from runtime.cache.journal import Journal
+from runtime.cache.media_keys import cache_ids
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import LoadProgress
@@ -204,7 +204,7 @@ class Replica:
         if self.scheduler is None:
             return 0
         tree = self.scheduler.cache.tree
-        ids = array("i", request.prompt_ids)
+        ids = cache_ids(request)
         return tree.probe(None, request.namespace, ids, len(ids) // tree.page_size).depth * tree.page_size
 
     def hand_over(self, request_id: str, target: "Replica") -> bool:

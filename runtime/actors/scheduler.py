@@ -21,6 +21,7 @@ from runtime.actors.scheduler_rounds import S, SchedulerRounds
 from runtime.cache.journal import CacheEvents
 from runtime.cache.sequence import Sequence
 from runtime.errors import Busy, InvalidRequest, RankDied
+from runtime.messages.media import Encode
 from runtime.messages.requests import Request
 from runtime.messages.sampling import Limits, check, cut
 from runtime.messages.scheduler import (
@@ -40,6 +41,7 @@ from runtime.messages.scheduler import (
 )
 from runtime.messages.steps import StepPlan
 from runtime.metrics.meter import Meter
+from runtime.scheduling.encodings import encode_for_step
 from runtime.scheduling.pausing import flush, pause, resume_planning, suspend, unpause
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler
@@ -91,7 +93,8 @@ class SchedulerActor(SchedulerRounds[S]):
         self._inbox = inbox
         self._forward = forward
         self._armed = anyio.Event()  # there is a new deadline
-        self._unsent: StepPlan | None = None  # planned, but the ring was full
+        # planned, but the ring was full: what the step needs encoded, and the step
+        self._unsent: list[Encode | StepPlan] = []
         self._storage = storage
 
     async def run(self) -> None:
@@ -155,7 +158,9 @@ class SchedulerActor(SchedulerRounds[S]):
             self._wake.set()
 
     def _add(self, request: Request) -> Opened | Refused:
-        if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short
+        if (
+            self.limits.cuts and not request.media
+        ):  # the pages hold less than the tokenizer's limit where memory is short
             request = structs.replace(request, prompt_ids=cut(request.prompt_ids, self.limits))
         try:
             check(request.params, request.prompt_ids, self.limits)
@@ -195,7 +200,7 @@ class SchedulerActor(SchedulerRounds[S]):
     async def lose_ranks(self, *, points_at_requests: bool = True, is_alone: bool = True) -> Lost:
         """The ranks are dead: all running requests wait. The request that killed them, where it is known and
         their death may point at one, fails. `is_alone`: no other scheduler had requests on these ranks."""
-        self._unsent = None
+        self._unsent = []
         lost = self.scheduler.lose_ranks(points_at_requests=points_at_requests, is_alone=is_alone)
         self._answer_pauses()
         self._publish_events()
@@ -231,10 +236,11 @@ class SchedulerActor(SchedulerRounds[S]):
     def _submit(self, steps: S) -> None:
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
-            if self._unsent is None:
-                if self.scheduler.num_in_flight >= self.depth:
+            if not self._unsent:
+                if self.scheduler.num_in_flight >= self.depth or (plan := self.next_plan()) is None:
                     return
-                self._unsent = self.next_plan()
-            if self._unsent is None or not steps.submit(self._unsent):
+                encode = encode_for_step(self.scheduler.planner.encodings)
+                self._unsent = [plan] if encode is None else [encode, plan]
+            if not steps.submit(self._unsent[0]):
                 return
-            self._unsent = None
+            del self._unsent[0]

@@ -16,6 +16,7 @@ from runtime.actors.channels import Channel, Signal
 from runtime.cache.audit import Findings
 from runtime.cache.journal import CacheEvents
 from runtime.errors import RankDied
+from runtime.messages.media import Encode
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Pause, Refused, StepTokens, SuspendPlanning, ToDetokenizer
 from runtime.messages.steps import Failing, StepPlan, StepResult
@@ -39,9 +40,9 @@ class Steps(Protocol):
 
     died: RankDied | None  # set once, when a rank is lost
 
-    def submit(self, plan: StepPlan) -> bool:
-        """Hands the plan over. False: there is no room now; try again when `set_wake`'s callback is
-        called."""
+    def submit(self, plan: Encode | StepPlan) -> bool:
+        """Hands over a step, or what is encoded before it. False: there is no room now; try again when
+        `set_wake`'s callback is called."""
         ...
 
     def results(self) -> list[StepResult]:

@@ -5,18 +5,22 @@ process.
     all schedulers ──StepTokens──► detokenizer ──Delta──► sinks
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 from runtime import log
 from runtime.actors.channels import Channel
+from runtime.actors.child_environment import environment
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import TokenizerActor
 from runtime.freed_memory import return_freed_memory
+from runtime.media.loader import MediaLoader
+from runtime.media_settings import media_settings
 from runtime.messages.constraint import Grammar
+from runtime.messages.media import MediaSource
 from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
@@ -24,6 +28,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
+from runtime.text.media_prompts import MediaPrompts
 
 
 class TextPipeline:
@@ -52,6 +57,10 @@ class TextPipeline:
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
+        self._loader = None if text.media is None else MediaLoader(media_settings(plan), environment(1))
+        self.media = (
+            None if text.media is None or self._loader is None else MediaPrompts(text.media, self._loader)
+        )
         self._tokenizer = TokenizerActor(
             text.vocabulary,
             text.templates,
@@ -64,16 +73,22 @@ class TextPipeline:
             weight_version=weight_version,
             infill_format=text.infill_format,
             eos_ids=model.eos_ids,
+            media=self.media,
             check_grammar=None if self._grammars is None else self._grammars.check,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)
 
     async def run(self) -> None:
         """Serves until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._finish_start)
-            tasks.start_soon(self._tokenizer.run)
-            tasks.start_soon(self._detokenizer.run)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._finish_start)
+                tasks.start_soon(self._tokenizer.run)
+                tasks.start_soon(self._detokenizer.run)
+        finally:
+            if self._loader is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._loader.aclose()
 
     async def _finish_start(self) -> None:
         """Keeps the texts of the tokens for the next start, and returns what reading the tokenizer has freed.
@@ -93,9 +108,14 @@ class TextPipeline:
         self._requests.discard()
         self._step_tokens.discard()
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt. Raises InvalidRequest."""
-        return await self._tokenizer.encode(prompt)
+    async def encode(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
+        """The token ids of a prompt with its files. Raises RequestError."""
+        ids = await self._tokenizer.encode(prompt)
+        if self.media is None or not media:
+            return ids
+        loaded = await self.media.loader.load(media)
+        ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, loaded)
+        return ids
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         """The text of tokens."""

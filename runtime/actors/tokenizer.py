@@ -22,9 +22,9 @@ from runtime.actors.open_requests import OpenRequests
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.gil import giving_way
-from runtime.json_value import chars_within
 from runtime.messages.constraint import Grammar, Rule, grammar_of
 from runtime.messages.cost import fit
+from runtime.messages.media import Media, MediaInput
 from runtime.messages.requests import (
     Before,
     Chat,
@@ -44,6 +44,8 @@ from runtime.messages.scheduler import Arrive
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
 from runtime.text.input_embeds import check_embeds, digest, read_input_embeds
+from runtime.text.media_prompts import MediaPrompts, load_media
+from runtime.text.prompt_size import num_chars
 from runtime.text.stop_regex import StopRegexes
 from runtime.text.token_bans import token_bans
 from runtime.text.vocabulary import Vocabulary
@@ -85,8 +87,11 @@ class TokenizerActor:
         infill_format: str | None = None,
         check_grammar: CheckGrammar | None = None,
         eos_ids: tuple[int, ...] = (),
+        media: MediaPrompts | None = None,
     ) -> None:
-        """`check_grammar` None: there are no structured outputs here."""
+        """`check_grammar` None: there are no structured outputs here; `media` None: the model takes text
+        alone."""
+        self._media = media
         self._vocabulary = vocabulary
         self._templates = templates
         self._open_requests = open_requests
@@ -111,20 +116,26 @@ class TokenizerActor:
                     # here, so that seeds follow the order of arrival
                     seed = self._seed() if request.params.seed is None else request.params.seed
                     chars = num_chars(request.prompt, INLINE_CHARS) + len(request.prediction)
-                    if chars <= INLINE_CHARS:
+                    if chars <= INLINE_CHARS and not request.media:
                         self._settle(request, self._try(request, seed))
                         await asyncio.sleep(0)  # many prompts must not hold up the steps
                     else:
                         self._tasks.start_soon(self._tokenize_aside, request, seed)
 
     async def _tokenize_aside(self, request: GenerateRequest, seed: int) -> None:
-        if self._open_requests.awaits(request.id, request):
-            self._settle(
-                request,
-                await run_sync(
-                    giving_way, self._try, request, seed, limiter=self._threads, abandon_on_cancel=True
-                ),
-            )
+        if not self._open_requests.awaits(request.id, request):
+            return
+        try:
+            media = await load_media(self._media, request)
+        except RequestError as error:
+            self._settle(request, error)
+            return
+        self._settle(
+            request,
+            await run_sync(
+                giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
+            ),
+        )
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
         if not self._open_requests.awaits(request.id, request):
@@ -196,10 +207,12 @@ class TokenizerActor:
         ends = dict.fromkeys([one.end for one in begun or free if begun or not one.begin])
         return tuple([tuple(self._vocabulary.encode(end, add_special=False)) for end in ends])
 
-    def _try(self, request: GenerateRequest, seed: int) -> Request | RequestError:
+    def _try(
+        self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()
+    ) -> Request | RequestError:
         """Prepares a request. An unexpected error fails this request alone."""
         try:
-            return self.prepare(request, seed)
+            return self.prepare(request, seed, media)
         except RequestError as error:
             return error
         except Exception:
@@ -208,9 +221,9 @@ class TokenizerActor:
                 f"the prompt could not be tokenised; the server's log has the details under {request.id}"
             )
 
-    def prepare(self, request: GenerateRequest, seed: int) -> Request:
-        """Tokenises and checks a request. Raises InvalidRequest for a prompt or parameters that cannot be
-        served. Thread-safe."""
+    def prepare(self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()) -> Request:
+        """Tokenises and checks a request, with the files that its prompt shows. Raises InvalidRequest for a
+        prompt or parameters that cannot be served. Thread-safe."""
         second_at, embeds = 0, None
         if isinstance(request.prompt, Embeds):
             embeds = read_input_embeds(request.prompt, self._limits)
@@ -224,6 +237,9 @@ class TokenizerActor:
                 else self._continue(request.prompt, request.before),
                 self._limits,
             )
+        inputs: tuple[MediaInput, ...] = ()
+        if self._media is not None and media:
+            prompt_ids, inputs = self._media.expand(prompt_ids, media)
         check(request.params, prompt_ids, self._limits)
         params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest
         if request.params.stop or request.params.stop_regex:
@@ -243,6 +259,7 @@ class TokenizerActor:
             second_at=second_at,
             adapter=request.adapter_ref,
             embeds=embeds,
+            media=inputs,
             token_bans=token_bans(params, self._vocabulary),
             marks=request.marks,
             prediction=self._vocabulary.encode(request.prediction[: HEAD_CHARS * longest], False)[:longest]
@@ -358,21 +375,3 @@ def open_marks(limit: ThinkingLimit, tail: str) -> int:
             return at
     is_over = tail.endswith(tuple([end.rstrip() for _, end in limit.marks]))
     return 0 if limit.is_forced and not is_over else -1
-
-
-def num_chars(prompt: Prompt, enough: int) -> int:
-    """Characters of a prompt (each token id counts as one), or some number above `enough` when there are
-    more."""
-    match prompt:
-        case Tokens(ids=ids):
-            return len(ids)
-        case Embeds():
-            return enough + 1
-        case Text(text=text):
-            return len(text)
-        case Pair(text=text, second=second):
-            return len(text) + len(second)
-        case Infill(prefix=prefix, suffix=suffix):
-            return len(prefix) + len(suffix)
-        case Chat():
-            return chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)

@@ -5,7 +5,7 @@ record profiles, open sessions. Service.control gives access to it.
             ── cancel ──► router ── Abort ──► the scheduler that has the request
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from runtime import log
 from runtime.actors.replicas import Replicas
@@ -18,6 +18,7 @@ from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
 from runtime.errors import InvalidRequest, RequestError, StartError
+from runtime.messages.media import MediaSource
 from runtime.messages.ranks import Profile
 from runtime.messages.requests import Prompt
 from runtime.messages.scheduler import Continue, Flush, Pause, PauseMode
@@ -115,9 +116,9 @@ class Control:
         """Deletes all pages of this model from storage. -> how many"""
         return sum([await replica.clear_storage() for replica in self._replicas])
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt. Raises InvalidRequest."""
-        return await self._text.encode(prompt)
+    async def tokenize(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
+        """The token ids of a prompt, and of the files that it shows. Raises RequestError."""
+        return await self._text.encode(prompt, media)
 
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:
         """Ends those requests of `tenant` whose ids begin with `prefix`, with reason abort. -> how many"""

@@ -3,6 +3,7 @@
 from array import array
 from typing import TYPE_CHECKING
 
+from runtime.cache.media_keys import cache_ids
 from runtime.messages.requests import NO_SOURCES, Request
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Sequence:
         self.id = id
         self.request = request
         self.index = index
-        self.tokens = array("i", request.prompt_ids)
+        self.tokens = cache_ids(request)  # media keys among them, in place of placeholders
         self.prompt_len = len(request.prompt_ids)
         self.max_len = max_len
         self.stop_ids = stop_ids  # the model's eos among them, unless ignored
@@ -92,6 +93,13 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens that were generated so far."""
         return len(self.tokens) - self.prompt_len
+
+    def text_ids(self, start: int, stop: int) -> "array[int]":
+        """Tokens [start, stop), with placeholders where `tokens` has media keys: ids of the vocabulary."""
+        if not self.request.media or start >= self.prompt_len:
+            return self.tokens[start:stop]
+        prompt = array("i", self.request.prompt_ids[start : min(stop, self.prompt_len)])
+        return prompt + self.tokens[self.prompt_len : stop]
 
     @property
     def is_decoding(self) -> bool:

@@ -318,6 +318,10 @@ def _optional_rows(plan: Plan, rank: Footprint) -> list[tuple[str, int, str]]:
     if rank.draft_weights_bytes:
         about = f"of the weights above; {rank.draft_token_bytes} of the bytes of a token are its as well"
         rows.append(("draft model", rank.draft_weights_bytes, about))
+    if rank.encodings_bytes:
+        rows.append(
+            ("images", rank.encodings_bytes, "encoded ones that are kept; the encoder is in the weights")
+        )
     if rank.adapters_bytes:
         rows.append(("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots"))
     return rows

@@ -9,6 +9,7 @@ from typing import Protocol
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
@@ -41,6 +42,10 @@ class Executor(Protocol):
     def launch_group(self, step: GroupSteps) -> Pending:
         """Launches one step of all attention groups, of which this rank is in one. Without a plan of its own
         it takes part in what all ranks compute, and reports nothing."""
+        ...
+
+    def encode(self, command: Encode) -> None:
+        """Launches the encoding of images, of which steps that are launched later take rows."""
         ...
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:

@@ -10,6 +10,7 @@ from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
@@ -126,6 +127,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     processors: list[str] = []  # logits processors: package.module:Class
     config_overrides: JsonDict = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
+    takes_media: bool = True  # the model's encoder of images is loaded, if this runtime has it
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
     quantization: str | None = None  # what the checkpoint's shall be, or what it is quantized to
@@ -245,6 +247,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
 RankCommand = (
     StepPlan
     | GroupSteps
+    | Encode
     | Capture
     | Profile
     | PrepareGrammar

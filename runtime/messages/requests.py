@@ -13,6 +13,7 @@ from msgspec import Struct
 from runtime.errors import RequestError
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
+from runtime.messages.media import MediaInput, MediaSource
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.events import Event
@@ -113,6 +114,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     before: Before | None = None  # tokens of the session, set when the request is taken in
     marks: tuple[str, ...] = ()  # as in Request.marks
     prediction: str = ""  # what the client expects the answer to be like
+    # images, videos and sounds, in the order of their parts in the prompt
+    media: tuple[MediaSource, ...] = ()
     pools: bool = False  # the answer is a vector, not text
     # tokens of the prompt to keep; -1: as many as fit; None: all, or refuse. Only with `pools`
     truncate: int | None = None
@@ -181,6 +184,7 @@ class Request(Struct, frozen=True, kw_only=True):
     # float32 [prompt, hidden]: embeddings of the prompt's tokens, in place of the model's own
     embeds: np.ndarray | None = None
     adapter: AdapterRef | None = None
+    media: tuple[MediaInput, ...] = ()  # in the order of `start`; their tokens do not overlap
     prediction: list[int] = []  # tokens that the client expects in the answer: drafts
     # position where the second of two texts begins, for models with token types; 0: there is one text
     second_at: int = 0

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest, TooLong
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Rule
+from runtime.messages.media_kind import MediaKind
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 1024
@@ -150,6 +151,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     shows_hidden: bool = False  # --enable-return-hidden-states
     max_logprobs: int = 20  # alternatives of a token: --max-logprobs
     max_response_bytes: int = 64 * 2**20  # of alternatives and hidden states: --max-response-bytes
+    # what the model's encoders take; empty: text only
+    media_kinds: frozenset[MediaKind] = frozenset()
 
     @property
     def longest(self) -> int:

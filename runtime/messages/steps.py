@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.messages.lora import LoraAssignment
+from runtime.messages.media import MediaRows
 from runtime.messages.requests import GrammarConstraint, TokenBans
 from runtime.messages.sampling import Processor
 
@@ -171,6 +172,7 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     shown: np.ndarray | None = None
     embed_places: np.ndarray | None = None  # int32: tokens of the step whose embeddings are given ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size]: ... and these embeddings
+    media: MediaRows | None = None  # None: no token takes a row of an encoding
     lora_assignment: LoraAssignment | None = None
     # the draft model computes its own entries for the tokens of this step
     follows: bool = False

@@ -29,6 +29,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
+from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
 
 FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
@@ -219,6 +220,10 @@ class Llama(Layer):
         self.projections: Projections | None = None
         if self.stage.is_last:
             self._open_end(device, dtype, config)
+        self.media_encoder: MediaEncoder | None = None
+        if config.media is not None and self.stage.is_first:
+            self.media_encoder = open_encoder(device, dtype, config.media)
+            self.renames = (*self.renames, *self.media_encoder.renames)
         # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
         self.aux_layers: tuple[int, ...] = ()
         self.sequence_parallel = open_sequence_parallel(device)

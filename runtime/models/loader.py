@@ -58,7 +58,7 @@ MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB")
 # heads that a model does not need to embed
 UNUSED_HEADS = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 # what the first or the last stage of a pipeline has besides layers
-AT_ENDS = ("embed_tokens", "embed_norm", "norm", "lm_head", "score", "projections")
+AT_ENDS = ("embed_tokens", "embed_norm", "norm", "lm_head", "score", "projections", "media_encoder")
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 

@@ -19,6 +19,7 @@ from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
 from runtime.json_value import JsonDict
 from runtime.models.config.block import ScoreKind
+from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -58,7 +59,16 @@ class ModelWidths(Protocol):
         ...
 
 
-class ModelFacts(ModelWidths, Protocol):
+class MediaFacts(Protocol):
+    """What a model takes besides text."""
+
+    @property
+    def media(self) -> MediaConfig | None:
+        """Encoder of images; None: the model takes text alone."""
+        ...
+
+
+class ModelFacts(MediaFacts, ModelWidths, Protocol):
     """The part of runtime.models.config.model_config.ModelConfig that options depend on."""
 
     @property

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
+from runtime.models.config.media_config import encoder_bytes, kept_bytes
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.shares import most_channels, most_heads
@@ -59,6 +60,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     activations_bytes: int
     graphs_bytes: int
     adapters_bytes: int = 0  # of the LoRA slots
+    encodings_bytes: int = 0  # of images that were encoded
     # weights in host memory: offloaded ones, or a backup while the device's memory is released
     host_bytes: int = 0
     num_pages: int  # with the padding page
@@ -84,6 +86,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             + self.activations_bytes
             + self.graphs_bytes
             + self.adapters_bytes
+            + self.encodings_bytes
         )
 
     @property
@@ -168,7 +171,8 @@ def _of_stage(
     held = with_copies(whole, plan.experts.ep_num_redundant_experts)
     weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
     weights -= stage_saved_bytes(held, sizes, item, stage)
-    weights += decay_bytes(model, sizes[0], item)
+    media = model.media if stage.is_first else None
+    weights += decay_bytes(model, sizes[0], item) + encoder_bytes(media, item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
@@ -187,7 +191,7 @@ def _of_stage(
     pools, bound = _pages(
         plan,
         model,
-        budget - weights - adapters - drafts,
+        budget - weights - adapters - drafts - kept_bytes(media, item),
         (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
         state_bytes,
     )
@@ -198,6 +202,7 @@ def _of_stage(
         pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.memory.page_size,
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
+        encodings_bytes=kept_bytes(media, item),
         host_bytes=host,
         activations_bytes=drafts
         + draft.slots_bytes

@@ -141,7 +141,8 @@ def layer_count(
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
     if model.recurrent is not None:
-        return hybrid_layer_count(model, model.recurrent, layer, ranks, expert_ranks, shared_ranks)
+        sizes = ranks, expert_ranks, shared_ranks, head_ranks or ranks
+        return hybrid_layer_count(model, model.recurrent, layer, *sizes)
     if model.layer_embeddings is not None or model.global_heads is not None:
         return gemma_layer_count(model, layer, ranks)
     own, heads = model.of_layer(layer), head_ranks or ranks
@@ -169,7 +170,13 @@ def gemma_layer_count(model: ModelConfig, layer: int, ranks: int) -> int:
 
 
 def hybrid_layer_count(
-    model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int, expert_ranks: int, shared_ranks: int
+    model: ModelConfig,
+    recurrent: Recurrent,
+    layer: int,
+    ranks: int,
+    expert_ranks: int,
+    shared_ranks: int,
+    head_ranks: int,
 ) -> int:
     """Numbers that one rank holds of a layer of a model with recurrent layers."""
     kind, hidden = recurrent.kinds[layer], model.hidden_size
@@ -179,8 +186,8 @@ def hybrid_layer_count(
     if recurrent.shared is not None:
         return count + recurrent.shared.use_count(*block_sizes(model, ranks)) * (kind == "parallel")
     if kind in ("attention", "parallel"):
-        count += attention_count(model, ranks)
-        gates = query_heads(model, ranks) * model.head_dim * recurrent.gates_attention
+        count += attention_count(model, head_ranks)
+        gates = query_heads(model, head_ranks) * model.head_dim * recurrent.gates_attention
         count += gates * (hidden + model.qkv_bias)
     if kind == "none" or recurrent.has_feed_forward:
         count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)

@@ -24,6 +24,7 @@ from runtime.options.groups.logs import Logs
 from runtime.options.groups.lora import LoraPlan
 from runtime.options.groups.memory import MemoryPlan
 from runtime.options.groups.model import ModelPlan
+from runtime.options.groups.multimodal import Multimodal
 from runtime.options.groups.null import NullPlan
 from runtime.options.groups.observe import Observe
 from runtime.options.groups.parallel import ParallelPlan
@@ -55,6 +56,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     weights: Weights
     http: HttpPlan
     api: Api
+    multimodal: Multimodal
     precision: PrecisionPlan
     memory: MemoryPlan
     schedule: SchedulePlan

@@ -102,8 +102,7 @@ def resolve(
     c.expand("kv_cache_dtype", precision.KV_DTYPE_ALIASES)
     c.auto(precision.kv_cache_dtype, c["dtype"])
     c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
-    c.auto(model_options.pooling, model)
-    c.auto(model_options.context_length, model)
+    _choose_model(c, model, parsed)
     c.expand(
         "expert_parallel_size",
         experts.expert_parallel_aliases(c["moe_a2a_backend"], c["tensor_parallel_size"]),
@@ -149,6 +148,12 @@ def resolve(
     if problems := plan_problems(plan, model, device):
         raise OptionsError(problems)
     return plan
+
+
+def _choose_model(c: Choices, model: ModelFacts, parsed: ParsedOptions) -> None:
+    c.auto(model_options.pooling, model)
+    c.auto(model_options.context_length, model)
+    c.auto(model_options.enable_multimodal, model, parsed.options.parallel.enable_dp_attention)
 
 
 def _choose_http_limits(c: Choices, machine: MachineFacts) -> None:
@@ -254,6 +259,7 @@ def plan_for(parsed: ParsedOptions, machine: MachineFacts | None = None) -> Plan
         overrides=parsed.options.model.json_model_override_args,
         config_file=parsed.options.weights.decrypted_config_file,
         model_impl=parsed.options.model.model_impl,
+        takes_media=parsed.options.model.enable_multimodal is not False,
     )
     return resolve(parsed, config, device, machine, folders)
 

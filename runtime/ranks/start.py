@@ -26,6 +26,7 @@ from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
+from runtime.models.config.media_config import kept_bytes
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.config.recurrent_config import draft_nodes
@@ -88,6 +89,7 @@ def start_torch_rank(
     config = of_stage(config, device.stage)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
+    budget -= kept_bytes(config.media if device.stage.is_first else None, dtype.itemsize)
     num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft))
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)

@@ -15,6 +15,7 @@ from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
+from runtime.ranks.encoded_media import EncodedMedia
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.prompt_parts import open_part
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -34,10 +35,13 @@ class StepInputs:
         page_size: int,
         windows: tuple[int, ...],
         states: RecurrentStates | None = None,
+        media: EncodedMedia | None = None,
     ) -> None:
         """`kv`: keys and values of each layer, empty without attention over pages; `windows`: the layers'
-        sliding windows; `states`: of recurrent layers, None without them."""
+        sliding windows; `states`: of recurrent layers, None without them; `media`: encodings, None for a
+        model of text alone."""
         self.device = device
+        self.media = media
         self.slots = slots
         self.kv = kv
         self.page_size = page_size
@@ -175,7 +179,10 @@ class StepInputs:
         return (tables[:, slots, positions // size].long() * size + positions % size).unbind()
 
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
-        """Places of tokens whose embeddings the plan gives, int64 [E], and these, float32 [E, hidden]."""
+        """Places of tokens whose embeddings the plan gives or that take rows of encodings, int64 [E], and
+        these, [E, hidden]."""
+        if plan.media is not None and self.media is not None:
+            return self.media.rows(plan.media)
         if plan.embed_places is None or plan.embeds is None:
             return None
         rows = upload(plan.embeds.copy(), self.device.torch_device)  # a ring's arrays may be read-only

@@ -10,9 +10,11 @@ from runtime.devices.executor import Pending
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.ranks.encoded_media import encoder_of
 from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.group_rows import group_rows, padding_plan
 from runtime.ranks.launched import Unreported
@@ -64,6 +66,14 @@ class TorchExecutor:
             runner.slots.lengths.admit([padding], [0])
             runner.launch(padding_plan(step.step, padding), groups)
         return Unreported()
+
+    def encode(self, command: Encode) -> None:
+        """See Executor.encode."""
+        media, encoder = self.runner.media, encoder_of(self.runner.model)
+        if media is None or encoder is None:
+            return
+        with torch.inference_mode():
+            media.encode(command, encoder)
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """See Executor.capture."""

@@ -40,6 +40,7 @@ from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
 from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
@@ -184,6 +185,8 @@ class RankWorker:
                 if self._profile_until == command.step:
                     self._profile(executor, Profile())
                 self._last_step = command.step
+            case Encode():
+                executor.encode(command)
             case Capture():
                 self._capture(executor, command)
             case PrepareGrammar():

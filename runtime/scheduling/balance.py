@@ -4,13 +4,13 @@ A request weighs its prompt's tokens and those of the answer that is expected of
 answers so far, at most `max_new_tokens`, for each of its `n` sequences. The weight stays until it ends.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from runtime.cache.media_keys import cache_ids
 from runtime.messages.balance import BalanceMethod
 from runtime.messages.requests import Request
 
@@ -142,4 +142,4 @@ def _head(request: Request) -> tuple[str, bytes] | None:
     """How the prompt begins, within its namespace of the prefix cache; None: it is short."""
     if len(request.prompt_ids) < HEAD_TOKENS:
         return None
-    return request.namespace, array("i", request.prompt_ids[:HEAD_TOKENS]).tobytes()
+    return request.namespace, cache_ids(request)[:HEAD_TOKENS].tobytes()

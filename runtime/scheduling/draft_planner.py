@@ -1,10 +1,16 @@
 """Which drafts the next step verifies."""
 
+from runtime.cache.media_keys import FIRST_KEY
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import MAX_VERIFIED, Draft, Drafter, forced_draft, landed
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.speculation.predicted import PredictedDrafter
 from runtime.scheduling.step_builder import StepBuilder
+
+
+def num_of_text(draft: Draft) -> int:
+    """How many drafts come before the first media key: what followed in a prompt may be an image."""
+    return next((i for i, token in enumerate(draft.tokens) if token >= FIRST_KEY), len(draft.tokens))
 
 
 class DraftPlanner:
@@ -89,7 +95,7 @@ class DraftPlanner:
         may_grow = cache.window is None or not self.roster.extending
         while room < len(draft.tokens) and room < most and may_grow and cache.grow(sequence):
             room += cache.page_size
-        draft = draft.first(min(most, room))
+        draft = draft.first(min(most, room, num_of_text(draft)))
         if cache.states is not None and draft is not None and not draft.is_sure:
             self._nodes -= 1 + len(draft.tokens)
             cache.states.drafted(sequence, len(draft.tokens))

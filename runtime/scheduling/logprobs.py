@@ -94,9 +94,9 @@ class PromptCollector:
         """The next `count` tokens of the prompt are planned."""
         collected = self._collected.get(sequence.id)
         if collected is None:
-            collected = PromptTokens(sequence.tokens[0], sequence.request.params)
+            collected = PromptTokens(sequence.text_ids(0, 1)[0], sequence.request.params)
             self._collected[sequence.id] = collected
-        targets = sequence.tokens[start + 1 : start + count + 1].tolist()
+        targets = sequence.text_ids(start + 1, start + count + 1).tolist()
         return PromptPart(sequence, targets, start + count == sequence.prompt_len, collected)
 
     def drop(self, sequence: CachedSequence) -> None:

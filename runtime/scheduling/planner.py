@@ -12,6 +12,7 @@ from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.delayer import Delayer, Replica
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
+from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.micro_batches import MicroBatches
@@ -65,8 +66,11 @@ class Planner:
         on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
         drafter: Drafter | None = None,
         micro_batches: MicroBatches = ONE_BATCH,
+        encodings: Encodings | None = None,
     ) -> None:
-        """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds."""
+        """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds;
+        `encodings`: of images, None for a model of text alone."""
+        self.encodings = encodings
         self.roster = roster
         self.prompts = prompts
         self.admission = admission
@@ -102,7 +106,9 @@ class Planner:
             roster.waiting.turn += 1
             if roster.has_levels:
                 self._make_way()
-        builder = StepBuilder()
+        builder = StepBuilder(self.encodings)
+        if self.encodings is not None:
+            self.encodings.begin()
         parts: dict[int, PromptPart] = {}
         self._decode(builder)
         if roster.extending or (
@@ -367,6 +373,8 @@ class Planner:
         if embeds is not None and start < sequence.prompt_len and self.admission.has_chunks:
             room = min(room, fill.embeds_left // embeds.shape[1])
         count = min(room, known - start)
+        if self.encodings is not None and sequence.request.media and count > 0:
+            count = self.encodings.cut(sequence, start, count)
         if count > 0 and (states := self.roster.cache.states) is not None:
             count = states.cut(sequence, count, is_begun=begun is not None)
         if count <= 0:

@@ -23,6 +23,7 @@ from runtime.scheduling import logprobs
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.drafts import Drafter
+from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.planner import Flight, Planner
@@ -54,6 +55,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     conservativeness: float = 1.0
     limit: Limit = Limit()  # in time
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
+    max_encoded_rows: int | None = None  # of images, that the ranks keep; None: the model takes text alone
     replica: int = 0  # index of this scheduler's replica
     num_replicas: int = 1  # sequence ids are unique across replicas: id % num_replicas is the replica's index
 
@@ -114,6 +116,7 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
             micro_batches=config.micro_batches,
+            encodings=None if config.max_encoded_rows is None else Encodings(config.max_encoded_rows),
         )
         self._results = ResultTokens(self.planner.drafts, self._end)
         self.totals = self.planner.totals
@@ -247,6 +250,8 @@ class Scheduler:
         self.flights.clear()
         self._prompts.clear()
         self.planner.hidden.clear()
+        if self.planner.encodings is not None:
+            self.planner.encodings.restart()
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 

@@ -17,6 +17,7 @@ from runtime.messages.steps import (
     WindowPages,
 )
 from runtime.scheduling.drafts import Draft, Verified
+from runtime.scheduling.encodings import Encodings, RowsBuilder
 from runtime.scheduling.hidden_states import Shown
 from runtime.scheduling.step_costs import Work
 
@@ -61,7 +62,10 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
 class StepBuilder:
     """Rows in the order in which they will stand in the plan: decodes, verifies, extends."""
 
-    def __init__(self) -> None:
+    def __init__(self, encodings: Encodings | None = None) -> None:
+        """`encodings`: where rows of images come from; None: the model takes text alone."""
+        self._encodings = encodings
+        self._media = RowsBuilder()
         self.sequences: list[Sequence] = []  # one per row
         self.sampled: list[Sequence] = []  # those whose row samples, in row order
         self.verified: list[Verified] = []  # the verify rows
@@ -93,7 +97,11 @@ class StepBuilder:
             or sequence.request.grammar_constraint is not None
             or sequence.request.has_bad_sequences
         )
-        history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
+        history = (
+            np.array(sequence.text_ids(0, len(sequence.tokens)), dtype=np.int32)
+            if has_history
+            else _NO_TOKENS
+        )
         self._admits.append(
             Admit(
                 sequence.slot,
@@ -154,7 +162,10 @@ class StepBuilder:
         self._samples.append(int(is_last))
         if is_last:
             self.sampled.append(sequence)
-        self._tokens.append(np.array(sequence.tokens[start:stop], dtype=np.int32))
+        self._tokens.append(np.array(sequence.text_ids(start, stop), dtype=np.int32))
+        if sequence.request.media and self._encodings is not None:
+            for positions, id, begin in self._encodings.rows_of(sequence, start, stop):
+                self._media.add(positions - start + self.num_tokens, id, begin)
         if sequence.request.embeds is not None and start < sequence.prompt_len:
             embeds = sequence.request.embeds[start : min(stop, sequence.prompt_len)]
             self._embeds.append(embeds.ravel())
@@ -170,7 +181,7 @@ class StepBuilder:
         self.num_known += count
         if sequence.wants_prompt_logprobs:
             targets = np.full(count, -1, dtype=np.int32)
-            known = sequence.tokens[start + 1 : stop + 1]
+            known = sequence.text_ids(start + 1, stop + 1)
             targets[: len(known)] = known
             self._targets.append(targets)
 
@@ -227,6 +238,7 @@ class StepBuilder:
             shown=_joined(self._shown),
             embed_places=_joined(self._embed_places),
             embeds=_joined(self._embeds),
+            media=self._media.build(),
             lora_assignment=lora_assignment,
             follows=follows,
         )

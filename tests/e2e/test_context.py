@@ -69,14 +69,15 @@ async def test_answers_are_those_of_transformers(
         answer = await engine.generate(more, temperature=0, ignore_eos=True, max_new_tokens=COUNT)
         assert answer.token_ids == reference(family, more, COUNT)
         core = engine._core
-        kept = 196 if core.model.recurrent is None else 128  # states are kept at some places only
+        # recurrent states are kept where a chunk ends, at multiples of what a kernel computes at once
+        kept = 196 if core.model.recurrent is None else 0 if "chunked_prefill_size" in options else 128
         assert answer.finish is not None and answer.finish.cached_tokens >= kept
         found = footprint(core.plan, core.model, this_machine(), stored_weights(checkpoint(family)))
         readies = core.replicas[0].supervisor.readies
-        margin = 0 if core.model.recurrent is None else 0.03
-        weights = pytest.approx(found.weights_bytes, rel=margin)
-        assert any(ready.weights_bytes == weights for ready in readies)  # one stage of several
-        if not any(core.model.windows):  # pages of windows are counted apart
+        assert found.weights_bytes in {ready.weights_bytes for ready in readies}  # of one stage of several
+        if (
+            not any(core.model.windows) and core.model.recurrent is None
+        ):  # windows and states are counted apart
             assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 

@@ -50,6 +50,10 @@ INJECTIONS = (
             ("file", CHAT, content({"type": "file", "file": {"file_id": TRAVERSAL}})),
             ("native-image", NATIVE, native(image_data=CLOUD)),
             ("native-video", NATIVE, native(video_data=CLOUD)),
+            ("native-audio", NATIVE, native(audio_data=["file:///proc/self/environ", "http://[::1]/"])),
+            ("native-image-junk", NATIVE, native(image_data=[[[CLOUD]], {"url": CLOUD}])),
+            ("audio-url", CHAT, content({"type": "audio_url", "audio_url": {"url": "http://0x7f.1/"}})),
+            ("image-deep", CHAT, content({"type": "image_url", "image_url": {"url": {"url": CLOUD}}})),
             (
                 "response-image",
                 RESPONSES,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.messages.media import MediaKind, MediaSource
 from runtime.messages.memory import PARTS, Part
 from runtime.messages.ranks import ExpertCounts, Profile
 from runtime.messages.requests import (
@@ -147,7 +148,7 @@ class FakeControls:
         self.tenants.append(tenant)
         self.record(("close", session_id))
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
+    async def tokenize(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
         self.record(prompt)
         return ids(prompt)
 
@@ -228,6 +229,7 @@ class FakeService:
     held: FakeMemorySaver = field(init=False)
     adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
     tenant: Tenant = DEFAULT_TENANT
+    media_kinds: frozenset[MediaKind] = frozenset()
 
     def __post_init__(self) -> None:
         self.held = FakeMemorySaver(self.controls)
@@ -235,7 +237,12 @@ class FakeService:
     @property
     def card(self) -> ModelCard:
         limits = Limits(
-            vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000, hidden_size=2, shows_hidden=True
+            vocab_size=VOCAB,
+            context_len=100_000,
+            pool_tokens=100_000,
+            hidden_size=2,
+            shows_hidden=True,
+            media_kinds=self.media_kinds,
         )
         return ModelCard(
             name="org/fake",

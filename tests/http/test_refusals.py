@@ -104,7 +104,7 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url.url",
     ),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.devices.facts import DeviceFacts
+from runtime.errors import OptionsError
 from runtime.options import facts
-from runtime.options.facts import DEVICES
+from runtime.options.facts import DEVICES, device_facts, this_machine
 from runtime.options.table import by_name
 from runtime.ranks.open_executor import DEVICES as MODULES
 
@@ -56,3 +57,13 @@ def test_auto_takes_what_has_driver_and_packages(
     }
     monkeypatch.setattr(facts, "find_spec", found.get)
     assert facts.best_device(tmp_path) == name
+
+
+def test_this_machine_is_measured() -> None:
+    machine = this_machine()
+    assert machine.cores >= 1 and machine.memory_bytes > 2**20 and machine.entropy != this_machine().entropy
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(OptionsError, match="--device tpu is unknown"):
+        device_facts("tpu")

@@ -32,7 +32,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tuple[Plan, Footprint]:
     plan = plan_for(from_values({"model_path": str(folder)} | options), machine)
-    model = read_config(folder, quantization=options.get("quantization"))
+    takes_media = options.get("enable_multimodal", True)
+    model = read_config(folder, quantization=options.get("quantization"), takes_media=takes_media)
     return plan, footprint(plan, model, machine, stored_weights(folder))
 
 
@@ -345,3 +346,22 @@ def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
     assert counts == [one.weights_bytes for one in ready]
     assert found.weights_bytes in counts and found.num_pages == min(one.num_pages for one in ready)
     assert found.token_bytes in [one.pages_bytes // one.num_pages // plan.memory.page_size for one in ready]
+
+
+def test_an_encoder_takes_what_a_rank_takes(tmp_path: Path) -> None:
+    """Weights of the vision tower and the projector, and room for encoded images."""
+    from runtime.devices.progress import without_progress
+    from runtime.ranks.open_executor import open_executor
+    from runtime.settings import start_rank
+    from tests.models.make_media import make_llava
+
+    make_llava(tmp_path)
+    taken = {}
+    for is_on in (True, False):
+        plan, found = planned(tmp_path, dtype="float32", max_total_tokens=4096, enable_multimodal=is_on)
+        rank = open_executor(0, start_rank(plan, read_config(tmp_path)), without_progress)
+        rank.close()
+        assert rank.ready.weights_bytes == found.weights_bytes
+        taken[is_on] = found
+    assert taken[True].weights_bytes > taken[False].weights_bytes
+    assert (taken[True].encodings_bytes, taken[False].encodings_bytes) == (256 << 20, 0)

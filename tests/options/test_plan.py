@@ -13,7 +13,7 @@ from runtime.errors import ModelError, OptionsError
 from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig, Routing
-from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
+from runtime.options.facts import DEVICES, MachineFacts, device_facts
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance
 from runtime.options.resolve import plan_for, resolve
@@ -27,6 +27,7 @@ class Model:
     mla: MlaConfig | None = None
     quantization = None
     head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
+    chunk, media = 0, None
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options
@@ -132,6 +133,7 @@ def test_the_embedded_model_is_a_word() -> None:
             "--attention-backend ascend is not possible on cpu, which has torch_native",
         ),
         ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
+        ("--enable-multimodal true", "this runtime has no encoder of this model"),
         ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
     ],
 )
@@ -362,16 +364,6 @@ def test_what_became_of_the_tokens_that_were_asked_for(asked: str, tokens: int, 
 def test_adapters_have_the_kernels_of_the_device(device: str, other: str) -> None:
     with pytest.raises(OptionsError, match=f"--lora-backend {other} is not possible on {device}"):
         plan(f"--device {device} --lora-backend {other}")
-
-
-def test_this_machine_is_measured() -> None:
-    machine = this_machine()
-    assert machine.cores >= 1 and machine.memory_bytes > 2**20 and machine.entropy != this_machine().entropy
-
-
-def test_an_unknown_device() -> None:
-    with pytest.raises(OptionsError, match="--device tpu is unknown"):
-        device_facts("tpu")
 
 
 names = sorted(

@@ -14,6 +14,8 @@ ROOMS = (
     "engine.py",
     "grammar",
     "http",
+    "media",
+    "media_settings.py",
     "messages",
     "metrics",
     "node.py",

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import OptionsError
 from runtime.messages.requests import Chat
-from runtime.settings import chat_templates
+from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build

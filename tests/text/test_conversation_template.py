@@ -9,9 +9,9 @@ import pytest
 from runtime.errors import InvalidRequest, OptionsError
 from runtime.messages.requests import Chat, GenerateRequest, Text
 from runtime.messages.sampling import SamplingParams
-from runtime.settings import chat_templates
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.conversation_template import STYLES, ConversationTemplate, jinja_of
+from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.actors.test_tokenizer import Bench

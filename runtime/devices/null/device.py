@@ -32,6 +32,7 @@ from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import (
     Captured,
@@ -145,6 +146,9 @@ class NullExecutor:
 
     def move_experts(self) -> None:
         """Moves nothing: there are no experts."""
+
+    def encode(self, command: Encode) -> None:
+        """Encodes nothing."""
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """Succeeds without doing anything."""

@@ -9,6 +9,7 @@ from runtime.http.anthropic.message_request import (
     REFUSED,
     Adaptive,
     AnyChoice,
+    Base64Source,
     Block,
     ClearThinking,
     CountBody,
@@ -26,9 +27,11 @@ from runtime.http.anthropic.message_request import (
     ToolUseBlock,
     Turn,
     Turns,
+    UrlSource,
 )
-from runtime.http.openai.completion_request import ChatBody, Function, Message, ToolCall
+from runtime.http.openai.completion_request import ChatBody, Function, Message, Part, SourcePart, ToolCall
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind, MediaSource
 
 # fields that both APIs have
 SAME = (
@@ -188,17 +191,19 @@ def _assistant(blocks: Sequence[Block], path: str) -> Message:
 def _user(turn: Turn, blocks: Sequence[Block], path: str) -> list[Message]:
     """The messages of one turn: several, because tool results are messages of their own in templates."""
     messages: list[Message] = []
-    texts: list[str] = []
+    parts: list[Part] = []
 
     def flush() -> None:
-        if texts:
-            messages.append(Message(role=turn.role, content=SEPARATOR.join(texts)))
-            texts.clear()
+        if parts:
+            messages.append(Message(role=turn.role, content=_content(parts)))
+            parts.clear()
 
     for i, block in enumerate(blocks):
         match block:
             case TextBlock(text=text):
-                texts.append(text)
+                parts.append(Part("text", text))
+            case ImageBlock():
+                parts.append(_image(block, f"{path}[{i}]"))
             case ToolResultBlock():
                 flush()
                 messages.append(_result(block, f"{path}[{i}]"))
@@ -209,25 +214,48 @@ def _user(turn: Turn, blocks: Sequence[Block], path: str) -> list[Message]:
 
 
 def _result(block: ToolResultBlock, path: str) -> Message:
-    text = block.content or ""
-    if not isinstance(text, str):
-        texts = []
-        for i, part in enumerate(text):
-            if isinstance(part, TextBlock):
-                texts.append(part.text)
-            else:
-                _refuse(part, "a tool_result", f"{path}.content[{i}]")
-        text = SEPARATOR.join(texts)
-    return Message(
-        role="tool", content=ERROR + text if block.is_error else text, tool_call_id=block.tool_use_id
-    )
+    blocks = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
+    parts: list[Part] = []
+    for i, one in enumerate(blocks):
+        match one:
+            case TextBlock(text=text):
+                parts.append(Part("text", text))
+            case ImageBlock():
+                parts.append(_image(one, f"{path}.content[{i}]"))
+            case _:
+                _refuse(one, "a tool_result", f"{path}.content[{i}]")
+    content = _content(parts)
+    if block.is_error:
+        content = ERROR + content if isinstance(content, str) else [Part("text", ERROR), *content]
+    return Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+
+
+def _content(parts: Sequence[Part]) -> str | list[Part]:
+    """One text, where all parts are texts."""
+    if any(isinstance(part, SourcePart) for part in parts):
+        return list(parts)
+    return SEPARATOR.join([part.text or "" for part in parts])
+
+
+def _image(block: ImageBlock, path: str) -> SourcePart:
+    match block.source:
+        case Base64Source(data=data):
+            source = MediaSource(kind=MediaKind.IMAGE, param=f"{path}.source.data", base64=data)
+        case UrlSource(url=url):
+            source = MediaSource(kind=MediaKind.IMAGE, param=f"{path}.source.url", url=url)
+        case _:
+            raise InvalidRequest(
+                f"{path}.source: files of Anthropic are not kept here; send base64 or a URL",
+                param=f"{path}.source.file_id",
+            )
+    return SourcePart("image", source=source)
 
 
 def _refuse(block: Block, where: str, path: str) -> None:
     kind = type(block).__struct_config__.tag
-    if isinstance(block, (ImageBlock, DocumentBlock, SearchBlock)):
+    if isinstance(block, (DocumentBlock, SearchBlock)):
         raise InvalidRequest(
-            f"{path}: blocks of type {kind} are not served by this version yet; only text is",
+            f"{path}: blocks of type {kind} are not served by this version yet; texts and images are",
             param=f"{path}.type",
         )
     if kind != "redacted_thinking":

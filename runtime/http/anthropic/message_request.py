@@ -39,17 +39,36 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
-    """The result of a tool call: text blocks."""
+    """The result of a tool call: blocks of text, and images."""
 
     tool_use_id: str
     content: "str | list[TextBlock | ImageBlock | DocumentBlock | SearchBlock] | None" = None
     is_error: bool | None = None
 
 
-class ImageBlock(Struct, tag_field="type", tag="image"):
-    """Refused: only text is supported."""
+class Base64Source(Struct, tag_field="type", tag="base64"):
+    """An image in base64."""
 
-    source: JsonValue = None
+    data: str
+    media_type: str | None = None  # accepted: the file itself says what it is
+
+
+class UrlSource(Struct, tag_field="type", tag="url"):
+    """The URL of an image."""
+
+    url: str
+
+
+class FileSource(Struct, tag_field="type", tag="file"):
+    """Refused: Anthropic's files are not kept here."""
+
+    file_id: str = ""
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    """An image."""
+
+    source: Base64Source | UrlSource | FileSource
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):

@@ -11,6 +11,7 @@ from runtime.http.anthropic.message_request import Adaptive, CountBody, Enabled,
 from runtime.http.anthropic.message_response import Message, MessageEvent, TokenCount
 from runtime.http.anthropic.writer import Payload, Writer
 from runtime.http.errors import AnthropicError, anthropic_error, decode, renamed
+from runtime.http.fields.media import MediaParts
 from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.thinking import has_budgets
 from runtime.http.openai import chat
@@ -60,10 +61,11 @@ async def count_tokens(service: Service, body: CountBody) -> Fields:
     """The number of tokens of a prompt. Raises RequestError."""
     adapter_named(service.card, body.model)
     try:
-        prompt = chat_prompt(chat_body(body))
+        media = MediaParts(service.card.limits.media_kinds)
+        prompt = chat_prompt(chat_body(body), media)
     except InvalidRequest as error:
         raise renamed(error, NAMES) from None
-    return {"input_tokens": len(await service.control.tokenize(prompt))}
+    return {"input_tokens": len(await service.control.tokenize(prompt, media.sources))}
 
 
 class MessageAnswerFormat:

@@ -12,6 +12,7 @@ from runtime.errors import InvalidRequest
 from runtime.http.errors import OpenAIError, convert, decode
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.media import media_of_prompts
 from runtime.http.fields.model import adapters_of
 from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
@@ -30,6 +31,7 @@ from runtime.http.native.prompts import NativePrompt, prompts_of
 from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind, MediaSource
 from runtime.messages.requests import GenerateRequest
 from runtime.messages.sampling import Processor, SamplingParams, ThinkingLimit
 from runtime.service import Service
@@ -38,6 +40,8 @@ T = TypeVar("T")
 
 DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
 
+# fields with media, in the order of GenerateRequest.media
+_MEDIA = {"image_data": MediaKind.IMAGE, "video_data": MediaKind.VIDEO, "audio_data": MediaKind.AUDIO}
 _decoder = msgspec.json.Decoder(GenerateBody)
 _SAME = ("n", "max_new_tokens", "min_new_tokens", *SAMPLING_FIELDS)
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
@@ -85,7 +89,8 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
             param="sampling_params.max_new_tokens",
         )
     constraint_names = constraint_of(sampling[0], "sampling_params.")[1]
-    requests = _requests(service, body, prompts, params, arrival_s)
+    media = _media(service, body, count, is_batch)
+    requests = _requests(service, body, prompts, params, media, arrival_s)
     answer_format = GenerateAnswerFormat(
         service,
         requests,
@@ -111,6 +116,13 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
     )
 
 
+def _media(
+    service: Service, body: GenerateBody, count: int, is_batch: bool
+) -> Sequence[tuple[MediaSource, ...]]:
+    fields = [(name, kind, getattr(body, name)) for name, kind in _MEDIA.items()]
+    return media_of_prompts(fields, count, is_batch, service.card.limits.media_kinds)
+
+
 def _thinking(service: Service, body: GenerateBody) -> ThinkingLimit | None:
     return thinking_limit(
         service.card.formats, body.max_thinking_tokens, "max_thinking_tokens", is_continued=True
@@ -122,6 +134,7 @@ def _requests(
     body: GenerateBody,
     prompts: Sequence[NativePrompt],
     params: Sequence[SamplingParams],
+    media: Sequence[tuple[MediaSource, ...]],
     arrival_s: float,
 ) -> list[GenerateRequest]:
     ids = (
@@ -142,13 +155,15 @@ def _requests(
             session=body.session_params,
             timeout_s=body.timeout,
             queue_timeout_s=body.queue_timeout,
+            media=sources,
         )
-        for id, prompt, one, salt, adapter in zip(
+        for id, prompt, one, salt, adapter, sources in zip(
             ids,
             prompts,
             params,
             salts(body, len(prompts)),
             adapters_of(service.card, None, body.lora_path, len(prompts)),
+            media,
             strict=True,
         )
     ]

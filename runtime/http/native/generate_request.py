@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.media import MediaField
 from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
@@ -78,10 +79,11 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # a second cache_salt, SGLang's name
+    # URLs (data:, http:, https:, file:) or files in base64, for the marks of the prompt, in its order
+    image_data: MediaField = None
+    video_data: MediaField = None
+    audio_data: MediaField = None
     # refused unless their value asks for nothing: LATER
-    image_data: JsonValue = None
-    video_data: JsonValue = None
-    audio_data: JsonValue = None
     lora_id: JsonValue = None
     background: JsonValue = None
     require_reasoning: JsonValue = None
@@ -98,7 +100,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _FIELDS = GenerateBody.__struct_fields__
-LATER = _FIELDS[_FIELDS.index("image_data") :]
+LATER = _FIELDS[_FIELDS.index("lora_id") :]
 
 
 def refuse_later(body: Struct, names: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from runtime.http.operation import Operation
 from runtime.http.streaming.large import compute, encoded
 from runtime.http.streaming.rows import Rows, made
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
@@ -194,8 +195,8 @@ def model_info(service: Service) -> Fields:
         "is_generation": service.card.pooling is None,
         "preferred_sampling_params": service.card.preferred or None,
         "weight_version": service.card.weight_version,
-        "has_image_understanding": False,
-        "has_audio_understanding": False,
+        "has_image_understanding": MediaKind.IMAGE in service.card.limits.media_kinds,
+        "has_audio_understanding": MediaKind.AUDIO in service.card.limits.media_kinds,
         "architectures": [info.get("architecture")],
         "context_length": service.card.limits.context_len,
         "vocab_size": service.card.limits.vocab_size,

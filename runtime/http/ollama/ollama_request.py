@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Meta, Struct
 
 from runtime.http.openai.completion_request import MAX_MESSAGES, MAX_TOOLS
-from runtime.json_value import JsonDict, JsonValue
+from runtime.json_value import JsonDict
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class Message(Struct, forbid_unknown_fields=True):
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: list[JsonValue] | None = None  # refused
+    images: list[str] | None = None  # in base64; they stand before the text
 
 
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -102,11 +102,11 @@ class GenerateBody(Shared, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     suffix: str | None = None  # text after the completion
     system: str | None = None
+    images: list[str] | None = None  # in base64
     raw: bool | None = None  # the prompt goes to the model as it is, without the chat template
     # refused when they say anything
     template: str | None = None
     context: list[int] | None = None
-    images: list[JsonValue] | None = None
     width: int | None = None
     height: int | None = None
     steps: int | None = None

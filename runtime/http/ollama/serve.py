@@ -1,6 +1,7 @@
 """POST /api/chat and /api/generate: chats and text completions in Ollama's form, as lines of JSON."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from runtime.http.streaming.answer_reader import ReaderSettings, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind, MediaSource
 from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, Infill, Text, TokenLogprob
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from runtime.service import ModelCard, Service
@@ -71,16 +73,17 @@ def generate(service: Service, content: bytes) -> Answer | Response:
     check_name(service.card, body.model)
     _refuse(body)
     writer = Writer(body.model, begin_ns, is_chat=False)
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return _load(body, writer)
     if not body.raw and not body.suffix:
+        shown = _content(body.prompt or "", body.images, "images")
         system = [types.Message(role="system", content=body.system)] if body.system else []
         return _answer(
             service,
             body,
             writer,
             NAMES,
-            *_prepare(service, body, [*system, types.Message(role="user", content=body.prompt)], NAMES),
+            *_prepare(service, body, [*system, types.Message(role="user", content=shown)], NAMES),
         )
     prompt = body.prompt or ""
     plain = types.CompletionBody(prompt=prompt, **_fields(body))
@@ -187,15 +190,13 @@ def _fields(body: Shared) -> Fields:
 
 
 def _message(message: Message, place: str) -> types.Message:
-    if message.images:
-        raise InvalidRequest(f"{place}: images are not served by this version yet", param=f"{place}.images")
     calls = [
         types.ToolCall(types.Function(call.function.name, encode(call.function.arguments).decode()), call.id)
         for call in message.tool_calls or ()
     ]
     return types.Message(
         role=message.role,
-        content=message.content or "",
+        content=_content(message.content or "", message.images, f"{place}.images"),
         name=message.tool_name,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,
@@ -203,13 +204,25 @@ def _message(message: Message, place: str) -> types.Message:
     )
 
 
+def _content(text: str, images: Sequence[str] | None, path: str) -> str | list[types.Part]:
+    """A message's images, and then its text."""
+    if not images:
+        return text
+    sources = [
+        MediaSource(kind=MediaKind.IMAGE, param=f"{path}[{i}]", base64=data) for i, data in enumerate(images)
+    ]
+    parts: list[types.Part] = [types.SourcePart("image", source=source) for source in sources]
+    return [*parts, types.Part("text", text)]
+
+
 def _refuse(body: GenerateBody) -> None:
+    if body.images and (body.raw or body.suffix):
+        raise InvalidRequest("images need the chat template; leave raw and suffix out", param="images")
     if body.raw and body.system:
         raise InvalidRequest("raw sends the prompt as it is, so there is no place for system", param="system")
     for name, remedy in (
         ("template", "start the server with --chat-template"),
         ("context", "send the conversation to /api/chat"),
-        ("images", "only text is"),
         ("width", "only text is"),
         ("height", "only text is"),
         ("steps", "only text is"),

@@ -11,6 +11,7 @@ from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.media import MediaParts
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
@@ -18,7 +19,7 @@ from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.completion_request import Reasoning as ReasoningOptions
 from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
-from runtime.http.openai.custom_tools import custom_tools, grammars_of, input_of, with_functions
+from runtime.http.openai.custom_tools import as_custom, custom_tools, grammars_of, input_of, with_functions
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt, predicted_text
@@ -111,7 +112,8 @@ def prepare(
         thinking=_thinking(body, formats),
         **_constraint_after(formats, rule, is_required=requires_call(body)),
     )
-    prompt = chat_prompt(body) if body.input_ids is None else Tokens(body.input_ids)
+    media = MediaParts(service.card.limits.media_kinds)
+    prompt = chat_prompt(body, media) if body.input_ids is None else Tokens(body.input_ids)
     request = GenerateRequest(
         id=id,
         prompt=prompt,
@@ -123,6 +125,7 @@ def prepare(
         adapter=adapter,
         marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
         prediction=predicted_text(body),
+        media=tuple(media.sources),
     )
     return request, reading, names
 
@@ -308,7 +311,7 @@ class ChatAnswerFormat:
                 call = _call(event)
                 if event.name in self.customs:
                     self.inputs[choice, index] = ""
-                    call = _as_custom(call)
+                    call = as_custom(call)
                 return {"tool_calls": [{"index": index} | call]}
             case Arguments(index=index, text=text):
                 if (choice, index) in self.inputs:  # sent at the end: it is a text within JSON
@@ -342,7 +345,7 @@ class ChatAnswerFormat:
         if calls:
             self.callers.add(choice)
             message["tool_calls"] = [
-                _as_custom(call) if call["function"]["name"] in self.customs else call for call in calls
+                as_custom(call) if call["function"]["name"] in self.customs else call for call in calls
             ]
         return message
 
@@ -372,12 +375,6 @@ def _call(event: CallBegin) -> Fields:
         "type": "function",
         "function": {"name": event.name, "arguments": ""},
     }
-
-
-def _as_custom(call: Fields) -> Fields:
-    """A call of a function as one of the custom tool that it stands for."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
 
 
 _WEATHER = {

@@ -15,6 +15,7 @@ from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
 from runtime.json_value import JsonDict, JsonValue
+from runtime.messages.media import MediaSource
 from runtime.messages.sampling import CacheSalt, Priority
 
 MAX_MESSAGES = 16_384
@@ -56,12 +57,36 @@ class ToolCall(Struct):
     custom: CustomCall | None = None
 
 
+class MediaUrl(Struct):
+    """The URL of an image, video or sound."""
+
+    url: str
+    detail: str | None = None  # accepted: the model's own preparation decides
+
+
+class InputAudio(Struct):
+    """A sound in base64."""
+
+    data: str
+    format: str | None = None  # accepted: the file itself says what it is
+
+
 class Part(Struct):
-    """A part of a message's content: a text, or a refusal of another model."""
+    """A part of a message's content: a text, a refusal of another model, an image, a video or a sound."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | MediaUrl | None = None
+    video_url: str | MediaUrl | None = None
+    audio_url: str | MediaUrl | None = None
+    input_audio: InputAudio | None = None
+
+
+class SourcePart(Part, kw_only=True):
+    """An image, video or sound of another API's request. Clients of this one cannot write it."""
+
+    source: MediaSource
 
 
 class Prediction(Struct, forbid_unknown_fields=True):

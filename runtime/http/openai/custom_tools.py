@@ -124,3 +124,9 @@ def input_of(arguments: str) -> str:
     except msgspec.DecodeError:
         return arguments
     return text if isinstance(text, str) else arguments
+
+
+def as_custom(call: Fields) -> Fields:
+    """A call of a function as one of the custom tool that it stands for."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": input_of(arguments)}}

@@ -1,11 +1,25 @@
 """From the messages of a chat request to the messages of chat templates."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.completion_request import ChatBody, Function, Message, Part, Reasoning, ToolCall
+from runtime.http.fields.media import MediaParts
+from runtime.http.openai.completion_request import (
+    ChatBody,
+    Function,
+    InputAudio,
+    MediaUrl,
+    Message,
+    Part,
+    Reasoning,
+    SourcePart,
+    ToolCall,
+)
 from runtime.http.openai.custom_tools import arguments_of
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind, MediaSource
 from runtime.messages.requests import Chat
 
 # variables by which templates turn reasoning on: Qwen3, GLM and others; DeepSeek and Kimi
@@ -16,10 +30,11 @@ RESERVED = frozenset(
 )
 
 
-def chat_prompt(body: ChatBody) -> Chat:
-    """The prompt of a chat request. Raises InvalidRequest, naming the field."""
+def chat_prompt(body: ChatBody, media: MediaParts) -> Chat:
+    """The prompt of a chat request; its images, videos and sounds are added to `media`. Raises
+    InvalidRequest, naming the field."""
     return Chat(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        messages=[_message(message, f"messages[{i}]", media) for i, message in enumerate(body.messages)],
         tools=None if body.tool_choice == "none" else body.tools or None,
         template_args=_template_args(body),
         continue_final=_continues(body),
@@ -62,9 +77,9 @@ def _template_args(body: ChatBody) -> Fields:
     return args
 
 
-def _message(message: Message, path: str) -> Fields:
+def _message(message: Message, path: str, media: MediaParts) -> Fields:
     role = "system" if message.role == "developer" else message.role  # templates have the older name
-    result: Fields = {"role": role, "content": _content(message, path)}
+    result: Fields = {"role": role, "content": _content(message, path, media)}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     for name, value in (
         ("name", message.name),
@@ -84,14 +99,47 @@ def _message(message: Message, path: str) -> Fields:
     return result
 
 
-def _content(message: Message, path: str) -> str:
+def _content(message: Message, path: str, media: MediaParts) -> str | list[Fields]:
+    """A text; or, where there are images, videos or sounds, parts as chat templates have them."""
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
         if message.role == "assistant":  # a message of tool calls only
             return ""
         raise InvalidRequest(f"{path}.content is missing", param=f"{path}.content")
-    return "\n".join([_text(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
+    parts: list[Fields] = []
+    for i, part in enumerate(message.content):
+        place = f"{path}.content[{i}]"
+        source = _source(part, place)
+        parts.append(media.add(source) if source else {"type": "text", "text": _text(part, place, _KINDS)})
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join([part["text"] for part in parts])
+    return parts
+
+
+# type of a part -> what it holds; its field has the same name
+_KINDS = {
+    "image_url": MediaKind.IMAGE,
+    "video_url": MediaKind.VIDEO,
+    "audio_url": MediaKind.AUDIO,
+    "input_audio": MediaKind.AUDIO,
+}
+
+
+def _source(part: Part, path: str) -> MediaSource | None:
+    """The image, video or sound of a part; None: it has none."""
+    if isinstance(part, SourcePart):
+        return part.source
+    if (kind := _KINDS.get(part.type)) is None:
+        return None
+    match getattr(part, part.type):
+        case str() as url:
+            return MediaSource(kind=kind, param=f"{path}.{part.type}", url=url)
+        case MediaUrl(url=url):
+            return MediaSource(kind=kind, param=f"{path}.{part.type}.url", url=url)
+        case InputAudio(data=data):
+            return MediaSource(kind=kind, param=f"{path}.{part.type}.data", base64=data)
+    raise InvalidRequest(f"{path}.{part.type} is missing", param=f"{path}.{part.type}")
 
 
 def predicted_text(body: ChatBody) -> str:
@@ -104,12 +152,13 @@ def predicted_text(body: ChatBody) -> str:
     return "".join([_text(part, f"{path}[{i}]") for i, part in enumerate(content)])
 
 
-def _text(part: Part, path: str) -> str:
+def _text(part: Part, path: str, where: Iterable[str] = ()) -> str:
+    """The text of a part. `where`: other types that this place takes, for the error."""
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type != "text":
         raise InvalidRequest(
-            f"{path}: parts of type {part.type} are not served by this version yet; only text is",
+            f"{path}: parts of type {part.type} are not served here; send {', '.join(('text', *where))}",
             param=f"{path}.type",
         )
     if part.text is None:

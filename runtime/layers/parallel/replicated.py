@@ -27,6 +27,26 @@ class ReplicatedLinear(Layer):
         return linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
 
 
+class ReplicatedQkv(Layer):
+    """Queries, keys and values of as many heads each in one product: x [..., size] -> [..., 3 * size]."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, *, bias: bool) -> None:
+        self.weight = _qkv_weight(device, dtype, size, size)
+        self.bias = _qkv_weight(device, dtype, size) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., 3 * size]: queries, keys, values."""
+        return linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
+
+
+def _qkv_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight:
+    size = shape[0]
+    sources = {
+        part: SourceTensor(shape, 0, replicated_shard(size), offset=i * size) for i, part in enumerate("qkv")
+    }
+    return Weight.empty((3 * size, *shape[1:]), sources, dtype, device.torch_device)
+
+
 class ReplicatedEmbedding(Layer):
     """A lookup table, as for positions: indices [T] -> vectors [T, size]."""
 

@@ -27,7 +27,7 @@ from runtime.models.config.block import (
 )
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
-from runtime.models.config.family import Family
+from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gguf.config import read_any_quantization
 from runtime.models.config.hf_config import (
     SAMPLING_KEYS,
@@ -39,6 +39,7 @@ from runtime.models.config.hf_config import (
     windows,
     with_known_keys,
 )
+from runtime.models.config.media_config import MediaConfig, read_media
 from runtime.models.config.mla_config import HfMlaConfig, MlaConfig, read_mla
 from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.pooling import Pooling
@@ -59,7 +60,7 @@ from runtime.models.config.transformers_config import (
     check_generates,
     identity,
     read_generic,
-    uses_transformers,
+    transformers_fields,
 )
 from runtime.models.config.wrappers import WRAPPERS, text_model
 
@@ -69,6 +70,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     architecture: str
     wrapper: str = ""  # architecture of a checkpoint that takes images or sound too, whose text model this is
+    media: MediaConfig | None = None  # the encoder of such a checkpoint; None: text alone is served
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -214,15 +216,17 @@ def read_config(
     overrides: Mapping[str, JsonValue] | None = None,
     model_impl: str = "auto",
     config_file: str | None = None,
+    takes_media: bool = True,
 ) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy. Reads no weights and
     imports no torch.
 
     `is_embedding`: use a generating model for embeddings instead; `pooling`: how (see tasks.py);
     `quantization`: see quantization_config.py; `overrides`: values in place of those at the top level of
-    config.json; `model_impl`: see transformers_config.py; `config_file`: read in place of config.json.
+    config.json; `model_impl`: see transformers_config.py; `config_file`: read in place of config.json;
+    `takes_media`: with the encoder of a model that takes images.
     """
-    given = (Path(folder), is_embedding, pooling, quantization)
+    given = (Path(folder), is_embedding, pooling, quantization, takes_media)
     try:
         return _read(*given, overrides, model_impl, config_file)
     except ModelError as error:
@@ -239,6 +243,7 @@ def _read(
     is_embedding: bool,
     pooling: str,
     quantization: str | None,
+    takes_media: bool,
     overrides: Mapping[str, JsonValue] | None,
     model_impl: str,
     config_file: str | None,
@@ -252,10 +257,10 @@ def _read(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_refused(architecture)
-    wrapper = architecture if architecture in WRAPPERS else ""
+    wrapper, whole = architecture if architecture in WRAPPERS else "", raw
     if wrapper:
         architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
-    fields = transformers_fields(architecture, raw, model_impl)
+    fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
     if fields is None:
         check_architecture(architecture)
     else:
@@ -295,6 +300,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
+        media=read_media(wrapper, whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:
@@ -322,13 +328,6 @@ def _with_pooling(
         is_bidirectional=is_bidirectional,
         context_len=longest_text(folder, config.context_len),
     )
-
-
-def transformers_fields(architecture: str, raw: bytes, model_impl: str) -> JsonDict | None:
-    """config.json of a model that transformers' code computes; None: our own code does. Raises ModelError."""
-    if not uses_transformers(architecture, model_impl, frozenset(MODELS)):
-        return None
-    return decode(raw, JsonDict, "config.json")
 
 
 def _resolve(

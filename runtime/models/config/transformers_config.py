@@ -15,6 +15,7 @@ from typing import Literal
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict, JsonValue
+from runtime.models.config.config_files import decode
 
 ModelImpl = Literal["auto", "runtime", "transformers"]
 
@@ -88,6 +89,12 @@ def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> b
         f"--model-impl transformers: {architecture} is no class of the installed transformers that generates "
         "text, and code of a checkpoint is never run; leave the option out"
     )
+
+
+def transformers_fields(architecture: str, raw: bytes, impl: str, served: frozenset[str]) -> JsonDict | None:
+    """config.json of a model that transformers' code computes; None: our own code does. See
+    uses_transformers. Raises ModelError."""
+    return decode(raw, JsonDict, "config.json") if uses_transformers(architecture, impl, served) else None
 
 
 def check_own_code(architecture: str, impl: str) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import runtime
 from runtime.hub.source import HubModel
 from runtime.models.config.transformers_config import ModelImpl
-from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, planned, superseded
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, superseded
 from runtime.options.facts import ModelFacts
 
 LoadFormat = Literal[
@@ -117,9 +117,13 @@ class Model(Group, frozen=True, kw_only=True):
             "1_Pooling/config.json says."
         ),
     ] = "auto"
-    enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = (
-        "auto"
-    )
+    enable_multimodal: A[
+        bool | Auto,
+        option(
+            "Serve the images of a model that takes some; else its text alone.",
+            note="auto: where this runtime has the model's encoder (docs/multimodal_models.md)",
+        ),
+    ] = "auto"
     revision: A[str | None, option("Branch, tag or commit of a model that is fetched from the hub.")] = None
     model_impl: A[
         ModelImpl,
@@ -204,6 +208,7 @@ class ModelPlan(Model, frozen=True, kw_only=True):
     """Model and tokenizer in force."""
 
     context_length: int  # tokens, prompt and output together
+    enable_multimodal: bool
     pooling: str  # last, mean or cls; none: the model generates text
     hub_model: HubModel | None = None  # whose weights are downloaded at start; None: a folder of this machine
 
@@ -223,6 +228,15 @@ def tokenizer_path(model_path: str) -> Derived:
 def context_length(model: ModelFacts) -> Derived:
     """The context length is that of config.json, in tokens."""
     return Derived(model.context_len, "config.json says so")
+
+
+def enable_multimodal(model: ModelFacts, has_attention_groups: bool) -> Derived:
+    """Images are taken where there is an encoder for them, and no attention groups."""
+    if model.media is None:
+        return Derived(False, "this runtime has no encoder of the model")
+    if has_attention_groups:
+        return Derived(False, "attention groups (--enable-dp-attention) encode nothing")
+    return Derived(True, "the model has an encoder")
 
 
 def pooling(model: ModelFacts) -> Derived:

@@ -2,23 +2,48 @@
 
 from typing import Annotated as A
 
-from runtime.options.declare import Amount, Count, Group, Json, planned
+from msgspec import Meta
+
+from runtime.options.declare import Count, Group, Json, option, planned
+
+Timeout = A[float, Meta(gt=0)]
 
 
 class Multimodal(Group, frozen=True, kw_only=True):
     """Images, video and audio"""
 
-    mm_max_concurrent_calls: A[
-        Count, planned("Pictures and sounds that are fetched and prepared at once.")
-    ] = 32
-    mm_per_request_timeout: A[Amount, planned("Seconds that preparing those of one request may take.")] = 10.0
+    mm_max_concurrent_calls: A[Count, option("Images, videos and sounds that are fetched at once.")] = 32
+    mm_per_request_timeout: A[
+        Timeout, option("Seconds that fetching and decoding the media of one request may take.")
+    ] = 10.0
+    allowed_media_domains: A[
+        tuple[str, ...],
+        option(
+            "Hosts that media may be fetched from; without it, every host whose addresses are public.",
+            note="a host that is named may have private addresses, too, but none of link-local (metadata "
+            "services), unless the address itself is named",
+        ),
+    ] = ()
+    allowed_local_media_path: A[
+        str | None, option("Folder whose files requests may name by file: URLs; without it, none.")
+    ] = None
     enable_broadcast_mm_inputs_process: A[
         bool, planned("Prepare inputs on one rank and send them to the others.")
     ] = False
-    mm_process_config: A[Json | None, planned("Settings of the preparation, as JSON.")] = None
+    mm_process_config: A[
+        Json | None,
+        option(
+            "Settings of the preparation, as JSON.",
+            missing="settings of images and audio; of video it reads fps, num_frames and max_frames",
+        ),
+    ] = None
     mm_enable_dp_encoder: A[bool, planned("Spread pictures over the ranks in the encoder.")] = False
     limit_mm_data_per_request: A[
-        Json | None, planned("Most pictures, videos and sounds of a request, as JSON.")
+        Json | None,
+        option(
+            "Most images, videos and sounds of a request, as JSON: image, video and audio.",
+            note="256 of each kind that it does not name",
+        ),
     ] = None
     disable_fast_image_processor: A[bool, planned("Prepare images with the slow processor.")] = False
     keep_mm_feature_on_device: A[bool, planned("Leave encoded inputs on the device after use.")] = False

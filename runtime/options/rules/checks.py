@@ -10,6 +10,7 @@ from runtime.options.rules import (
     graphs,
     kernels,
     lora,
+    media,
     memory,
     parallel,
     pipeline,
@@ -31,6 +32,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     *lora.OPTION_RULES,
     *states.OPTION_RULES,
     *memory.OPTION_RULES,
+    *media.OPTION_RULES,
 )
 PLAN_RULES: tuple[PlanRule, ...] = (
     *graphs.PLAN_RULES,

@@ -77,14 +77,17 @@ def grpc_serves_no_http(options: Values) -> str | None:
     return f"{', '.join(idle)}: no effect on gRPC; leave that out, or --grpc-mode" if idle else None
 
 
-def limits_name_media(options: Values) -> str | None:
-    """--limit-mm-data-per-request has known media only."""
-    unknown = sorted(set(options["limit_mm_data_per_request"] or ()) - {"image", "video", "audio"})
-    if unknown:
+def images_need_an_encoder(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--enable-multimodal is given for models whose encoder there is, without attention groups."""
+    if not plan.model.enable_multimodal:
+        return None
+    if model.media is None:
         return (
-            f"--limit-mm-data-per-request knows image, video and audio, not {', '.join(unknown)}; leave it "
-            "out"
+            "--enable-multimodal: this runtime has no encoder of this model, and serves its text alone; "
+            "leave it out"
         )
+    if plan.parallel.enable_dp_attention:
+        return "--enable-multimodal: attention groups encode nothing; leave out that or --enable-dp-attention"
     return None
 
 
@@ -167,9 +170,8 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     keys_fit_a_header,
     root_path_is_a_path,
     grpc_serves_no_http,
-    limits_name_media,
     labels_have_names,
     bounds_have_a_form,
 )
 
-PLAN_RULES: tuple[PlanRule, ...] = (tenant_weights_are_positive,)
+PLAN_RULES: tuple[PlanRule, ...] = (tenant_weights_are_positive, images_need_an_encoder)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from runtime.http.errors import decode
+from runtime.http.fields.media import MediaParts
 from runtime.http.openai.completion_request import ChatBody, CompletionBody
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.sampling import sampling_params
@@ -76,7 +77,7 @@ def chat_body(**fields: Any) -> ChatBody:
     ],
 )
 def test_messages(sent: dict[str, Any], rendered: dict[str, Any]) -> None:
-    assert chat_prompt(chat_body(messages=[sent])).messages == [rendered]
+    assert chat_prompt(chat_body(messages=[sent]), MediaParts()).messages == [rendered]
 
 
 @pytest.mark.parametrize(
@@ -95,12 +96,12 @@ def test_messages(sent: dict[str, Any], rendered: dict[str, Any]) -> None:
     ],
 )
 def test_prompts(fields: dict[str, Any], prompt: Chat) -> None:
-    assert chat_prompt(chat_body(**fields)) == prompt
+    assert chat_prompt(chat_body(**fields), MediaParts()) == prompt
 
 
 def test_a_last_message_that_goes_on() -> None:
     body = chat_body(messages=[USER, {"role": "assistant", "content": "Once"}], continue_final_message=True)
-    assert chat_prompt(body).continue_final
+    assert chat_prompt(body, MediaParts()).continue_final
 
 
 @pytest.mark.parametrize(
@@ -218,4 +219,4 @@ CLIENTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", CLIENTS)
 def test_what_real_clients_send_is_taken(fields: dict[str, Any]) -> None:
-    assert chat_prompt(chat_body(**fields)).messages
+    assert chat_prompt(chat_body(**fields), MediaParts()).messages

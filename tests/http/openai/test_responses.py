@@ -191,7 +191,7 @@ async def _run_when_asked(service: FakeService) -> None:
         ({"input": [{"type": ["message"]}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content",
+            "input[0].content[0].image_url",
         ),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),

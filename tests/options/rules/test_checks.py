@@ -9,6 +9,7 @@ from runtime.options.rules import tables
 from runtime.options.rules.base import is_set
 from runtime.options.rules.checks import OPTION_RULES, option_problems
 from runtime.options.table import by_name, rows
+from tests.options.rules.media_cases import MEDIA_CASES
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -234,7 +235,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "--enable-pdmux goes with neither",
         {"pipeline_parallel_size": 1},
     ),
-    ({"limit_mm_data_per_request": {"smell": 1}}, "not smell", {"limit_mm_data_per_request": {"image": 1}}),
+    *MEDIA_CASES,
     (
         {"mamba_scheduler_strategy": "extra_buffer", "page_size": 48},
         "no multiple of --page-size",

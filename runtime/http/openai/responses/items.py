@@ -2,11 +2,12 @@
 template."""
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.completion_request import Function, Message, Part, ToolCall
+from runtime.http.openai.completion_request import Function, Message, Part, SourcePart, ToolCall
 from runtime.http.openai.custom_tools import arguments_of
 from runtime.http.openai.files import new_id
 from runtime.http.openai.responses.tools import model_name
 from runtime.json_value import Fields
+from runtime.messages.media import MediaKind, MediaSource
 
 Item = Fields
 PREFIXES = {
@@ -17,6 +18,8 @@ PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
+# parts with an image -> the fields that may have it
+FILES = {"input_image": ("image_url",), "input_file": ("file_data", "file_url")}
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text")
 
 
@@ -82,7 +85,7 @@ def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
                     Message(
                         role="tool",
                         tool_call_id=_string(item, "call_id", path),
-                        content=_text(item.get("output"), f"{path}.output"),
+                        content=_output(item.get("output"), f"{path}.output"),
                     )
                 )
     return messages
@@ -100,8 +103,42 @@ def _other(item: Item, path: str) -> Message:
         raise InvalidRequest(
             f"{path}.role must be user, assistant, system or developer", param=f"{path}.role"
         )
-    return Message(
-        role=role, content=[Part("text", _text([part], f"{path}.content")) for part in _parts(item, path)]
+    parts = _parts(item, path)
+    return Message(role=role, content=[_part(one, f"{path}.content", i) for i, one in enumerate(parts)])
+
+
+def _output(parts: object, path: str) -> str | list[Part]:
+    """What a function returned: a text; with images among its parts, the parts."""
+    if isinstance(parts, list) and any(_has_file(part) for part in parts):
+        return [_part(part, path, i) for i, part in enumerate(parts)]
+    return _text(parts, path)
+
+
+def _has_file(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in FILES
+
+
+def _part(part: object, path: str, i: int) -> Part:
+    """Part `i` of the content `path`: a text or an image."""
+    if not isinstance(part, dict) or not _has_file(part):
+        return Part("text", _text([part], path))
+    path = f"{path}[{i}]"
+    for name in FILES[part["type"]]:
+        if isinstance(text := part.get(name), str):
+            field = f"{path}.{name}"
+            # file_data is a data URL, or plain base64
+            is_url = name != "file_data" or text.startswith("data:")
+            url, base64 = (text, "") if is_url else ("", text)
+            source = MediaSource(kind=MediaKind.IMAGE, param=field, url=url, base64=base64)
+            return SourcePart("image", source=source)
+    if part.get("file_id") is not None:
+        raise InvalidRequest(
+            f"{path}: files that were uploaded are not read as images by this version yet; send "
+            f"{FILES[part['type']][0]}",
+            param=f"{path}.file_id",
+        )
+    raise InvalidRequest(
+        f"{path}: a part of type {part['type']} needs {' or '.join(FILES[part['type']])}", param=path
     )
 
 
@@ -121,7 +158,9 @@ def _text(parts: object, path: str) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in TEXTS:
-            raise InvalidRequest(f"{path}: parts of type {kind} are not served here; texts are", param=path)
+            raise InvalidRequest(
+                f"{path}: parts of type {kind} are not served here; texts and images are", param=path
+            )
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise InvalidRequest(f"{path}: a part of type {kind} has no text", param=path)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import discard_body, read_body
 from runtime.http.fields.headers import read_headers
+from runtime.http.fields.media import MediaParts
 from runtime.http.fields.query import limit_of, whole_number
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
@@ -173,7 +174,9 @@ class Responses:
         async def count(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
             prepared, ignored = await self._prepared(service, request, settings)
-            ids = await self.service.control.tokenize(chat_prompt(prepared.chat))
+            media = MediaParts(service.card.limits.media_kinds)
+            prompt = chat_prompt(prepared.chat, media)
+            ids = await self.service.control.tokenize(prompt, media.sources)
             tokens = responses.InputTokens("response.input_tokens", len(ids))
             return warned(json_response(tokens), ignored)
 

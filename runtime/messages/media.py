@@ -1,0 +1,70 @@
+"""Images, videos and sounds of a prompt: as a client named them, decoded, and as an encoder's input.
+
+client ─ MediaSource ─► runtime/media (fetch, decode) ─ Media ─► tokenizer ─ MediaInput ─► scheduler ─► ranks
+"""
+
+import numpy as np
+from msgspec import Struct
+
+from runtime.messages.media_kind import MediaKind
+
+
+class MediaSource(Struct, frozen=True, kw_only=True):
+    """One image, video or sound as a client named it: by an address, or the file itself."""
+
+    kind: MediaKind
+    param: str  # the field that named it, for errors: messages[0].content[1].image_url
+    url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
+    data: bytes = b""
+    base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
+
+
+class Media(Struct, frozen=True, kw_only=True):
+    """A decoded file."""
+
+    kind: MediaKind
+    param: str  # as in MediaSource.param
+    digest: bytes  # SHA-256 of the file's bytes
+    # IMAGE: uint8 RGB [1, height, width, 3]; VIDEO: [frames, height, width, 3]; AUDIO: float32 [samples],
+    # mono
+    values: np.ndarray
+    rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
+    frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
+
+
+class MediaInput(Struct, frozen=True, kw_only=True):
+    """What a model's encoder is given for one file, and the prompt tokens that its output stands for."""
+
+    kind: MediaKind
+    digest: bytes  # SHA-256 of the file and of how it was prepared: equal digests have equal encodings
+    start: int  # position of its first token in the prompt
+    positions: np.ndarray  # int32 [tokens]: offsets from `start` of the tokens that take an encoded row each
+    values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
+    grid: tuple[int, int, int] = (1, 1, 1)  # frames, rows and columns of patches
+
+
+class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):
+    """An encoder's input on its way to the ranks. `id` names its encoding there; none is used twice."""
+
+    id: int
+    values: np.ndarray  # float32: MediaInput.values, flat
+    shape: tuple[int, ...]  # of MediaInput.values
+    grid: tuple[int, int, int]
+
+
+class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
+    """Drop some encodings, then encode images, videos and sounds and keep the rows on the device. Steps that
+    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep."""
+
+    dropped: list[int]
+    media: list[MediaValues]
+
+
+class MediaRows(Struct, frozen=True, array_like=True):
+    """Rows of encodings that a step takes in place of embeddings of tokens: from each of `ids` the rows
+    [begins, begins + counts)."""
+
+    places: np.ndarray  # int32 [E]: tokens of the step, in the order of the rows
+    ids: np.ndarray  # int32 [S]
+    begins: np.ndarray  # int32 [S]
+    counts: np.ndarray  # int32 [S], E in all

@@ -1,0 +1,11 @@
+"""The kinds of media."""
+
+from enum import StrEnum
+
+
+class MediaKind(StrEnum):
+    """What a file holds for a model. Values are the names of parts in chat templates."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+    AUDIO = "audio"

@@ -1,0 +1,177 @@
+"""config.json of models that take images: the encoder of each family whose encoder this runtime has.
+Torch-free; model_config.py calls it. Wrappers without a row in READERS are served as the text models that
+they contain (wrappers.py).
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from runtime.errors import ModelError
+from runtime.models.config import sizes
+from runtime.models.config.config_files import decode
+
+KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
+NUMBER_BYTES = 4  # of a number in a row, at most
+ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
+
+
+class HfClip(Struct, frozen=True):
+    """vision_config of a CLIP vision tower, with the defaults of transformers."""
+
+    hidden_size: sizes.Width = 768
+    intermediate_size: sizes.Width = 3072
+    num_hidden_layers: sizes.Layers = 12
+    num_attention_heads: sizes.Heads = 12
+    image_size: sizes.Width = 224
+    patch_size: sizes.Width = 32
+    layer_norm_eps: float = 1e-5
+    hidden_act: str = "quick_gelu"
+    model_type: str = "clip_vision_model"
+
+
+# of files without a vision_config: the tower of LLaVA 1.5
+LLAVA_CLIP = HfClip(1024, 4096, 24, 16, 336, 14)
+
+
+class HfLlava(Struct, frozen=True):
+    """What LLaVA's config.json says of images, with the defaults of transformers."""
+
+    vision_config: HfClip = LLAVA_CLIP
+    image_token_index: int | None = None
+    image_token_id: int | None = None
+    projector_hidden_act: str = "gelu"
+    multimodal_projector_bias: bool = True
+    vision_feature_layer: int | list[int] = -2
+    vision_feature_select_strategy: str = "default"
+
+
+class ClipTower(Struct, frozen=True, kw_only=True):
+    """The layers of a CLIP vision tower that are computed."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    image_size: int  # height and width in pixels
+    patch_size: int
+    eps: float
+    activation: str  # one of ACTIVATIONS
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+class LlavaEncoder(Struct, frozen=True, kw_only=True):
+    """LLaVA's encoder of images: patches of a CLIP tower, projected to the size of the text model."""
+
+    placeholder_id: int  # the token of a prompt that stands for an image
+    tower: ClipTower
+    output_size: int  # hidden size of the text model
+    activation: str  # of the projector, one of ACTIVATIONS
+    has_bias: bool  # of the projector
+    keeps_class: bool  # the class embedding's vector goes before those of the patches
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that an image is encoded to."""
+        return self.tower.num_patches + self.keeps_class
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
+        return KEPT_BYTES // (NUMBER_BYTES * self.output_size)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all weights."""
+        tower, size = self.tower, self.tower.hidden_size
+        layer = (
+            4 * size * (size + 1) + 2 * size * tower.intermediate_size + tower.intermediate_size + 5 * size
+        )
+        table = (tower.num_patches + 2 + 3 * tower.patch_size**2 + 2) * size
+        projector = self.output_size * (size + self.output_size) + 2 * self.has_bias * self.output_size
+        return table + tower.num_layers * layer + projector
+
+
+MediaConfig = LlavaEncoder
+"""The encoder of a model that takes images."""
+
+
+def encoder_bytes(encoder: MediaConfig | None, item: int) -> int:
+    """Bytes of an encoder's weights, of `item` bytes a number; None: there is no encoder."""
+    return 0 if encoder is None else encoder.num_weights * item
+
+
+def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
+    """Bytes of the rows that the ranks keep, of `item` bytes a number; None: there is no encoder."""
+    return 0 if encoder is None else encoder.num_kept * encoder.output_size * item
+
+
+def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
+    """LLaVA 1.5 and models of its layout; None: the vision tower is another than CLIP's."""
+    hf = decode(raw, HfLlava, "config.json")
+    vision = hf.vision_config
+    if vision.model_type != "clip_vision_model":
+        return None
+    placeholder_id = hf.image_token_index if hf.image_token_id is None else hf.image_token_id
+    layer = hf.vision_feature_layer
+    if isinstance(layer, list):
+        raise ModelError(
+            f"config.json: vision_feature_layer {layer} joins several layers, which is not supported; set "
+            "--enable-multimodal false to serve text alone"
+        )
+    num_layers = layer if layer >= 0 else vision.num_hidden_layers + 1 + layer
+    if not 0 <= num_layers <= vision.num_hidden_layers:
+        raise ModelError(
+            f"config.json: vision_feature_layer {layer} is none of the {vision.num_hidden_layers} layers of "
+            "vision_config; restore the file from the model's source"
+        )
+    for name, activation in (
+        ("hidden_act", vision.hidden_act),
+        ("projector_hidden_act", hf.projector_hidden_act),
+    ):
+        if activation not in ACTIVATIONS:
+            raise ModelError(
+                f"config.json: {name} {activation} is not supported; supported are {', '.join(ACTIVATIONS)}"
+            )
+    if hf.vision_feature_select_strategy not in ("default", "full"):
+        raise ModelError(
+            f"config.json: vision_feature_select_strategy {hf.vision_feature_select_strategy} is neither "
+            "default nor full; restore the file from the model's source"
+        )
+    if vision.hidden_size % vision.num_attention_heads:
+        raise ModelError(
+            f"config.json: vision_config.hidden_size {vision.hidden_size} is not a multiple of "
+            f"num_attention_heads {vision.num_attention_heads}; restore the file from the model's source"
+        )
+    return LlavaEncoder(
+        placeholder_id=32000 if placeholder_id is None else placeholder_id,
+        tower=ClipTower(
+            hidden_size=vision.hidden_size,
+            intermediate_size=vision.intermediate_size,
+            num_layers=num_layers,
+            num_heads=vision.num_attention_heads,
+            image_size=vision.image_size,
+            patch_size=vision.patch_size,
+            eps=vision.layer_norm_eps,
+            activation=vision.hidden_act,
+        ),
+        output_size=hidden_size,
+        activation=hf.projector_hidden_act,
+        has_bias=hf.multimodal_projector_bias,
+        keeps_class=hf.vision_feature_select_strategy == "full",
+    )
+
+
+# architecture of the wrapper -> (its config.json, hidden size of the text model) -> its encoder; None: text
+# alone is served
+READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {"LlavaForConditionalGeneration": read_llava}
+
+
+def read_media(wrapper: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:
+    """The encoder of a wrapper, if it is wanted; None: text alone is served. Raises ModelError."""
+    reader = READERS.get(wrapper) if wanted else None
+    return None if reader is None else reader(raw, hidden_size)

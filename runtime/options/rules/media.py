@@ -1,0 +1,64 @@
+"""Rules on options of images, videos and sounds."""
+
+from pathlib import Path
+
+from runtime.options.rules.base import OptionRule, Values
+
+
+def limits_name_media(options: Values) -> str | None:
+    """--limit-mm-data-per-request has known media only."""
+    unknown = sorted(set(options["limit_mm_data_per_request"] or ()) - {"image", "video", "audio"})
+    if unknown:
+        return (
+            f"--limit-mm-data-per-request knows image, video and audio, not {', '.join(unknown)}; leave it "
+            "out"
+        )
+    return None
+
+
+def media_limits_are_counts(options: Values) -> str | None:
+    """--limit-mm-data-per-request has whole numbers only."""
+    limits = options["limit_mm_data_per_request"] or {}
+    wrong = [name for name, most in limits.items() if type(most) is not int or most < 0]
+    if wrong:
+        return f"--limit-mm-data-per-request: {', '.join(sorted(wrong))} must be a whole number, 0 or more"
+    return None
+
+
+VIDEO_SETTINGS = {"fps": (int, float), "num_frames": (int,), "max_frames": (int,)}
+
+
+def media_settings_are_known(options: Values) -> str | None:
+    """--mm-process-config sets what is read of it, to numbers above 0."""
+    settings = options["mm_process_config"] or {}
+    video = settings.get("video", {})
+    unknown = sorted(settings.keys() - {"video"})
+    if isinstance(video, dict):
+        unknown += sorted(f"video.{name}" for name in video.keys() - VIDEO_SETTINGS.keys())
+    else:
+        unknown.append("video without settings")
+    if unknown:
+        return (
+            f"--mm-process-config: {', '.join(unknown)} is not served by this version yet; of video it takes "
+            f"{', '.join(VIDEO_SETTINGS)}"
+        )
+    wrong = [name for name, value in video.items() if type(value) not in VIDEO_SETTINGS[name] or value <= 0]
+    if wrong:
+        return f"--mm-process-config: video.{wrong[0]} must be a number above 0"
+    return None
+
+
+def media_folder_exists(options: Values) -> str | None:
+    """--allowed-local-media-path is an absolute path of a folder."""
+    path = options["allowed_local_media_path"]
+    if path is None or (Path(path).is_absolute() and Path(path).is_dir()):
+        return None
+    return f"--allowed-local-media-path {path} requires the absolute path of a folder that exists"
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (
+    limits_name_media,
+    media_limits_are_counts,
+    media_settings_are_known,
+    media_folder_exists,
+)

@@ -1,0 +1,65 @@
+"""Encodings of images, videos and sounds on a rank: made by Encode, and read by the steps that follow."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.layers.upload import upload_int64
+from runtime.messages.media import Encode, MediaRows, MediaValues
+from runtime.models.base import Model
+from runtime.models.vision.open_encoder import MediaEncoder
+
+BATCH_VALUES = 1 << 23  # most numbers that are encoded together: 24 images of 336 x 336
+
+
+class EncodedMedia:
+    """The rows that are kept on the device, by the ids of their encodings. The scheduler counts them
+    (scheduling/encodings.py)."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self._torch_device = torch_device
+        self._rows: dict[int, Tensor] = {}  # each [rows, hidden]
+
+    def encode(self, command: Encode, encoder: MediaEncoder) -> None:
+        """Drops what the command says, and encodes what it brings."""
+        for id in command.dropped:
+            self._rows.pop(id, None)
+        for batch in batches(command.media):
+            for one, rows in zip(batch, encoder.encode(batch), strict=True):
+                self._rows[one.id] = rows
+
+    def rows(self, media: MediaRows) -> tuple[Tensor, Tensor]:
+        """Places of the step's tokens that take rows, int64 [E], and these rows, [E, hidden]."""
+        parts = [
+            self._rows[id].narrow(0, begin, count)
+            for id, begin, count in zip(
+                media.ids.tolist(), media.begins.tolist(), media.counts.tolist(), strict=True
+            )
+        ]
+        return upload_int64(media.places, self._torch_device), torch.cat(parts)
+
+
+def open_media(device: Device, model: Model) -> EncodedMedia | None:
+    """Where a rank keeps encodings; None: its model has no encoder."""
+    return None if encoder_of(model) is None else EncodedMedia(device.torch_device)
+
+
+def encoder_of(model: Model) -> MediaEncoder | None:
+    """The encoder of a model; None: it takes text alone, or another stage of a pipeline encodes."""
+    encoder: MediaEncoder | None = getattr(model, "media_encoder", None)
+    return encoder
+
+
+def batches(media: Sequence[MediaValues]) -> list[list[MediaValues]]:
+    """What is encoded together: neighbours of one shape, up to BATCH_VALUES numbers."""
+    found: list[list[MediaValues]] = []
+    for (shape, _), same in groupby(media, key=lambda one: (one.shape, one.grid)):
+        size = 1
+        for length in shape:
+            size *= length
+        most, members = max(BATCH_VALUES // size, 1), list(same)
+        found += [members[at : at + most] for at in range(0, len(members), most)]
+    return found

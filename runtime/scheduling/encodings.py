@@ -1,0 +1,149 @@
+"""Which encodings of images, videos and sounds the ranks keep, and which of them a step needs.
+
+Ranks take commands and steps in order, so what Encode brings is there for every step that is planned after
+it, and the scheduler knows what the ranks keep without asking. A sequence needs an encoding only in steps
+that compute tokens of it: these take its rows, and one that was dropped between two such steps is made again.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from runtime.cache.sequence import Sequence
+from runtime.messages.media import Encode, MediaInput, MediaRows, MediaValues
+
+
+class Kept(Struct):
+    """An encoding on the ranks."""
+
+    id: int
+    num_rows: int
+    step: int  # the latest that takes rows of it
+
+
+Key = tuple[str, bytes]  # namespace of the prefix cache, and MediaInput.digest
+
+
+class Encodings:
+    """The encodings that the ranks keep: up to `max_rows` rows, of which those are dropped first whose use is
+    longest ago. A step may use more than that: then it uses one encoding alone.
+
+    Requests share an encoding where they share pages: within a namespace.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.num_rows = 0
+        self.num_encoded = 0  # encodings that were made
+        self.num_reused = 0  # encodings that sequences found made
+        self._kept: dict[Key, Kept] = {}  # the least recently used first
+        self._next_id = 0
+        self._step = 0
+        self._dropped: list[int] = []
+        self._new: list[MediaValues] = []
+
+    def begin(self) -> None:
+        """A step is about to be planned."""
+        self._step += 1
+
+    def cut(self, sequence: Sequence, start: int, count: int) -> int:
+        """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
+        first encoding for which there is no room beside the others that it uses. Those that the tokens need
+        are there for the step."""
+        for media in reached(sequence, start, start + count):
+            if not self._take((sequence.request.namespace, media.digest), media):
+                return max(media.start - start, 0)
+        return count
+
+    def rows_of(self, sequence: Sequence, start: int, stop: int) -> list[tuple[np.ndarray, int, int]]:
+        """What the tokens [start, stop) of a sequence take of encodings: positions in the sequence, the id of
+        the encoding, and its first row. `cut` has taken them."""
+        found = []
+        for media in reached(sequence, start, stop):
+            first, end = np.searchsorted(media.positions, (start - media.start, stop - media.start)).tolist()
+            if first < end:
+                kept = self._kept[sequence.request.namespace, media.digest]
+                found.append((media.start + media.positions[first:end], kept.id, first))
+        return found
+
+    def take_command(self) -> Encode | None:
+        """What the ranks must do before the planned step; None: nothing."""
+        if not self._new and not self._dropped:
+            return None
+        command = Encode(dropped=self._dropped, media=self._new)
+        self._dropped, self._new = [], []
+        return command
+
+    def restart(self) -> None:
+        """The ranks died, and all that they kept is gone."""
+        self._kept, self.num_rows = {}, 0
+        self._dropped, self._new = [], []
+
+    def _take(self, key: Key, media: MediaInput) -> bool:
+        """The step that is planned uses an encoding. False: there is no room for it."""
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            size = len(media.positions)
+            if not self._make_room(size):
+                return False
+            kept = Kept(self._next_id, size, self._step)
+            self._next_id += 1
+            self.num_rows += size
+            self.num_encoded += 1
+            self._new.append(
+                MediaValues(
+                    id=kept.id, values=media.values.ravel(), shape=media.values.shape, grid=media.grid
+                )
+            )
+        elif kept.step != self._step:
+            self.num_reused += 1
+        kept.step = self._step
+        self._kept[key] = kept
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        """Drops encodings that this step does not use until `size` more rows fit, or nothing is left."""
+        while self.num_rows + size > self.max_rows and self._kept:
+            key, oldest = next(iter(self._kept.items()))
+            if oldest.step == self._step:
+                return False
+            del self._kept[key]
+            self.num_rows -= oldest.num_rows
+            waiting = [one for one in self._new if one.id != oldest.id]
+            if len(waiting) == len(self._new):
+                self._dropped.append(oldest.id)
+            self._new = waiting  # what was not sent yet need not be dropped
+        return True
+
+
+def encode_for_step(encodings: Encodings | None) -> Encode | None:
+    """What the ranks encode before the step that was planned last; None: nothing."""
+    return None if encodings is None else encodings.take_command()
+
+
+def reached(sequence: Sequence, start: int, stop: int) -> Iterator[MediaInput]:
+    """The images, videos and sounds of a sequence of which tokens in [start, stop) take rows, in order."""
+    for media in sequence.request.media:
+        first, last = media.start + int(media.positions[0]), media.start + int(media.positions[-1])
+        if first < stop and last >= start:
+            yield media
+
+
+class RowsBuilder:
+    """Collects the rows of encodings that one step takes."""
+
+    def __init__(self) -> None:
+        self._places: list[np.ndarray] = []
+        self._parts: list[tuple[int, int, int]] = []  # id, first row, number of rows
+
+    def add(self, places: np.ndarray, id: int, begin: int) -> None:
+        """Tokens of the step, int [n], take the `n` rows from `begin` on of an encoding."""
+        self._places.append(places.astype(np.int32))
+        self._parts.append((id, begin, len(places)))
+
+    def build(self) -> MediaRows | None:
+        """The rows; None: there are none."""
+        if not self._parts:
+            return None
+        return MediaRows(np.concatenate(self._places), *np.array(self._parts, dtype=np.int32).T.copy())
