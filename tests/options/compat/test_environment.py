@@ -1,5 +1,5 @@
-"""Environment settings of the tuning guide for Ascend in front of an SGLang command: each is carried over, and
-a note says what became of it."""
+"""Environment settings of the tuning guide for Ascend in front of an SGLang command: each is carried over,
+and a note says what became of it."""
 
 import pytest
 
