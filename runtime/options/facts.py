@@ -30,6 +30,35 @@ from runtime.storage.settings import cache_folder
 MOST_OPEN_FILES = 65_536  # that this process makes use of
 
 
+class ModelWidths(Protocol):
+    """Sizes of a model that options depend on."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the vocabulary."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads."""
+        ...
+
+    @property
+    def longest_head(self) -> int:
+        """Size of an attention head, of the largest where layers differ."""
+        ...
+
+
 class MediaFacts(Protocol):
     """What a model takes besides text."""
 
@@ -39,7 +68,7 @@ class MediaFacts(Protocol):
         ...
 
 
-class ModelFacts(MediaFacts, Protocol):
+class ModelFacts(MediaFacts, ModelWidths, Protocol):
     """The part of runtime.models.config.model_config.ModelConfig that options depend on."""
 
     @property
@@ -53,16 +82,6 @@ class ModelFacts(MediaFacts, Protocol):
         ...
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids of the vocabulary."""
-        ...
-
-    @property
-    def num_heads(self) -> int:
-        """Attention heads."""
-        ...
-
-    @property
     def windows(self) -> tuple[int, ...]:
         """Sliding window of each layer, in tokens; 0: full attention."""
         ...
@@ -70,11 +89,6 @@ class ModelFacts(MediaFacts, Protocol):
     @property
     def num_recurrent_layers(self) -> int:
         """Layers whose sequences keep a state."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key/value heads."""
         ...
 
     @property
@@ -100,11 +114,6 @@ class ModelFacts(MediaFacts, Protocol):
     @property
     def quantization(self) -> Quantization | None:
         """Quantization of the checkpoint; None: plain weights."""
-        ...
-
-    @property
-    def longest_head(self) -> int:
-        """Size of an attention head, of the largest where layers differ."""
         ...
 
     @property

@@ -162,6 +162,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             multi_stream=self.ascend.npu_multi_stream,
             gather_after_q=self.ascend.npu_gather_after_q,
             sampling_backend=self.kernels.sampling_backend,
+            soc=None if self.ascend.npu_soc == "auto" else self.ascend.npu_soc,
         )
 
     def _null_options(self) -> NullOptions:

@@ -137,8 +137,7 @@ def resolve(
     c.auto(lora.enable_lora, c["lora_paths"])
     c.auto(lora.lora_backend, device)
     c.auto(schedule.random_seed, machine)
-    for name in RANK_VARIABLES:
-        c.auto(ascend.rank_variable, name, device, machine, name=name)
+    _choose_rank_variables(c, model, device, machine)
     c.auto(null.null_vocab_size, model)
     groups: dict[str, Value] = {  # by the names of Plan's fields, each of that field's type
         field.name: _group(field.type, c)
@@ -203,6 +202,23 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
         c["max_step_tokens"] + c["max_running_requests"],
     )
     c.auto(graphs.piecewise_cuda_graph_tokens, c["piecewise_cuda_graph_max_tokens"])
+
+
+def _choose_rank_variables(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:
+    c.auto(
+        ascend.hccl_buffer_mb,
+        device,
+        machine,
+        model,
+        c["npu_soc"],
+        c["moe_a2a_backend"],
+        c["deepep_mode"],
+        c["tensor_parallel_size"],
+        # sequences of a rank, each with a token and its drafts
+        -(-c["max_running_requests"] * (c["speculative_num_draft_tokens"] or 1) // c["tensor_parallel_size"]),
+    )
+    for name in RANK_VARIABLES:
+        c.auto(ascend.rank_variable, name, device, machine, name=name)
 
 
 def _choose_drafts(c: Choices) -> None:

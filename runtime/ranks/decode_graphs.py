@@ -132,12 +132,18 @@ class DecodeGraphs:
         if at == len(self.ready):
             return None
         size = self.ready[at]
-        if size > (max(2 * count, FEW) if self.pads else count) or not plan.samples.all():
+        if size > self.most_rows(count) or not plan.samples.all():
             return None
         if plan.page_copies is not None and len(plan.page_copies.load_pages):
             return None
         updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
         return size if updates <= size else None
+
+    def most_rows(self, count: int) -> int:
+        """Rows of the largest graph that serves `count` sequences."""
+        if not self.pads:
+            return count
+        return self.largest if self.device.facts.pads_graphs_freely else max(2 * count, FEW)
 
     def forward(self, size: int, plan: StepPlan, *, is_adapted: bool = False) -> Tensor:
         """Hidden states of the plan's rows, which the next step overwrites."""

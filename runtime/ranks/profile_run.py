@@ -53,6 +53,13 @@ def largest_step(start: StartRank) -> StepPlan:
     )
 
 
+def step_pages(plan: StepPlan, page_size: int) -> int:
+    """Pages of the cache that a step is run on, in which all its rows use one: for all its tokens, and no
+    fewer than its rows with several tokens have together, which attention operators may compare."""
+    several = plan.counts[plan.counts > 1]
+    return max(-(-int(plan.counts.sum()) // page_size), int((-(-several // page_size)).sum()))
+
+
 def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     """Runs the largest step on a runner that is not used afterwards. Raises StartError if there is no memory
     for the step in addition to the weights."""

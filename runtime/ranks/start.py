@@ -40,7 +40,7 @@ from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.pipeline import of_stage, open_pipeline
-from runtime.ranks.profile_run import run_largest_step
+from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 from runtime.ranks.weights_loader import WeightsLoader, read_model
@@ -267,7 +267,7 @@ def memory_for_pages(
 
     def run() -> None:
         # some operators read pages, so layers of one shape share a cache of the step's size
-        num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size
+        num_tokens = step_pages(largest_step(start), start.page_size) * start.page_size
         forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
         caches = {form: allocate_kv(device, layer, num_tokens, dtypes.kv) for form, layer in forms.items()}
         kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]

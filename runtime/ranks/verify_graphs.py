@@ -158,7 +158,10 @@ class VerifyGraphs:
         widths = [own for rows, own in self.recorded if rows == size and own >= width]
         if not widths:
             return None
-        most = max(2 * num_tokens, FEW) if self.pads else num_tokens
+        most = num_tokens
+        if self.pads:
+            is_free = self.target.device.facts.pads_graphs_freely
+            most = self.num_tokens if is_free else max(2 * num_tokens, FEW)
         return (size, min(widths)) if size * min(widths) <= most else None
 
     def launch(self, step: CapturedStep, plan: StepPlan, *, is_adapted: bool) -> Sampled:

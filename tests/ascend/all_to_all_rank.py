@@ -5,15 +5,18 @@ captured."""
 import sys
 
 import torch
+import torch.distributed as dist
 import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.all_to_all import DispatchCombine
 from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
+from runtime.devices.ascend.soc import HCCL_MB, ExpertLayout, Soc, soc_named
 from runtime.devices.base import Quantized
 from runtime.devices.torch_all_to_all import LowLatencyAllToAll, NormalAllToAll
 from runtime.models.config.quantization_schemes import Int8
+from tests.ascend.emulate.table import Refused
 
 assert torch_npu  # brings the backend
 EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2
@@ -23,6 +26,36 @@ def quantised(weight: Tensor) -> Quantized:
     """int8 weights with a scale for each output."""
     scale = weight.abs().amax(2, keepdim=True) / 127
     return Quantized(Int8("token"), (weight / scale).round().to(torch.int8), scale)
+
+
+def refusals(rank: int, size: int, group: str, shared_group: str, soc: Soc) -> None:
+    """What the operators refuse: a group with other collectives, and more tokens than the buffer holds."""
+    layout = ExpertLayout(hidden=7168, top_k=8, num_experts=128 * size, num_ranks=size)
+    most = soc.dispatched(layout, HCCL_MB)
+    assert 0 < most <= soc.max_tokens
+    too_many = "HCCL_BUFFSIZE" if most < soc.max_tokens else "tokens: 1 .. "
+    for tokens, name, reason in (
+        (most, group, ""),
+        (most + 1, group, too_many),
+        (most, shared_group, "other collectives"),
+    ):
+        x = torch.zeros(tokens, layout.hidden, dtype=torch.bfloat16, device="npu")
+        ids = torch.arange(8, dtype=torch.int32, device="npu").expand(tokens, 8).contiguous()
+        try:
+            torch_npu.npu_moe_distribute_dispatch_v2(
+                x,
+                ids,
+                group_ep=name,
+                ep_world_size=size,
+                ep_rank_id=rank,
+                moe_expert_num=layout.num_experts,
+                comm_alg=soc.algorithm,
+            )
+            torch.npu.synchronize()
+        except Refused as refusal:
+            assert reason and reason in str(refusal), refusal
+        else:
+            assert not reason, reason
 
 
 def main(rank: int, size: int, store: str) -> None:
@@ -45,7 +78,10 @@ def main(rank: int, size: int, store: str) -> None:
     real = slice(0, TOKENS - (rank == size - 1))
     ways = [NormalAllToAll(ranks, experts), LowLatencyAllToAll(ranks, experts)]
     fallback = LowLatencyAllToAll(ranks, None)  # type: ignore[arg-type]
-    ways.append(DispatchCombine(group_name(rank), rank, size, experts, fallback))
+    soc = soc_named(torch.npu.get_device_name())
+    assert soc is not None
+    group = group_name(rank, ranks.own_group())
+    ways.append(DispatchCombine(group, rank, size, experts, fallback, soc, HCCL_MB))
     for is_rounded, packed, whole in (
         (
             False,
@@ -69,6 +105,7 @@ def main(rank: int, size: int, store: str) -> None:
                 out = way.apply(x, chosen, shares, local, packed, is_rounded)
             graph.replay()
             torch.testing.assert_close(out.cpu().float()[real], expected, atol=0.03, rtol=0.03)
+    refusals(rank, size, group, group_name(rank, dist.group.WORLD), soc)
     ranks.close()
 
 

@@ -91,6 +91,15 @@ ATTENTION = [
             ("block_table", lambda: {"block_table": ints([0, 1])}),
             ("block_table of 2 for 300", lambda: {"actual_seq_lengths_kv": [300, 30]}),
             ("pages .* in a cache of 4", lambda: {"block_table": ints([0, 1], [4, 3])}),
+            (
+                "4 pages of all rows in a cache of 3",
+                lambda: {
+                    "1": randn(3, 128, 256),
+                    "2": randn(3, 128, 256),
+                    "block_table": ints([0, 1], [0, 2]),
+                    "actual_seq_lengths_kv": [256, 256],
+                },
+            ),
             ("pages of 128, block_size is 256", lambda: {"block_size": 256}),
             ("block_size 64", lambda: {"block_size": 64, "1": randn(4, 64, 256), "2": randn(4, 64, 256)}),
             ("2048 x 2048", lambda: {"atten_mask": mask(1024)}),

@@ -27,7 +27,8 @@ def main(rank: int, size: int, store: str) -> None:
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=size)
     dist.barrier()
-    backend: Any = dist.group.WORLD._get_backend(torch.device("npu"))  # type: ignore[union-attr]
+    own = dist.new_group()  # the operators want a group in which nothing else is exchanged
+    backend: Any = own._get_backend(torch.device("npu"))  # type: ignore[union-attr]
     group = backend.get_hccl_comm_name(rank)
     where = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank, "moe_expert_num": EXPERTS}
     torch.manual_seed(rank)

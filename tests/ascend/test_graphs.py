@@ -89,6 +89,19 @@ def test_tokens_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch
         assert row.tokens[len(prompt) :] == reference.greedy(prompt, len(row.tokens) - len(prompt))
 
 
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_few_sequences_are_padded_to_a_large_graph(
+    is_padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row replays a graph of 16, unless padding is off."""
+    folder = make_checkpoint("qwen3", tmp_path)
+    planner, executor = opened(folder, [16], max_slots=16, graph_pads=is_padded)
+    replays = Replays(executor, monkeypatch)
+    row = planner.row(3, SHORT, sampling())
+    assert planner.generate(row, COUNT) == Reference(folder).greedy(SHORT, COUNT)
+    assert [len(lengths) for lengths in replays.lengths] == ([16] * (COUNT - 1) if is_padded else [])
+
+
 def test_steps_in_flight_have_their_own_lengths(tmp_path: Path) -> None:
     """Several replays are launched before anybody waits: an update must not reach the replay before it."""
     folder = make_checkpoint("mistral", tmp_path, sliding_window=150)

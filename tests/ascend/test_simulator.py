@@ -140,12 +140,20 @@ def test_captures_refuse_what_waits_for_the_host(why: str, body: Any) -> None:
         body(x)
 
 
-@pytest.mark.parametrize("script", ["hccl_rank.py", "collectives_rank.py", "all_to_all_rank.py"])
-def test_processes_linked_by_hccl(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "soc"),
+    [
+        ("hccl_rank.py", "Ascend910B3"),
+        ("collectives_rank.py", "Ascend910B3"),
+        ("all_to_all_rank.py", "Ascend910B3"),
+        ("all_to_all_rank.py", "Ascend910_9391"),
+    ],
+)
+def test_processes_linked_by_hccl(script: str, soc: str, tmp_path: Path) -> None:
     done = [
         subprocess.Popen(
             [sys.executable, "-P", Path(__file__).parent / script, str(rank), "2", str(tmp_path / "store")],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SIM_NPU_SOC": soc},
         )
         for rank in range(2)
     ]

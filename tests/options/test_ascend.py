@@ -105,6 +105,54 @@ def test_what_works_on_the_cpu_works_on_an_npu(flag: str, value: str | None) -> 
         assert found <= problems(flag, value, CPU)
 
 
+@pytest.mark.parametrize(
+    ("words", "environment", "refusal"),
+    [
+        ("--npu-task-queue 2", {}, "--npu-task-queue 2 merges launches, which no graph can capture"),
+        ("", {"TASK_QUEUE_ENABLE": "2"}, "TASK_QUEUE_ENABLE=2 merges launches, which no graph can capture"),
+        ("--npu-task-queue 2 --disable-cuda-graph", {}, ""),
+        ("--npu-task-queue 1", {"TASK_QUEUE_ENABLE": "2"}, ""),
+    ],
+)
+def test_merged_launches_and_graphs(words: str, environment: dict[str, str], refusal: str) -> None:
+    machine = msgspec.structs.replace(MACHINE, environment=environment)
+    if not refusal:
+        resolve(from_argv(words.split()), MODEL, NPU, machine)
+        return
+    with pytest.raises(OptionsError, match=re.escape(refusal)):
+        resolve(from_argv(words.split()), MODEL, NPU, machine)
+
+
+EXCHANGE = "--moe-a2a-backend deepep --deepep-mode low_latency --tp-size 16"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "buffer_mb", "reason"),
+    [
+        # 8 experts of 7168 on each of 16 ranks: 4,059,136 bytes a token on A3, 3,670,016 on A2
+        ("--npu-soc a3 --max-running-requests 256", {}, 400, "holds 103 tokens of a rank"),
+        ("--npu-soc a3 --max-running-requests 3200", {}, 775, "decode steps have 200"),
+        ("--npu-soc a2 --max-running-requests 3200", {}, 704, "holds 200 tokens of a rank"),
+        ("--npu-soc a2 --max-running-requests 32000", {}, 900, "decode steps have 2000"),
+        ("--max-running-requests 3200", {}, 400, "with --npu-soc it is computed"),
+        ("--npu-soc a3", {"HCCL_BUFFSIZE": "123"}, 123, "the environment sets HCCL_BUFFSIZE"),
+        ("--npu-soc a3 --hccl-buffer-mb 50", {}, 50, ""),
+        ("--npu-soc a3 --deepep-mode normal --max-running-requests 3200", {}, 400, "enough for decodes"),
+    ],
+)
+def test_the_buffer_of_the_exchange_of_experts(
+    words: str, environment: dict[str, str], buffer_mb: int, reason: str, tmp_path: Path
+) -> None:
+    config = HF | {"hidden_size": 7168, "n_routed_experts": 128, "num_experts_per_tok": 8}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    machine = msgspec.structs.replace(MACHINE, environment=environment)
+    plan = resolve(from_argv(f"{EXCHANGE} {words}".split()), read_config(str(tmp_path)), NPU, machine)
+    assert plan.ascend.rank_environment["HCCL_BUFFSIZE"] == str(buffer_mb)
+    assert reason in plan.why["hccl_buffer_mb"].reason
+    assert plan.device_options["soc"] == (words.split()[1] if words.startswith("--npu-soc") else None)
+
+
 HF: dict[str, object] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",

@@ -15,7 +15,7 @@ from runtime.devices.cpu.program import Program
 from runtime.devices.progress import without_progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
-from runtime.ranks.profile_run import largest_step
+from runtime.ranks.profile_run import largest_step, step_pages
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.drive import Planner, sampling, start, start_rank
@@ -36,6 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_largest_step(max_step_tokens: int, max_slots: int, max_len: int, counts: list[int]) -> None:
     plan = largest_step(start_rank("", max_step_tokens=max_step_tokens, max_slots=max_slots, max_len=max_len))
     assert plan.counts.tolist() == counts and plan.samples.all() and len(plan.token_ids) == sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("max_len", "page_size", "pages"), [(1000, 128, 33), (4096, 128, 32), (100, 1, 1600), (1000, 4096, 5)]
+)
+def test_pages_of_the_largest_step(max_len: int, page_size: int, pages: int) -> None:
+    """4096 tokens in 16 rows: of 1000 tokens four rows with 8 pages, and one with what is left."""
+    plan = largest_step(start_rank("", max_step_tokens=4096, max_slots=16, max_len=max_len))
+    assert step_pages(plan, page_size) == pages
 
 
 class Measured:

@@ -8,13 +8,15 @@ form of each call:
                   mask over the few pages that the window touches.
     extend rows   several tokens each. TND, all rows in one call, where the operator is documented for head
                   size and dtype (HEAD_DIMS, DTYPES); else BSND, a call for each row. Sparse mode 3 (causal,
-                  aligned at the lower right) or 4 (a band).
+                  aligned at the lower right) or 4 (a band). The operator refuses a call whose rows have more
+                  pages together than the cache, so rows that share a long prefix may need several calls.
 
 The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
 K * D], the one layout that both forms take. Lengths are lists on the host: the operator takes them as
 arguments of its launch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -139,6 +141,17 @@ def plan_decode_rows(
     )
 
 
+def runs_within(sizes: Sequence[int], limit: int) -> list[slice]:
+    """Rows of each call: as many in a row as have `limit` or less together, and at least one."""
+    runs, begin, total = [], 0, 0
+    for row, size in enumerate(sizes):
+        if row > begin and total + size > limit:
+            runs.append(slice(begin, row))
+            begin, total = row, 0
+        total += size
+    return [*runs, slice(begin, len(sizes))]
+
+
 def query_index(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
     """An index of rising queries: a slice where they are contiguous, else a tensor."""
     first, last = int(queries[0]), int(queries[-1])
@@ -208,19 +221,27 @@ def _attend_extends(
         if window
         else {"sparse_mode": CAUSAL}
     )
-    if q.shape[2] in HEAD_DIMS and q.dtype in DTYPES:
-        return torch_npu.npu_fused_infer_attention_score(
-            q,
-            *caches,
-            atten_mask=mask,
-            block_table=rows.table,
-            actual_seq_lengths=rows.ends,
-            actual_seq_lengths_kv=rows.lengths,
-            input_layout="TND",
-            **sparse,
-            **common,
-        )[0]
     parts, begin = [], 0
+    if q.shape[2] in HEAD_DIMS and q.dtype in DTYPES:
+        page_size = caches[0].shape[1]
+        pages = [-(-length // page_size) for length in rows.lengths]
+        for of_call in runs_within(pages, len(caches[0])):
+            ends = rows.ends[of_call]
+            parts.append(
+                torch_npu.npu_fused_infer_attention_score(
+                    q[begin : ends[-1]],
+                    *caches,
+                    atten_mask=mask,
+                    block_table=rows.table[of_call],
+                    actual_seq_lengths=[end - begin for end in ends],
+                    actual_seq_lengths_kv=rows.lengths[of_call],
+                    input_layout="TND",
+                    **sparse,
+                    **common,
+                )[0]
+            )
+            begin = ends[-1]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
         parts.append(
             torch_npu.npu_fused_infer_attention_score(

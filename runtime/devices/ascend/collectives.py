@@ -31,6 +31,16 @@ class HcclCollectives(TorchCollectives):
                 "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT"
             ) from error
 
+    def own_group(self) -> dist.ProcessGroup:
+        """One more group of this stage's ranks, for operators that exchange by themselves. All ranks of all
+        stages call it."""
+        count = 1 if self.stages is None else self.stages.stage.count
+        index = 0 if self.stages is None else self.stages.stage.index
+        groups = [
+            dist.new_group(list(range(stage * self.size, (stage + 1) * self.size))) for stage in range(count)
+        ]
+        return cast(dist.ProcessGroup, groups[index])
+
 
 class HcclBackend(Protocol):
     """The part of torch_npu's process group that the runtime uses."""
@@ -40,8 +50,8 @@ class HcclBackend(Protocol):
         ...
 
 
-def group_name(rank: int, group: dist.ProcessGroup | None = None) -> str:
-    """HCCL's name of the ranks of a group, for operators that exchange by themselves; None: of all ranks.
-    `rank`: this one's number in the group."""
-    backend = (dist.group.WORLD if group is None else group)._get_backend(torch.device("npu"))
+def group_name(rank: int, group: dist.ProcessGroup) -> str:
+    """HCCL's name of the ranks of a group, for operators that exchange by themselves. `rank`: this one's
+    number in the group."""
+    backend = group._get_backend(torch.device("npu"))
     return str(cast(HcclBackend, backend).get_hccl_comm_name(rank))

@@ -1,5 +1,6 @@
 """Ascend NPUs through torch_npu and CANN: `--device npu`."""
 
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -7,8 +8,10 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from runtime.devices.all_to_all import AllToAllModes, MoeAllToAll
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.ascend.options import AscendOptions
+from runtime.devices.ascend.soc import HCCL_MB, Soc, soc_named
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
@@ -26,10 +29,11 @@ from runtime.models.config.model_config import read_config
 from runtime.models.config.shares import even_part
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
+    from runtime.devices.ascend.collectives import HcclCollectives
+    from runtime.devices.ascend.moe import AscendExperts
     from runtime.devices.ascend.ops import AscendOps
 
+MAX_KEYS = 1 << 20  # of one call without pages, which a long prompt's latents are expanded for
 MAX_PROBED_QUERIES = 1024  # the most queries of a row in the attention that is tried at start
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
@@ -76,8 +80,6 @@ def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.devi
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
-    from runtime.devices.ascend.all_to_all import DispatchCombine
-    from runtime.devices.ascend.collectives import group_name
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
@@ -88,7 +90,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
-    ranks, links, group = open_ranks(start, rank, torch_device)
+    check_soc(options)
+    hccl, links = open_ranks(start, rank, torch_device)
+    ranks: Collectives = SingleRank() if hccl is None else hccl
     prologs = Prologs(
         start.page_size,
         wants_fused=options.mla_prolog and start.adapters is None,
@@ -100,13 +104,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     check_model(start, ops, dtype, torch_device, rank % start.tp_size)
     experts = AscendExperts(dtype, has_remote_experts=start.ep_size > 1)
-    exchanges = open_all_to_all(
-        start.moe_a2a_backend,
-        start.deepep_mode,
-        ranks,
-        experts,
-        lambda fixed: DispatchCombine(group_name(ranks.rank, group), ranks.rank, ranks.size, experts, fixed),
-    )
     return Device(
         FACTS,
         torch_device,
@@ -116,7 +113,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ranks,
         AscendGraphs(ops.triangle),
         ep_size=start.ep_size,
-        all_to_all=exchanges,
+        all_to_all=open_exchange(start, hccl, experts),
         streams=torch.npu,
         stage=start.stage_of(rank),
         links=links,
@@ -132,16 +129,51 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
 
 
+def read_soc() -> Soc | None:
+    """The generation of this rank's NPU; None: one whose limits are not known."""
+    return soc_named(str(torch.npu.get_device_name()))
+
+
+def check_soc(options: AscendOptions) -> None:
+    """Raises StartError where the options plan for another generation than that of this rank's NPU."""
+    soc = read_soc()
+    if soc is not None and options.soc not in (None, soc.name):
+        raise StartError(
+            f"--npu-soc {options.soc}, and this NPU is {torch.npu.get_device_name()}, of {soc.title}; leave "
+            "--npu-soc out, which is for plans made elsewhere"
+        )
+
+
+def open_exchange(
+    start: StartRank, hccl: "HcclCollectives | None", experts: "AscendExperts"
+) -> AllToAllModes | None:
+    """The exchange of tokens between the ranks of experts; None: there is none."""
+    from runtime.devices.ascend.all_to_all import DispatchCombine
+    from runtime.devices.ascend.collectives import group_name
+
+    if hccl is None:
+        return None
+    soc, buffer_mb = read_soc(), int(os.environ.get("HCCL_BUFFSIZE", HCCL_MB))
+
+    def low_latency(fixed: MoeAllToAll) -> MoeAllToAll:
+        if soc is None:
+            return fixed
+        group = group_name(hccl.rank, hccl.own_group())
+        return DispatchCombine(group, hccl.rank, hccl.size, experts, fixed, soc, buffer_mb)
+
+    return open_all_to_all(start.moe_a2a_backend, start.deepep_mode, hccl, experts, low_latency)
+
+
 def open_ranks(
     start: StartRank, rank: int, torch_device: torch.device
-) -> tuple[Collectives, StageLinks | None, "ProcessGroup | None"]:
-    """The ranks of this one's stage; of several stages also the links between them, and the stage's group."""
+) -> tuple["HcclCollectives | None", StageLinks | None]:
+    """The ranks of this one's stage, None for a single one; of several stages also the links between them."""
     from runtime.devices.ascend.collectives import HcclCollectives
 
     if start.num_ranks == 1:
-        return SingleRank(), None, None
+        return None, None
     hccl = HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, num_stages=start.pp_size)
-    return hccl, open_links(hccl, torch_device, start.steps_in_flight), hccl.group
+    return hccl, open_links(hccl, torch_device, start.steps_in_flight)
 
 
 def check_model(
@@ -169,6 +201,11 @@ def check_model(
     else:
         sharing = start.attention_layout.num_head_ranks
         heads = even_part(config.num_heads, sharing, rank % sharing).size
+        if start.max_len > MAX_KEYS:
+            raise StartError(
+                f"the latent attention of an NPU takes at most {MAX_KEYS} keys in a call; give "
+                f"--context-length {MAX_KEYS} or less"
+            )
         check_mla(ops, dtype, start.page_size, torch_device, config.mla, heads)
     return None
 

@@ -17,6 +17,7 @@ FACTS = DeviceFacts(
     attention_backend="ascend",
     sampling_backends=("ascend", "pytorch"),
     graph_max_running=128,
+    pads_graphs_freely=True,  # the host takes longer to launch a step's operators than they take
     page_sizes=(128, 256, 384, 512),
     latent_page_sizes=(128,),
     has_kv_dtypes=False,

@@ -10,7 +10,8 @@ parts.
                    many heads at a time as fit the memory set aside; then TND without pages, which is
                    documented for bfloat16. float16 is always absorbed.
 
-Expanding costs once for each row, absorbing makes each query more expensive. All rows of a kind are one call.
+Expanding costs once for each row, absorbing makes each query more expensive. All rows of a kind are one call,
+unless expanded rows have more than MAX_KEYS keys together.
 The operator is documented for latents of 512, rotary parts of 64, heads of 128, and heads in powers of two.
 """
 
@@ -30,6 +31,7 @@ from runtime.devices.ascend.attention import (
     VisiblePages,
     plan_decode_rows,
     query_index,
+    runs_within,
 )
 from runtime.devices.attention_rows import AttentionRows
 from runtime.errors import ModelError
@@ -37,6 +39,7 @@ from runtime.layers.upload import upload_int64
 from runtime.models.config.mla_config import MAX_EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # the operator's argument for the lengths of keys, in its second form
+MAX_KEYS = 1 << 20  # the most keys of a call without pages, of all its rows together
 MAX_QUERIES = 16  # the most queries of a sequence, absorbed
 MAX_HEADS, ANY = 128, 1 << 30
 LANES = 16  # 16-bit numbers in a row of an NZ tile
@@ -70,7 +73,7 @@ class MlaPlan(AttentionPlan):
     """An AttentionPlan for MLA: extend rows are absorbed or expanded."""
 
     absorbed: ExtendRows | None = None
-    expanded: ExpandedRows | None = None
+    expanded: tuple[ExpandedRows, ...] = ()  # one for each call
 
 
 def pack_latent(up: Tensor, nope_dim: int) -> UpProjection:
@@ -114,9 +117,11 @@ def plan_mla(
         absorbed=_plan_absorbed(plan, absorbed, counts, offsets, page_size, page_table)
         if len(absorbed)
         else None,
-        expanded=_plan_expanded(plan, expanded, counts, offsets, page_size, page_table, is_nz)
-        if len(expanded)
-        else None,
+        expanded=tuple(
+            _plan_expanded(plan, expanded[rows], counts, offsets, page_size, page_table, is_nz)
+            for rows in runs_within((plan.starts[expanded] + counts[expanded]).tolist(), MAX_KEYS)
+            if len(expanded)
+        ),
     )
 
 
@@ -195,7 +200,7 @@ def mla_attention(
     is_absorbed = q.shape[2] != up.keys.shape[1]
     kinds: list[DecodeRows | ExtendRows | ExpandedRows] = list(plan.decodes.values())
     if isinstance(plan, MlaPlan):
-        kinds += [rows for rows in (plan.absorbed, plan.expanded) if rows is not None]
+        kinds += plan.expanded if plan.absorbed is None else (plan.absorbed, *plan.expanded)
 
     def attend(q: Tensor, q_rope: Tensor, rows: DecodeRows | ExtendRows | ExpandedRows) -> Tensor:
         if isinstance(rows, ExpandedRows):

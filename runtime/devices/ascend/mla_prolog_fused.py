@@ -229,7 +229,7 @@ class FusedProlog:
 
     def takes(self, plan: AttentionPlan | None) -> bool:
         """Whether all rows of the step are absorbed."""
-        return plan is not None and (not isinstance(plan, MlaPlan) or plan.expanded is None)
+        return plan is not None and (not isinstance(plan, MlaPlan) or not plan.expanded)
 
     def prepare(
         self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: UpProjection

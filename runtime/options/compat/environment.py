@@ -91,12 +91,12 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),
     _option(
         "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
-        "derived from --max-running-requests and --speculative-num-draft-tokens",
-        "most tokens that a rank sends to experts at once, 1024 at most",
+        "derived from --hccl-buffer-mb, the model and the generation of the NPU",
+        "most tokens that a rank sends to experts at once",
     ),
     _option(
         "DEEP_NORMAL_MODE_USE_INT8_QUANT",
-        "derived from --quantization and --deepep-mode",
+        "always so, where experts round activations to int8",
         "int8 on the way to experts",
         "1",
     ),
@@ -124,12 +124,12 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     ),
     _option(
         "ASCEND_MF_STORE_URL",
-        "derived from --dist-init-addr and --disaggregation-bootstrap-port",
+        "none: there is no store of MemFabric, and --disaggregation-mode is planned",
         "where both halves find pages",
     ),
     _option(
         "SGLANG_NPU_FUSED_MOE_MODE",
-        "--moe-runner-backend and --moe-a2a-backend",
+        "always fused as far as the operators go; --moe-a2a-backend chooses the exchange",
         "how much of the experts' work is fused",
         "1 or 2",
     ),

@@ -68,8 +68,10 @@ def translate(words: Sequence[str], *, only_working: bool = False) -> Translatio
     carried = carry(invocation.variables, _engine_variables(invocation))
     notes += carried.notes
     collector = _Collector(invocation, notes, only_working, {}, [])
-    for flag, value in carried.settings:
-        collector.take(flag, flag, value)
+    for name, flag, value in carried.settings:
+        collector.take(name, flag, value)
+        if flag in collector.settings:
+            notes.append(f"{name} is {flag} here")
     for theirs, values in [*carried.options, *flags(invocation.words, engine)]:
         for flag, value in READERS[invocation.system](theirs, values, notes):
             collector.take(theirs, flag, value)

@@ -77,10 +77,10 @@ _GUIDE = {setting.name.removeprefix("sysctl: "): setting for setting in ENVIRONM
 
 class Carried(Struct):
     """What becomes of the variables of a command: variables of ours, options of the engine with their values,
-    our settings, and notes."""
+    our settings, each behind the variable's name, and notes."""
 
     kept: dict[str, str] = {}
-    settings: list[tuple[str, Value]] = []
+    settings: list[tuple[str, str, Value]] = []
     options: list[tuple[str, list[str]]] = []
     notes: list[str] = []
 
@@ -97,10 +97,10 @@ def carry(variables: Mapping[str, str], engine_flags: Mapping[str, str]) -> Carr
         elif name in engine_flags:
             carried.options.append((engine_flags[name], [value]))
         elif name in _RANKS:
-            carried.settings.append((_RANKS[name], value))
+            carried.settings.append((name, _RANKS[name], value))
         elif name in FLAGS:
             flag, words = FLAGS[name]
-            carried.settings.append((flag, words.get(value.lower(), value)))
+            carried.settings.append((name, flag, words.get(value.lower(), value)))
         elif name in _GUIDE:
             _from_guide(name, value, carried)
         elif KEPT.fullmatch(name):
@@ -117,7 +117,10 @@ def _from_guide(name: str, value: str, carried: Carried) -> None:
     row = by_flag().get(canonical(setting.counterpart))
     if setting.kind == "read":
         carried.kept[name] = value
+        carried.notes.append(f"{name} is read from the environment here too")
     elif row is None or row.takes != "switch":
         carried.notes.append(f"{name} is left out; its counterpart here: {setting.counterpart}")
     elif value.lower() in TRUE:
-        carried.settings.append((row.flag, True))
+        carried.settings.append((name, row.flag, True))
+    else:
+        carried.notes.append(f"{name}={value} is left out: {row.flag} is off where it is not given")

@@ -4,10 +4,12 @@ variables."""
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.ascend.soc import SOCS, ExpertLayout
+from runtime.devices.ascend.soc import Name as SocName
 from runtime.devices.facts import DeviceFacts
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Auto, Count, Derived, Group, option
-from runtime.options.facts import MachineFacts
+from runtime.options.facts import MachineFacts, ModelFacts
 
 
 class Ascend(Group, frozen=True, kw_only=True):
@@ -34,6 +36,14 @@ class Ascend(Group, frozen=True, kw_only=True):
         Literal["AIV", "AI_CPU", "HOST"] | Auto,
         option(
             "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",)
+        ),
+    ] = "auto"
+    npu_soc: A[
+        Literal["a2", "a3"] | Auto,
+        option(
+            "Generation to plan for where there is no NPU, Atlas A2 or A3; a rank on another one refuses to "
+            "start.",
+            devices=("npu",),
         ),
     ] = "auto"
     npu_mla_prolog: A[
@@ -73,6 +83,44 @@ class AscendPlan(Ascend, frozen=True, kw_only=True):
         """Environment variables that the libraries of a rank read, by name."""
         values = {variable: getattr(self, option) for option, (variable, _, _) in RANK_VARIABLES.items()}
         return {variable: str(value) for variable, value in values.items() if value is not None}
+
+
+def hccl_buffer_mb(
+    device: DeviceFacts,
+    machine: MachineFacts,
+    model: ModelFacts,
+    npu_soc: SocName | Literal["auto"],
+    moe_a2a_backend: str,
+    deepep_mode: str,
+    num_ranks: int,
+    num_tokens: int,
+) -> Derived:
+    """Megabytes of a collective's buffer: enough for the exchange of experts in captured steps, whose ranks
+    have `num_tokens` tokens each."""
+    usual = rank_variable("hccl_buffer_mb", device, machine)
+    variable, _, _ = RANK_VARIABLES["hccl_buffer_mb"]
+    exchanges = moe_a2a_backend != "none" and deepep_mode != "normal" and num_ranks > 1
+    if device.name != "npu" or variable in machine.environment or not exchanges or model.moe is None:
+        return usual
+    if npu_soc == "auto":
+        return Derived(usual.value, f"{usual.reason}; with --npu-soc it is computed")
+    soc = SOCS[npu_soc]
+    layout = ExpertLayout(
+        hidden=model.moe.latent_size or model.hidden_size,
+        top_k=model.moe.routing.top_k,
+        num_experts=model.moe.num_experts,
+        num_ranks=num_ranks,
+    )
+    if not soc.takes(layout):
+        return Derived(usual.value, f"{usual.reason}; {soc.title} has no fused exchange of such experts")
+    most = min(num_tokens, soc.max_tokens)
+    needed, least = soc.buffer_mb(layout, most), int(str(usual.value))
+    held = soc.dispatched(layout, max(needed, least))
+    return Derived(
+        max(needed, least),
+        f"the experts' exchange on {soc.title} holds {held} tokens of a rank in it, and decode steps have "
+        f"{num_tokens}; steps with more take the plain exchange",
+    )
 
 
 def rank_variable(option: str, device: DeviceFacts, machine: MachineFacts) -> Derived:

@@ -48,6 +48,18 @@ def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
     return None
 
 
+def launches_of_graphs_are_not_merged(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """torch_npu's queue that merges launches cannot be captured."""
+    captures = plan.graphs.cuda_graph_max_bs > 0 or plan.graphs.enable_piecewise_cuda_graph
+    if device.name != "npu" or str(plan.ascend.npu_task_queue) != "2" or not captures:
+        return None
+    given = "TASK_QUEUE_ENABLE=2" if plan.why["npu_task_queue"].source == "derived" else "--npu-task-queue 2"
+    return (
+        f"{given} merges launches, which no graph can capture; give --npu-task-queue 1, or add "
+        "--disable-cuda-graph where a server computes prompts only"
+    )
+
+
 def piecewise_graphs_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Piecewise graphs go with the other options, and are no larger than a step."""
     if not plan.graphs.enable_piecewise_cuda_graph:
@@ -105,6 +117,7 @@ def compiled_steps_are_dense(plan: Plan, model: ModelFacts, device: DeviceFacts)
 
 PLAN_RULES: tuple[PlanRule, ...] = (
     graphs_have_a_device,
+    launches_of_graphs_are_not_merged,
     piecewise_graphs_can_be_captured,
     compiled_steps_are_dense,
 )

@@ -23,7 +23,7 @@ extern int sim_drain(void *stream);              /* what is before a collective 
 #define BOX (1 << 20)
 typedef struct { atomic_int full; uint32_t n; char data[BOX]; } box;
 typedef struct { atomic_int ready, left; pthread_barrier_t bar; uint64_t counts[64][64]; } head;
-typedef struct comm { struct comm *next; uint32_t n, rank; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
+typedef struct comm { struct comm *next; uint32_t n, rank; uint64_t used; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
 static comm *g_comms;
 
 static const size_t width[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2, 16, 0, 1, 1, 1, 1};
@@ -91,7 +91,7 @@ uint32_t HcclGetCommConfigCapability(void) { return 0; }
 int HcclBarrier(void *p, void *s) { sim_drain(s); meet(p); return OK; }
 
 int HcclAllReduce(void *src, void *dst, uint64_t n, int dt, int op, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; int rc = OK; sim_drain(s);
+    comm *c = p; size_t w = wide(dt), step; int rc = OK; c->used++; sim_drain(s);
     if (!w) return E_PARA;
     cann_trace("HcclAllReduce n=%lu dtype=%d", (unsigned long)n, dt);
     for (uint64_t at = 0; at < n; at += step) {
@@ -110,7 +110,7 @@ int HcclReduce(void *src, void *dst, uint64_t n, int dt, int op, uint32_t root, 
     return rc;
 }
 int HcclAllGather(void *src, void *dst, uint64_t n, int dt, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; sim_drain(s);
+    comm *c = p; size_t w = wide(dt), step; c->used++; sim_drain(s);
     if (!w) return E_PARA;
     cann_trace("HcclAllGather n=%lu dtype=%d", (unsigned long)n, dt);
     for (uint64_t at = 0; at < n; at += step) {
@@ -122,7 +122,7 @@ int HcclAllGather(void *src, void *dst, uint64_t n, int dt, void *p, void *s) {
     return OK;
 }
 int HcclReduceScatter(void *src, void *dst, uint64_t n, int dt, int op, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; int rc = OK; sim_drain(s);
+    comm *c = p; size_t w = wide(dt), step; int rc = OK; c->used++; sim_drain(s);
     if (!w) return E_PARA;
     for (uint64_t at = 0; at < n; at += step) {
         step = c->slot / w / c->n; if (step > n - at) step = n - at;
@@ -134,7 +134,7 @@ int HcclReduceScatter(void *src, void *dst, uint64_t n, int dt, int op, void *p,
     return rc;
 }
 int HcclBroadcast(void *buf, uint64_t n, int dt, uint32_t root, void *p, void *s) {
-    comm *c = p; size_t all = n * wide(dt), step; sim_drain(s);
+    comm *c = p; size_t all = n * wide(dt), step; c->used++; sim_drain(s);
     for (size_t at = 0; at < all; at += step) {
         step = c->slot < all - at ? c->slot : all - at;
         if (c->rank == root) memcpy(slot(c, root), (char *)buf + at, step);
@@ -153,7 +153,7 @@ int HcclScatter(void *src, void *dst, uint64_t n, int dt, uint32_t root, void *p
 }
 /* all-to-all: counts and displacements are in elements; a null displacement list means packed */
 static int exchange(comm *c, const char *src, const uint64_t *sn, const uint64_t *sd, size_t sw, char *dst, const uint64_t *rn, const uint64_t *rd, size_t rw) {
-    uint64_t off = 0, pos = 0;
+    uint64_t off = 0, pos = 0; c->used++;
     for (uint32_t r = 0; r < c->n; r++) {
         size_t b = sn[r] * sw;
         if (off + b > c->slot) { fprintf(stderr, "simulated HCCL: all-to-all over SIM_HCCL_SLOT_MB\n"); abort(); }
@@ -215,7 +215,11 @@ int HcclBatchSendRecv(item *it, uint32_t k, void *p, void *s) {           /* kin
 /* For operators that are given a group by its name: every rank's n bytes, in rank order.  The size of the group, 0 without one. */
 static comm *named(const char *name) { for (comm *c = g_comms; c; c = c->next) if (!strcmp(c->name, name)) return c; return 0; }
 int sim_hccl_size(const char *name) { comm *c = named(name); return c ? (int)c->n : 0; }
+/* How many collectives others than those operators had in it. */
+int sim_hccl_used(const char *name) { comm *c = named(name); return c ? (int)c->used : 0; }
 int sim_hccl_gather(const char *name, const void *src, uint64_t n, void *dst) {
     comm *c = named(name);
-    return c ? HcclAllGather((void *)src, dst, n, 0, c, 0) : E_PARA;
+    if (!c) return E_PARA;
+    uint64_t used = c->used; int rc = HcclAllGather((void *)src, dst, n, 0, c, 0);
+    c->used = used; return rc;
 }

@@ -1,11 +1,14 @@
 """Experts spread over ranks: npu_moe_distribute_dispatch_v2 and npu_moe_distribute_combine_v2, over the
 simulated HCCL group of that name.
 
-Limits: op-plugin's documents (517f2e7). What assist_info_for_combine and the counts contain is the library's
+Limits: op-plugin's documents (517f2e7); for what differs between A2 and A3, and for the buffer
+that a step needs, aclnnMoeDistributeDispatchV2 in CANN's operator documents.
+What assist_info_for_combine and the counts contain is the library's
 own affair: here a row's assist_info begins with the rank, token and choice that it came from.
 """
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +52,31 @@ class Spread:
     size: int
     rank: int
     experts: int
+    algorithm: str
+
+    @property
+    def is_a2(self) -> bool:
+        """Whether the simulated NPU is an Atlas A2."""
+        return os.environ.get("SIM_NPU_SOC", "Ascend910B3").startswith("Ascend910B")
+
+    def check_generation(self, tokens: int, hidden: int, choices: int) -> None:
+        """Limits of A2 or A3, and the bytes of the group's buffer that they document."""
+        given = int(os.environ.get("HCCL_BUFFSIZE", "200")) << 20
+        if self.is_a2:
+            need(self.algorithm in ("", "fullmesh"), f"comm_alg {self.algorithm!r} is not emulated on A2")
+            need(tokens <= 256, f"{tokens} tokens: 1 .. 256 on A2")
+            need(hidden <= 7168 and hidden % 32 == 0, f"hidden size {hidden}: 32, 64 .. 7168 on A2")
+            need(self.size in (*range(2, 9), 16, 32, 64, 128, 256), f"{self.size} ranks on A2")
+            needed = 2 * (tokens * self.size * min(self.local, choices) * hidden * 2 + (2 << 20))
+        else:
+            need(self.algorithm in ("", "fullmesh_v1", "fullmesh_v2"), f"comm_alg {self.algorithm!r} on A3")
+            need(tokens <= 512, f"{tokens} tokens: 1 .. 512 on A3")
+            need_strictly(1024 <= hidden <= 8192, f"hidden size {hidden}: 1024 .. 8192 on A3")
+            need(self.size <= 768, f"{self.size} ranks on A3")
+            sent = -(-(-(-2 * hidden // 32) * 32 + 64) // 512) * 512
+            back = -(-2 * hidden // 512) * 512
+            needed = 2 * tokens * (self.local * self.size * sent + (choices + 1) * back)
+        need(needed <= given, f"HCCL_BUFFSIZE of {given} bytes is too small for {needed}")
 
     @property
     def local(self) -> int:
@@ -62,7 +90,7 @@ class Spread:
         ]
         need(not odd, f"not emulated: {odd}")
         need(0 < len(self.group) < 128, f"group_ep {self.group!r}")
-        need(2 <= self.size <= 768 and 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}")
+        need(2 <= self.size and 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}")
         need(
             1 <= self.experts <= 1024 and self.experts % self.size == 0,
             f"{self.experts} experts on {self.size} ranks",
@@ -70,9 +98,9 @@ class Spread:
         need_dtype("expert_ids", expert_ids, torch.int32)
         need(expert_ids.dim() == x.dim() == 2, "x and expert_ids are 2-D")
         tokens, choices = expert_ids.shape
-        need(0 < tokens <= 512, f"{tokens} tokens: 1 .. 512")
+        need(tokens > 0, "no tokens")
         need(0 < choices <= min(16, self.experts), f"{choices} experts for a token: at most 16")
-        need_strictly(1024 <= x.shape[1] <= 8192, f"hidden size {x.shape[1]}: 1024 .. 8192")
+        self.check_generation(global_bs // self.size or tokens, x.shape[1], choices)
         need(
             global_bs == 0 or global_bs % self.size == 0 and global_bs >= tokens * self.size,
             f"global_bs {global_bs} for {tokens} tokens",
@@ -89,6 +117,8 @@ class Spread:
             shapes_only() or real == self.size,
             f"HCCL group {self.group!r} has {real} ranks, ep_world_size is {self.size}",
         )
+        others = library().sim_hccl_used(self.group.encode())
+        need(not others, f"HCCL group {self.group!r} has {others} other collectives: the operators want none")
 
     def most_rows(self, tokens: int, choices: int, global_bs: int) -> int:
         """The most rows that a rank can receive."""
@@ -131,14 +161,13 @@ def dispatch(
     **rest: Any,
 ) -> tuple[Tensor, ...]:
     """npu_moe_distribute_dispatch_v2."""
-    spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
+    spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num, comm_alg)
     spread.check(x, expert_ids, global_bs, rest)
     need_half(x=x)
     need(
         quant_mode in (0, 2) and (scales is None or quant_mode == 2),
         "quant_mode is 0, or 2, which may have scales",
     )
-    need(comm_alg in ("", "fullmesh_v1", "fullmesh_v2"), f"comm_alg {comm_alg!r}")
     need(expert_token_nums_type in (0, 1), f"expert_token_nums_type {expert_token_nums_type}")
     most = spread.most_rows(*expert_ids.shape, global_bs)
     rows = garbage(most, x.shape[1], dtype=torch.int8 if quant_mode else x.dtype)
@@ -202,7 +231,7 @@ def combine(
     **rest: Any,
 ) -> Tensor:
     """npu_moe_distribute_combine_v2."""
-    spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
+    spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num, comm_alg)
     spread.check(expand_x, expert_ids, global_bs, rest)
     need_half(expand_x=expand_x)
     most = spread.most_rows(*expert_ids.shape, global_bs)

@@ -2,7 +2,8 @@
 
 Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2]
 below. Where they contradict what engines run in production, the engines win and the place says so:
-[vllm-ascend] is its attention_v1.py.
+[vllm-ascend] is its attention_v1.py. [pfa] is the tiling of prompts in CANN's public ops-transformer
+repository, prompt_flash_attention_tiling.cpp, which says more than the docstrings.
 """
 
 from dataclasses import dataclass, fields
@@ -27,6 +28,7 @@ LAYOUTS = {  # input_layout -> how inputs lie; TND_NTD and the _NBSD forms are v
 }
 V1_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND")
 INT_MAX = 2**31 - 1
+MAX_KEYS = 1 << 20  # tokens of all sequences of TND without pages
 IGNORED = (
     "inner_precise",
     "antiquant_mode",
@@ -144,6 +146,7 @@ def check(score: Score) -> None:
     elif score.layout_in == "TND":
         ends = score.actual_seq_lengths_kv or []
         need(len(ends) == score.num_sequences(), "TND: as many kv ends as query ends")
+        need(score.key.shape[0] <= MAX_KEYS, f"TND without pages: {score.key.shape[0]} keys, over 1M [v2]")
         need(
             rising(ends) and ends[-1] <= score.key.shape[0],
             f"TND without pages: kv ends {ends} rise, within {score.key.shape[0]}",
@@ -330,6 +333,10 @@ def check_pages(score: Score) -> None:
     )
     check_cache(score, "key", key)
     check_cache(score, "value", score.value)
+    if several and score.query_rope is None:
+        # the tiling of prompts counts pages that rows share once for each row
+        pages = sum(-(-length // size) for length in lengths)
+        need(pages <= key.shape[0], f"{pages} pages of all rows in a cache of {key.shape[0]} [pfa]")
     need(key.numel() < 2**31, f"a cache of {key.numel()} elements: less than 2**31 [v1]")
 
 
