@@ -22,6 +22,9 @@ def environment(num_threads: int | None) -> dict[str, str]:
         # idle OpenMP threads sleep after some 10 µs; by default they stay awake for milliseconds, and take
         # the cores of everything else
         "GOMP_SPINCOUNT": "1000",
+        # NCCL would register the buffers of captured collectives with all ranks and keep them so until the
+        # graphs are gone; what that gains, and how it ends, no two GPUs have shown yet
+        "NCCL_GRAPH_REGISTER": "0",
         **os.environ,
     }
     if num_threads is not None:

@@ -18,6 +18,7 @@ from runtime.ranks.encoded_media import encoder_of
 from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.group_rows import group_rows, padding_plan
 from runtime.ranks.launched import Unreported
+from runtime.ranks.memory_saver import drop_graphs
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
 
@@ -145,4 +146,5 @@ class TorchExecutor:
         """See Executor.close."""
         if self.runner.copies is not None:
             self.runner.copies.close()
+        drop_graphs(self.runner)  # NCCL ends its communicator when no captured graph holds it any more
         self.runner.device.collectives.close()

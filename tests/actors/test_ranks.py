@@ -340,6 +340,7 @@ def test_the_number_of_threads_and_the_package_reach_a_rank(monkeypatch: pytest.
         given["LANG"],
     ) == ("3", "3", "eth7", "C")
     assert given["PYTHONPATH"].split(os.pathsep)[0] == "/first"
+    assert given["NCCL_GRAPH_REGISTER"] == "0", "unless the operator says otherwise"
     given = environment(None)
     assert given["OMP_NUM_THREADS"] == "9", "None: the device decides"
 

@@ -266,3 +266,19 @@ def test_saves_go_with_a_graph_and_loads_without(checkpoints: Checkpoints) -> No
         assert kept[page].any() and torch.equal(kept[page], kept[row.pages[0]])
     planner.executor.close()
     os.close(fd)
+
+
+def test_graphs_end_before_the_communicator(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's does not end while a graph holds operations of it."""
+    planner, tapes = opened(checkpoints("llama")[0])
+    row = planner.row(0, prompts()[1], sampling())
+    planner.prefill(row)
+    planner.run([row], [])
+    runner, ended = planner.executor.runner, []  # type: ignore[attr-defined]
+    assert tapes.replays == 2 and runner.graphs is not None
+    monkeypatch.setattr(tapes, "forget", lambda: ended.append("graphs"))
+    monkeypatch.setattr(runner.device.collectives, "close", lambda: ended.append("communicator"))
+    planner.executor.close()
+    assert ended == ["graphs", "communicator"] and runner.graphs is None
