@@ -78,7 +78,7 @@ async def test_cached_prefixes_keep_their_positions(qwen: tuple[Path, Expected])
 
 
 @pytest.mark.anyio
-async def test_answers_that_fork_and_preempted_ones(qwen: tuple[Path, Expected]) -> None:
+async def test_preempted_sequences_keep_their_positions(qwen: tuple[Path, Expected]) -> None:
     """Long answers of which not all fit: what is computed again has the same positions."""
     folder, _ = qwen
     prompts, count = list(PROMPTS.values()), 60
