@@ -11,6 +11,7 @@ from importlib import import_module
 
 from runtime import __version__
 from runtime.errors import OptionsError, StartError
+from runtime.shutdown import end_at_once_on_signals
 
 # command -> its module (imported only when called: --help must be quick) and what it does
 COMMANDS = {
@@ -65,6 +66,8 @@ def usage() -> str:
 
 def _guarded(command: str, words: Sequence[str]) -> int:
     """Errors that the user can mend become one line each; everything else keeps its stack, it is our bug."""
+    if command == "serve":
+        end_at_once_on_signals()  # before its imports: an exception that Ctrl-C raised in one could get lost
     try:
         return int(import_module(COMMANDS[command][0]).run(words))
     except OptionsError as error:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from runtime.options.help import help_text
 from runtime.options.parse import ParsedOptions, from_argv
 from runtime.options.resolve import plan_for
-from runtime.shutdown import end_at_once_on_signals
 
 
 def run(argv: Sequence[str]) -> int:
@@ -15,7 +14,6 @@ def run(argv: Sequence[str]) -> int:
         if word in ("-h", "--help"):
             print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
             return 0
-    end_at_once_on_signals()
     parsed = from_argv(argv)
     gc.disable()  # what a start imports is no garbage; the server enables it
     try:

@@ -9,7 +9,8 @@ import pytest
 from runtime import Engine
 from runtime.errors import OptionsError
 from tests.e2e.conftest import Generate
-from tests.e2e.test_context import COUNT, OPTIONS, PROMPTS, answers
+from tests.e2e.greedy import greedy_at_once
+from tests.e2e.test_context import COUNT, OPTIONS, PROMPTS
 from tests.models.make import make_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +41,7 @@ async def test_answers_are_those_of_transformers(
     expected = [reference(family, prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(checkpoint(family)), **(SCATTERED | options)) as engine:
         for _ in range(2):
-            assert await answers(engine, PROMPTS) == expected
+            assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
 
 
 @pytest.mark.parametrize(
