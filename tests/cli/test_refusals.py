@@ -145,7 +145,7 @@ def acts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return acted
 
-    monkeypatch.setattr("runtime.cli.serve.end_at_once_on_signals", lambda: None)
+    monkeypatch.setattr("runtime.cli.end_at_once_on_signals", lambda: None)
     # processes of ranks, which end with a refusal: tests/actors/test_early_ranks.py
     monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan: None)
     monkeypatch.setattr(server, "run", lambda plan, ranks: anyio.run(server.main, plan, ranks))
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_and_a_device_that_is_missing_are_notes(
 ) -> None:
     """They may be otherwise when a server starts, or where it does; `serve` refuses the port."""
     monkeypatch.setattr(facts, "ACCELERATORS", (("cuda", "no_such_device*", lambda: True),))
-    monkeypatch.setattr("runtime.cli.serve.end_at_once_on_signals", lambda: None)
+    monkeypatch.setattr("runtime.cli.end_at_once_on_signals", lambda: None)
     # processes of ranks, which end with a refusal: tests/actors/test_early_ranks.py
     monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan: None)
     monkeypatch.setattr(server, "run", lambda plan, ranks: anyio.run(server.main, plan, ranks))

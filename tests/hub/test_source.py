@@ -44,7 +44,7 @@ def test_what_cannot_be(path: str, error: str, tmp_path: Path, monkeypatch: pyte
 def test_a_password_in_a_url_is_refused_and_not_repeated(
     path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.cli.serve.end_at_once_on_signals", lambda: None)
+    monkeypatch.setattr("runtime.cli.end_at_once_on_signals", lambda: None)
     for words in (["serve", "--model-path", path], ["check", "explain", "-m", "x", "--tokenizer-path", path]):
         assert main(words) == 2
         printed = "".join(capsys.readouterr())
