@@ -1,23 +1,28 @@
 """From the options of images, videos and sounds to the settings of media/, which loads them."""
 
 import msgspec
+from msgspec import structs
 
 from runtime.media.settings import DecodeLimits, MediaSettings
 from runtime.messages.media import MediaKind
 from runtime.options.plan import Plan
+from runtime.text.media_prompts import SoundLimits
 
 
-def media_settings(plan: Plan) -> MediaSettings:
-    """What may be fetched and decoded for requests."""
+def media_settings(plan: Plan, sounds: SoundLimits | None) -> MediaSettings:
+    """What may be fetched and decoded for requests to a model that takes such sounds; None: it takes none."""
     multimodal = plan.multimodal
     # the rules of options/rules/media.py have checked both
     video = (multimodal.mm_process_config or {}).get("video", {})
     limits = msgspec.convert(multimodal.limit_mm_data_per_request or {}, dict[MediaKind, int])
+    decode = msgspec.convert(video, DecodeLimits)
+    if sounds is not None:
+        decode = structs.replace(decode, sound_rate=sounds.rate, max_audio_s=sounds.max_s)
     return MediaSettings(
         timeout_s=multimodal.mm_per_request_timeout,
         max_fetches=multimodal.mm_max_concurrent_calls,
         max_files=limits,
         domains=frozenset(name.lower().rstrip(".") for name in multimodal.allowed_media_domains),
         folder=multimodal.allowed_local_media_path,
-        decode=msgspec.convert(video, DecodeLimits),
+        decode=decode,
     )

@@ -20,7 +20,6 @@ from runtime.errors import OptionsError
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
-from runtime.messages.media_kind import MediaKind
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
@@ -384,7 +383,7 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         shows_hidden=plan.api.enable_return_hidden_states,
         max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
         max_response_bytes=plan.http.max_response_bytes,
-        media_kinds=frozenset() if model.media is None else frozenset({MediaKind.IMAGE}),
+        media_kinds=frozenset() if model.media is None else model.media.kinds,
     )
 
 

@@ -57,7 +57,11 @@ class TextPipeline:
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
-        self._loader = None if text.media is None else MediaLoader(media_settings(plan), environment(1))
+        self._loader = (
+            None
+            if text.media is None
+            else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
+        )
         self.media = (
             None if text.media is None or self._loader is None else MediaPrompts(text.media, self._loader)
         )

@@ -15,9 +15,8 @@ from runtime.media.local_file import open_local
 from runtime.media.settings import MAX_FILE_BYTES, MAX_FILES, MAX_VALUE_BYTES, MediaSettings
 from runtime.media.spool import Spool, spool, write_base64
 from runtime.media.url import data_of, scheme_of
+from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaKind, MediaSource
-
-NAMES = {MediaKind.IMAGE: "images", MediaKind.VIDEO: "videos", MediaKind.AUDIO: "sounds"}
 
 
 class MediaLoader:

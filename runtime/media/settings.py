@@ -20,6 +20,7 @@ class DecodeLimits(Struct, frozen=True, kw_only=True):
     max_value_bytes: int = 768 << 20  # of the decoded array
     max_video_s: float = 3600.0
     max_audio_s: float = 1800.0
+    sound_rate: int | None = None  # samples a second of decoded sounds; None: those of the file
     fps: float = FRAMES_PER_S  # frames to sample of a second of video
     num_frames: int | None = None  # frames to sample of a video, whatever its length; None: by `fps`
     max_frames: int = MAX_FRAMES  # most frames to sample of a video

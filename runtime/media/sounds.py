@@ -1,4 +1,5 @@
-"""Sounds, by soundfile where it knows the format, and by PyAV otherwise: mono, at the rate of the file."""
+"""Sounds, by soundfile where it knows the format, and by PyAV otherwise: mono, at the rate of the model where
+it takes sounds, and of the file otherwise."""
 
 import av
 import numpy as np
@@ -55,7 +56,22 @@ class _Samples:
         values = np.concatenate(self.parts)
         if not np.isfinite(values).all():
             raise DecodeError("has samples that are no numbers")
-        return values, self.rate
+        rate = self.limits.sound_rate
+        return (
+            (values, self.rate) if rate in (None, self.rate) else (resampled(values, self.rate, rate), rate)
+        )
+
+
+def resampled(values: np.ndarray, rate: float, wanted: int) -> np.ndarray:
+    """float32 [samples] of so many a second -> as many a second as are wanted."""
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=wanted)
+    parts = []
+    for start in range(0, len(values), BLOCK):
+        frame = av.AudioFrame.from_ndarray(values[None, start : start + BLOCK], format="flt", layout="mono")
+        frame.sample_rate = round(rate)
+        parts += [one.to_ndarray()[0] for one in resampler.resample(frame)]
+    parts += [one.to_ndarray()[0] for one in resampler.resample(None)]
+    return np.concatenate(parts)[: -(-len(values) * wanted // round(rate))]
 
 
 def _by_soundfile(file: File, limits: DecodeLimits) -> tuple[np.ndarray, float]:

@@ -6,7 +6,7 @@ client ─ MediaSource ─► runtime/media (fetch, decode) ─ Media ─► tok
 import numpy as np
 from msgspec import Struct
 
-from runtime.messages.media_kind import MediaKind
+from runtime.media_kind import MediaKind
 
 
 class MediaSource(Struct, frozen=True, kw_only=True):

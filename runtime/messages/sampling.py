@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest, TooLong
 from runtime.json_value import JsonDict
+from runtime.media_kind import MediaKind
 from runtime.messages.constraint import Rule
-from runtime.messages.media_kind import MediaKind
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 1024

@@ -7,10 +7,10 @@ import numpy as np
 from PIL import Image
 
 from runtime.errors import InvalidRequest
-from runtime.messages.media import Media, MediaKind
+from runtime.messages.media import Media
 from runtime.models.config.image_config import ImageConfig, Normalization
 from runtime.models.config.media_config import LlavaEncoder
-from runtime.text.media_prompts import Prepared
+from runtime.text.media_prompts import Prepared, check_kind
 
 MAX_PIXELS = 1 << 26  # of an image after it was resized: narrow images become very long
 
@@ -19,6 +19,8 @@ class ClipImageProcessor:
     """Prepares images for LlavaEncoder; see MediaProcessor. Each is as many tokens as the encoder makes
     rows."""
 
+    sounds = None
+
     def __init__(self, encoder: LlavaEncoder, config: ImageConfig) -> None:
         self.placeholder_id = encoder.placeholder_id
         self._encoder = encoder
@@ -26,7 +28,7 @@ class ClipImageProcessor:
 
     def prepare(self, media: Media) -> Prepared:
         """See MediaProcessor. Values are float32 [3, height, width]."""
-        check_image(media)
+        check_kind(media, self._encoder.kinds)
         values = clip_pixels(media.values[0], self._config, media.param)
         size = self._encoder.tower.image_size
         if values.shape != (3, size, size):
@@ -60,15 +62,6 @@ def clip_pixels(image: np.ndarray, config: ImageConfig, param: str) -> np.ndarra
     if config.do_center_crop:
         pixels = center_crop(pixels, *config.crop)
     return normalized(pixels, config)
-
-
-def check_image(media: Media) -> None:
-    """Raises InvalidRequest for what is no image."""
-    if media.kind is not MediaKind.IMAGE:
-        raise InvalidRequest(
-            f"{media.param}: this model takes images, and no {media.kind.value}; leave it out",
-            param=media.param,
-        )
 
 
 def normalized(pixels: np.ndarray, config: Normalization) -> np.ndarray:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
+from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource
 from runtime.messages.requests import GenerateRequest
 
@@ -32,10 +33,22 @@ class Prepared(Struct, frozen=True, kw_only=True):
     token_grid: tuple[int, int, int] | tuple[()] = ()  # as in MediaInput.token_grid
 
 
+class SoundLimits(Struct, frozen=True, kw_only=True):
+    """Sounds that a model takes."""
+
+    rate: int  # samples a second
+    max_s: float  # seconds of the longest
+
+
 class MediaProcessor(Protocol):
     """Prepares files for the encoder of one family."""
 
     placeholder_id: int  # the token that stands for a file before the prompt is expanded
+
+    @property
+    def sounds(self) -> SoundLimits | None:
+        """Sounds that the model takes; None: it takes none."""
+        ...
 
     def prepare(self, media: Media) -> Prepared:
         """One file. Thread-safe. Raises InvalidRequest, naming `Media.param`, for a kind or size that the
@@ -44,7 +57,7 @@ class MediaProcessor(Protocol):
 
 
 class MediaPrompts:
-    """Prompts of one model that takes images."""
+    """Prompts of one model that takes images or sounds."""
 
     def __init__(self, processor: MediaProcessor, loader: MediaLoader) -> None:
         self.loader = loader
@@ -57,6 +70,16 @@ class MediaPrompts:
         InvalidRequest."""
         prepared = [self._processor.prepare(one) for one in media]
         return expand(prompt_ids, self._processor.placeholder_id, prepared)
+
+
+def check_kind(media: Media, kinds: frozenset[MediaKind]) -> None:
+    """Raises InvalidRequest for a file of none of the kinds that a model takes."""
+    if media.kind not in kinds:
+        taken = " and ".join([NAMES[kind] for kind in sorted(kinds)])
+        raise InvalidRequest(
+            f"{media.param}: this model takes {taken}, and no {NAMES[media.kind]}; leave it out",
+            param=media.param,
+        )
 
 
 async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> list[Media]:

@@ -1,20 +1,25 @@
-"""What prepares a model's images, by its encoder."""
+"""What prepares a model's images or sounds, by its encoder."""
 
 from pathlib import Path
 
 from runtime.errors import ModelError
+from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.mel_config import read_mel_config
 from runtime.models.config.patch_image_config import read_patch_images
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.media_prompts import MediaProcessor
+from runtime.text.sound_processor import SoundProcessor
 
 
 def open_processor(folder: Path, encoder: MediaConfig | None) -> MediaProcessor | None:
-    """What prepares images for `encoder`, as the model's folder says; None: the model takes text alone.
-    Raises ModelError."""
+    """What prepares images or sounds for `encoder`, as the model's folder says; None: the model takes text
+    alone. Raises ModelError."""
     if encoder is None:
         return None
+    if isinstance(encoder, QwenAudioEncoder):
+        return SoundProcessor(encoder, read_mel_config(folder, encoder))
     # Pillow is imported for models that take images only
     try:
         from runtime.text.image_processor import ClipImageProcessor

@@ -10,21 +10,23 @@ from runtime.errors import InvalidRequest
 from runtime.messages.media import Media, MediaKind
 from runtime.models.config.patch_image_config import MAX_STRETCH, PatchImageConfig
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
-from runtime.text.image_processor import check_image, normalized
-from runtime.text.media_prompts import Prepared
+from runtime.text.image_processor import normalized
+from runtime.text.media_prompts import Prepared, check_kind
 
 
 class PatchImageProcessor:
     """Prepares images for QwenVlEncoder; see MediaProcessor. Its tokens stand in a grid."""
 
+    sounds = None
+
     def __init__(self, encoder: QwenVlEncoder, config: PatchImageConfig) -> None:
         self.placeholder_id = encoder.placeholder_id
-        self._config = config
+        self._config, self._kinds = config, encoder.kinds
 
     def prepare(self, media: Media) -> Prepared:
         """See MediaProcessor. Values are float32 [patches, 3, patch_size, patch_size], with the patches of
         one row of the encoding side by side."""
-        check_image(media)
+        check_kind(media, self._kinds)
         config, image = self._config, media.values[0]
         height, width = image.shape[:2]
         unit = config.patch_size * config.merge_size

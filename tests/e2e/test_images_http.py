@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import LlavaForConditionalGeneration
 
 import runtime
-from tests.models.make_media import PLACEHOLDER, ROWS, greedy, make_llava, picture
+from tests.models.make_media import ROWS, greedy, make_llava, name_placeholder, picture
 
 COUNT = 8
 MARK = "<image>"
@@ -31,21 +30,8 @@ A, B = picture(1), picture(2, 60, 30)
 def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlavaForConditionalGeneration]:
     folder = tmp_path_factory.mktemp("llava")
     model = make_llava(folder)
-    name_placeholder(folder)
+    name_placeholder(folder, MARK, TEMPLATE)
     return folder, model
-
-
-def name_placeholder(folder: Path) -> None:
-    """Gives the placeholder a text, and the model a chat template that writes it."""
-    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    tokenizer = json.loads(path.read_text())
-    vocab = tokenizer["model"]["vocab"]
-    del vocab[next(text for text, id in vocab.items() if id == PLACEHOLDER)]
-    vocab[MARK] = PLACEHOLDER
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"].insert(0, {"id": PLACEHOLDER, "content": MARK, "special": True} | flags)
-    path.write_text(json.dumps(tokenizer))
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
 
 
 def png(image: np.ndarray) -> str:

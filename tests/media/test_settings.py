@@ -7,10 +7,12 @@ from runtime.media_settings import media_settings
 from runtime.messages.media import MediaKind
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
+from runtime.text.media_prompts import SoundLimits
 
 
-def settings(**options: object) -> MediaSettings:
-    return media_settings(plan_for(from_values({"model_path": "pocket", "device": "cpu", **options})))
+def settings(sounds: SoundLimits | None = None, **options: object) -> MediaSettings:
+    plan = plan_for(from_values({"model_path": "pocket", "device": "cpu", **options}))
+    return media_settings(plan, sounds)
 
 
 def test_nothing_is_private_without_options() -> None:
@@ -33,3 +35,8 @@ def test_options_say_what_is_allowed(tmp_path: Path) -> None:
         folder=str(tmp_path),
         decode=DecodeLimits(fps=1.0, max_frames=16),
     )
+
+
+def test_sounds_are_decoded_as_the_model_takes_them() -> None:
+    found = settings(SoundLimits(rate=16000, max_s=30.0), mm_process_config={"video": {"fps": 1}})
+    assert found.decode == DecodeLimits(fps=1.0, sound_rate=16000, max_audio_s=30.0)

@@ -137,17 +137,30 @@ def greedy_qwen_vl(
     return tokens[start:], start
 
 
+def name_placeholder(folder: Path, mark: str, template: str) -> None:
+    """Gives the placeholder a text, and the model a chat template that writes it."""
+    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    del vocab[next(text for text, id in vocab.items() if id == PLACEHOLDER)]
+    vocab[mark] = PLACEHOLDER
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"].insert(0, {"id": PLACEHOLDER, "content": mark, "special": True} | flags)
+    path.write_text(json.dumps(tokenizer))
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+
+
 class ArrayLoader:
     """In place of what fetches and decodes files: sources name arrays."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
-    def source(self, image: np.ndarray) -> MediaSource:
-        """A source whose file is this array."""
-        url = f"data:{sha256(image.tobytes()).hexdigest()}"
-        self._arrays[url] = image
-        return MediaSource(kind=MediaKind.IMAGE, param="media", url=url)
+    def source(self, array: np.ndarray, kind: MediaKind = MediaKind.IMAGE) -> MediaSource:
+        """A source whose file is this array: an image, or samples at 16 kHz."""
+        url = f"data:{sha256(array.tobytes()).hexdigest()}"
+        self._arrays[url] = array
+        return MediaSource(kind=kind, param="media", url=url)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """See MediaLoader."""
@@ -157,7 +170,8 @@ class ArrayLoader:
                 kind=source.kind,
                 param=source.param,
                 digest=sha256(array.tobytes()).digest(),
-                values=array[None],
+                values=array if source.kind is MediaKind.AUDIO else array[None],
+                rate=16000.0 if source.kind is MediaKind.AUDIO else 0.0,
             )
             for source, array in zip(sources, arrays, strict=True)
         ]

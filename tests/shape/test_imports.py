@@ -18,7 +18,17 @@ from tests.shape import source
 
 # The rooms, lowest floor first. A module may import modules of lower floors and of its own room.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "freed_memory", "gil", "json_value", "log", "pocket", "regular_file", "shutdown"),
+    (
+        "errors",
+        "freed_memory",
+        "gil",
+        "json_value",
+        "log",
+        "media_kind",
+        "pocket",
+        "regular_file",
+        "shutdown",
+    ),
     ("models/config", "parsing", "storage"),
     ("hub", "messages"),
     ("cache", "devices", "media", "service", "text"),

@@ -66,7 +66,7 @@ def test_a_prepared_image_has_its_tokens_and_a_digest_of_file_and_preparation(tm
         digests |= {processor.prepare(media(digest=digest)).digest for digest in (b"d", b"e", b"d")}
         prepared = processor.prepare(media())
         assert prepared.token_ids == [9] * 16 and prepared.positions.tolist() == list(range(16))
-        with pytest.raises(InvalidRequest, match="field: this model takes images, and no audio"):
+        with pytest.raises(InvalidRequest, match="field: this model takes images, and no sounds"):
             processor.prepare(media(MediaKind.AUDIO))
     assert len(digests) == 4
     with pytest.raises(InvalidRequest, match="field: the image is 28 x 28 pixels when prepared"):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
 from runtime.media.url import scheme_of
+from runtime.media_kind import NAMES
 from runtime.messages.media import MediaKind, MediaSource
 
-NAMES = {MediaKind.IMAGE: "images", MediaKind.VIDEO: "videos", MediaKind.AUDIO: "sounds"}
 SCHEMES = ("data", "http", "https", "file")
 
 
@@ -29,7 +29,8 @@ class MediaParts:
                 param=source.param,
             )
         self.sources.append(source)
-        return {"type": source.kind.value}
+        kind = source.kind.value
+        return {"type": kind, kind: ""}  # templates ask for the type, or whether there is such a field
 
 
 def url_or_base64(text: str, kind: MediaKind, param: str) -> MediaSource:

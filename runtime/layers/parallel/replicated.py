@@ -28,11 +28,14 @@ class ReplicatedLinear(Layer):
 
 
 class ReplicatedQkv(Layer):
-    """Queries, keys and values of as many heads each in one product: x [..., size] -> [..., 3 * size]."""
+    """Queries, keys and values of as many heads each in one product: x [..., size] -> [..., 3 * size].
+    `key_bias`: keys have a bias where queries and values do."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, size: int, *, bias: bool) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, size: int, *, bias: bool, key_bias: bool = True
+    ) -> None:
         self.weight = _joined_weight(device, dtype, "q k v", size, size)
-        self.bias = _joined_weight(device, dtype, "q k v", size) if bias else None
+        self.bias = _joined_weight(device, dtype, "q k v", size, has_second=key_bias) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., 3 * size]: queries, keys, values."""
@@ -52,13 +55,19 @@ class ReplicatedGateUp(Layer):
         return linear(x, self.weight.tensor, self.bias.tensor)
 
 
-def _joined_weight(device: Device, dtype: torch.dtype, names: str, *shape: int) -> Weight:
-    """Weights of one shape in one, one below the other, by their names."""
+def _joined_weight(
+    device: Device, dtype: torch.dtype, names: str, *shape: int, has_second: bool = True
+) -> Weight:
+    """Weights of one shape in one, one below the other, by their names. Without the second, zeros are in its
+    place."""
     size, parts = shape[0], names.split()
     sources = {
         part: SourceTensor(shape, 0, replicated_shard(size), offset=i * size) for i, part in enumerate(parts)
     }
-    return Weight.empty((len(parts) * size, *shape[1:]), sources, dtype, device.torch_device)
+    weight = Weight.empty((len(parts) * size, *shape[1:]), sources, dtype, device.torch_device)
+    if not has_second:
+        weight.target(weight.sources.pop(parts[1])).zero_()
+    return weight
 
 
 class ReplicatedEmbedding(Layer):

@@ -76,23 +76,28 @@ def read_image_config(folder: Path) -> ImageConfig:
 
 
 def read_image_fields(folder: Path, kind: type[T]) -> tuple[T, str]:
-    """The part of a model's files that says how images are prepared, as `kind`, and the name of its file.
-    Raises ModelError."""
+    """The part of a model's files that says how images are prepared; see `read_processor_fields`."""
+    return read_processor_fields(folder, kind, "image_processor")
+
+
+def read_processor_fields(folder: Path, kind: type[T], part_name: str) -> tuple[T, str]:
+    """What a model's files say of how its images or sounds are prepared, as `kind`, and the name of the file:
+    preprocessor_config.json, or the part of this name in processor_config.json. Raises ModelError."""
     for name in FILES:
         if not (folder / name).is_file():
             continue
         raw = read_regular(folder / name)
         fields = decode(raw, JsonDict, name)
         if name == FILES[0]:
-            if not isinstance(part := fields.get("image_processor"), dict):
+            if not isinstance(part := fields.get(part_name), dict):
                 continue
             raw = msgspec.json.encode(part)
         else:
             raw = msgspec.json.encode(fields)
         return decode(_without_nulls(raw), kind, name), name
     raise ModelError(
-        f"{folder} has no preprocessor_config.json, which says how images are prepared; finish the "
-        "download, or set --enable-multimodal false to serve text alone"
+        f"{folder} has no preprocessor_config.json, which says how images and sounds are prepared; finish "
+        "the download, or set --enable-multimodal false to serve text alone"
     )
 
 

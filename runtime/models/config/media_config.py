@@ -1,6 +1,6 @@
-"""config.json of models that take images: the encoder of each family whose encoder this runtime has.
-Torch-free; model_config.py calls it. Wrappers without a row in READERS are served as the text models that
-they contain (wrappers.py).
+"""config.json of models that take images or sounds: the encoder of each family whose encoder this runtime
+has. Torch-free; model_config.py calls it. Wrappers without a row in READERS are served as the text models
+that they contain (wrappers.py).
 """
 
 from collections.abc import Callable
@@ -9,7 +9,9 @@ from typing import ClassVar
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
+from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
@@ -73,6 +75,7 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
     has_bias: bool  # of the projector
     keeps_class: bool  # the class embedding's vector goes before those of the patches
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
+    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
 
     @property
     def num_rows(self) -> int:
@@ -96,8 +99,8 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
         return table + tower.num_layers * layer + projector
 
 
-MediaConfig = LlavaEncoder | QwenVlEncoder
-"""The encoder of a model that takes images."""
+MediaConfig = LlavaEncoder | QwenVlEncoder | QwenAudioEncoder
+"""The encoder of a model that takes images or sounds."""
 
 
 def encoder_bytes(encoder: MediaConfig | None, item: int) -> int:
@@ -164,6 +167,7 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
 # alone is served
 READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "LlavaForConditionalGeneration": read_llava,
+    "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
 }

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
+from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
@@ -72,6 +73,7 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     window_patches: int = 0  # rows and columns of a window; 0: all layers attend to whole images
     full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
     has_token_grids: ClassVar[bool] = True  # its tokens have positions of frame, row and column
+    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
 
     @property
     def head_dim(self) -> int:

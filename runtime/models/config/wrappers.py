@@ -34,6 +34,15 @@ LLAMA: Fields = {
     "max_position_embeddings": 2048,
 }
 MISTRAL = LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+QWEN2: Fields = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
 GEMMA3: Fields = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -86,7 +95,7 @@ TEXT_MODELS = {
     "ministral3": TextModel("Ministral3ForCausalLM"),
     "mistral4": TextModel("Mistral4ForCausalLM"),
     "mistral": TextModel("MistralForCausalLM", MISTRAL),
-    "qwen2": TextModel("Qwen2ForCausalLM"),
+    "qwen2": TextModel("Qwen2ForCausalLM", QWEN2),
     "qwen2_5_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen2_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen3": TextModel("Qwen3ForCausalLM"),
@@ -114,6 +123,7 @@ WRAPPERS = {
     "LlavaNextForConditionalGeneration": "llama",
     "LlavaOnevisionForConditionalGeneration": "qwen2",
     "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2AudioForConditionalGeneration": "qwen2",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",

@@ -1,5 +1,5 @@
-"""Encoders of images by their configuration. A new one is a case of `open_encoder`, and a row of READERS in
-models/config/media_config.py."""
+"""Encoders of images and sounds by their configuration. A new one is a case of `open_encoder`, and a row of
+READERS in models/config/media_config.py."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -10,6 +10,8 @@ from torch import Tensor
 from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Weight
 from runtime.messages.media import MediaValues
+from runtime.models.audio.qwen_audio import QwenAudio
+from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
@@ -18,8 +20,8 @@ from runtime.models.vision.qwen_vl import QwenVl
 
 
 class MediaEncoder(Protocol):
-    """The part of a model that makes embeddings of images: a layer named `media_encoder` below the model.
-    Every rank that embeds tokens has all of it."""
+    """The part of a model that makes embeddings of images or sounds: a layer named `media_encoder` below the
+    model. Every rank that embeds tokens has all of it."""
 
     renames: Renames  # from a checkpoint's names to those of the layers
 
@@ -28,7 +30,7 @@ class MediaEncoder(Protocol):
         ...
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Encodes images of one shape together. -> of each its rows, [rows, hidden]"""
+        """Encodes images or sounds of one shape together. -> of each its rows, [rows, hidden]"""
         ...
 
 
@@ -39,3 +41,5 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return Llava(device, dtype, config)
         case QwenVlEncoder():
             return QwenVl(device, dtype, config)
+        case QwenAudioEncoder():
+            return QwenAudio(device, dtype, config)

@@ -9,3 +9,7 @@ class MediaKind(StrEnum):
     IMAGE = "image"
     VIDEO = "video"
     AUDIO = "audio"
+
+
+NAMES = {MediaKind.IMAGE: "images", MediaKind.VIDEO: "videos", MediaKind.AUDIO: "sounds"}
+"""Several files of a kind, in messages to clients."""
