@@ -15,7 +15,8 @@ pytestmark = pytest.mark.anyio
 URL = "https://example.com/a.png"
 DATA = "data:image/png;base64,AAAA"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-IMAGE, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
+IMAGE, TEXT = {"type": "image", "image": ""}, {"type": "text", "text": "What?"}
+VIDEO, AUDIO = {"type": "video", "video": ""}, {"type": "audio", "audio": ""}
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ async def test_openai_parts() -> None:
         source(f"{place}[4].input_audio.data", MediaKind.AUDIO, base64="AAAA"),
         source(f"{place}[5].audio_url.url", MediaKind.AUDIO, url=URL),
     )
-    assert shown(request) == [[TEXT, IMAGE, IMAGE, {"type": "video"}, {"type": "audio"}, {"type": "audio"}]]
+    assert shown(request) == [[TEXT, IMAGE, IMAGE, VIDEO, AUDIO, AUDIO]]
 
 
 async def test_texts_alone_stay_one_text() -> None:
