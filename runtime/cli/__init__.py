@@ -19,6 +19,7 @@ COMMANDS = {
         "runtime.cli.serve",
         "serve a model over HTTP; without --model-path the small one inside this package",
     ),
+    "route": ("runtime.cli.route", "spread requests over several servers"),
     "chat": ("runtime.cli.chat", "talk to a running server, or start one, in this terminal"),
     "options": ("runtime.cli.options", "list every option with its status"),
     "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),

@@ -28,6 +28,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     return await joined_body(await _read_parts(scope, receive, max_bytes), max_bytes)
 
 
+async def read_bytes(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """As `read_body`, for a body that is handed on and not decoded here: it may have any number of values."""
+    return b"".join(await _read_parts(scope, receive, max_bytes))
+
+
 async def _read_parts(scope: Scope, receive: Receive, max_bytes: int) -> list[bytes]:
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and len(declared) > MAX_DIGITS:

@@ -13,8 +13,8 @@ import torch
 from runtime import Engine
 from runtime.errors import StartError
 from tests.e2e.conftest import Generate, checkpoint, reference
+from tests.e2e.serving import serve
 from tests.e2e.test_exact import COUNT, run_all
-from tests.e2e.test_server import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference

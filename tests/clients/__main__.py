@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clients.catalogue import FOLDER, Client, clients
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 
 ENVIRONMENTS = FOLDER.parents[1] / ".venv-clients"
 INSTALL_S, RUN_S = 1800, 300

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clients.__main__ import SERVERS, run
 from tests.clients.catalogue import clients, read
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 from tests.shape.source import ROOT
 
 TABLE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import anthropic
 import ollama
 import pytest
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": CITY}

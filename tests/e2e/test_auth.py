@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 
 USER, ADMIN = "s3cret-user", "s3cret-admin"
 

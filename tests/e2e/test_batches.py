@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.test_server import WAIT_S, Server, serve
+from tests.e2e.serving import WAIT_S, Server, serve
 
 LINES = 400
 

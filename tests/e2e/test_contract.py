@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from runtime.http.app import served
 from runtime.http.schema.operations import OPERATIONS, Operation
 from runtime.http.settings import DEFAULT
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 
 TIMEOUT_S = 20.0
 EXAMPLES = 6  # of each route and mode

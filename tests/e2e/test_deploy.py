@@ -18,7 +18,7 @@ import pytest
 import websockets
 import yaml
 
-from tests.e2e.test_server import WAIT_S, Server, serve
+from tests.e2e.serving import WAIT_S, Server, serve
 from tests.http.test_tls import make
 from tests.metrics.read import sample
 from tests.shape.source import ROOT

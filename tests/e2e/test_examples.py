@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 from tests.shape.source import ROOT
 
 EXAMPLES = ROOT / "examples"

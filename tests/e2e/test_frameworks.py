@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
 

@@ -16,7 +16,7 @@ import ollama
 import pytest
 
 from runtime.rpc.schema import SERVICE, load
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 from tests.models.make_pooled import make_pooled
 
 WAIT_S = 60.0

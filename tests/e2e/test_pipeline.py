@@ -14,7 +14,7 @@ from runtime import Engine
 from runtime.errors import OptionsError
 from tests.e2e.conftest import Generate
 from tests.e2e.greedy import greedy_at_once
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
 from tests.models.make_next_token import add_next_token_layers

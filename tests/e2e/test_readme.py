@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.options.parse import from_argv
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 from tests.shape.source import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")

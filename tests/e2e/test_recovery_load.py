@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.e2e.test_server import WAIT_S, Server, serve
+from tests.e2e.serving import WAIT_S, Server, serve
 from tests.metrics.read import sample
 
 pytestmark = pytest.mark.anyio

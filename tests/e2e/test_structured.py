@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 
 ASK: dict[str, Any] = {
     "model": "pocket",

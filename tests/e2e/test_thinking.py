@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 from tests.e2e.test_tools import SCORE, WEATHER, parts_of, streamed
 
 ASK: dict[str, Any] = {

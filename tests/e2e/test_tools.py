@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 
 WEATHER: Any = {
     "type": "function",

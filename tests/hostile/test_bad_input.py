@@ -20,7 +20,7 @@ from runtime.http.schema.operations import OPERATIONS, Operation
 from runtime.models.config.lora_targets import lora_modules
 from runtime.models.config.model_config import read_config
 from runtime.models.config.peft import read_adapter
-from tests.e2e.test_server import Server, serve
+from tests.e2e.serving import Server, serve
 from tests.hostile import adapters
 
 TIMEOUT_S = 60.0

@@ -28,7 +28,7 @@ from runtime.hub.seed_files import seed_files
 from runtime.hub.source import HubModel
 from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 from tests.http.fake import FakeService
 from tests.models.make import make_checkpoint
 

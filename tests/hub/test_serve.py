@@ -10,7 +10,7 @@ import pytest
 
 from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
-from tests.e2e.test_server import serve
+from tests.e2e.serving import serve
 from tests.hub.stub import COMMIT, Hub, serving
 from tests.models.make import make_checkpoint
 

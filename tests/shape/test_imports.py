@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("media_settings", "settings"),
     ("actors",),
     ("http",),
-    ("admin", "rpc"),
+    ("admin", "routing", "rpc"),
     ("start",),
     ("core",),
     ("engine", "node", "server"),
