@@ -28,11 +28,12 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 @contextmanager
-def server(*options: str) -> Iterator[tuple[int, int, float]]:
-    """Serves while the context is open: its port, process id and the seconds until it was ready."""
+def server(*options: str, command: str = "serve") -> Iterator[tuple[int, int, float]]:
+    """Serves, or routes with the command `route`, while the context is open: its port, process id and the
+    seconds until it was ready."""
     port = free_port()
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "runtime", "serve", "--port", str(port), *options])
+    process = subprocess.Popen([sys.executable, "-m", "runtime", command, "--port", str(port), *options])
     try:
         while True:
             if process.poll() is not None:

@@ -1,7 +1,5 @@
 """The router as an ASGI application: routes of its own, and everything else goes to a server."""
 
-from contextlib import aclosing
-
 import anyio
 import msgspec
 from starlette.exceptions import HTTPException
@@ -97,9 +95,10 @@ class RouterApp:
             try:
                 answer = await self._workers.send(worker, request, timeout_s)
                 try:
-                    body = b"".join([piece async for piece in answer.body()])
+                    body = await _whole(answer)
                 finally:
                     answer.connection.close()
+                    answer.close()
                 if answer.status == 200:
                     found |= {one["id"]: one for one in msgspec.json.decode(body, type=_Models).data}
                 else:
@@ -189,15 +188,21 @@ async def _send_answer(answer: UpstreamAnswer, path: str, send: Send) -> None:
     headers = [(name, value) for name, value in answer.headers if name not in ANSWER_HEADERS]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
-        async with aclosing(answer.body()) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        while piece := await answer.read():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
     except UpstreamError:
         if not answer.header(b"content-type").startswith(b"text/event-stream"):
             raise
         await send({"type": "http.response.body", "body": broken_event(path), "more_body": False})
         return
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _whole(answer: UpstreamAnswer) -> bytes:
+    pieces: list[bytes] = []
+    while piece := await answer.read():
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _cancel_on_disconnect(receive: Receive, running: anyio.CancelScope) -> None:

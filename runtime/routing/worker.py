@@ -56,6 +56,7 @@ class Worker:
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Takes a connection back whose answer was read whole."""
+        connection.release()
         if self.is_healthy and len(self.idle) < MAX_IDLE:
             self.idle.append(connection)
         else:

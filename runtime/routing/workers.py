@@ -91,11 +91,9 @@ class Workers:
                 try:
                     yield answer
                 finally:
+                    answer.close()
                     if answer.can_be_kept:
-                        answer.connection.is_reused = True
                         worker.keep(answer.connection)
-                    else:
-                        answer.connection.close()
                 return
             finally:
                 worker.load -= 1
@@ -133,6 +131,7 @@ class Workers:
         others = any(other.url not in tried for other in self.healthy)
         if answer.status in RETRIED_STATUSES and request.is_repeatable and others and not is_last:
             answer.connection.close()
+            answer.close()
             return None
         return answer
 
@@ -186,6 +185,7 @@ class Workers:
             answer = await self.send(worker, request, self.settings.health_check_timeout_secs)
             is_well = answer.status == 200
             answer.connection.close()
+            answer.close()
         except UpstreamError as error:
             LOG.debug("a health check failed", url=worker.url, error=str(error))
         was_healthy = worker.is_healthy
