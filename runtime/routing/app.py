@@ -14,7 +14,7 @@ from runtime.http.body import read_bytes, respond_early
 from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
 from runtime.http.errors import ANTHROPIC, error_response, on_http_error
 from runtime.json_value import Fields
-from runtime.routing.upstream import UpstreamAnswer, UpstreamError
+from runtime.routing.upstream import UpstreamAnswer, UpstreamError, header_of
 from runtime.routing.workers import UpstreamRequest, Workers
 
 # what is sent again to another server when one fails before its first byte: it keeps nothing for the client
@@ -114,7 +114,7 @@ class RouterApp:
         self._keys.identify("admin", scope["headers"])
         method = scope["method"]
         if method != "GET":
-            if _header(scope, b"content-type").partition(b";")[0].strip() != b"application/json":
+            if header_of(scope["headers"], b"content-type").partition(b";")[0].strip() != b"application/json":
                 raise InvalidRequest("send content-type: application/json", param="content-type")
             raw = await body.read(MAX_WORKER_BYTES)
             try:
@@ -191,7 +191,7 @@ async def _send_answer(answer: UpstreamAnswer, path: str, send: Send) -> None:
         while piece := await answer.read():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except UpstreamError:
-        if not answer.header(b"content-type").startswith(b"text/event-stream"):
+        if not header_of(answer.headers, b"content-type").startswith(b"text/event-stream"):
             raise
         await send({"type": "http.response.body", "body": broken_event(path), "more_body": False})
         return
@@ -256,13 +256,9 @@ def prometheus(workers: Workers) -> str:
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     """The client's headers as they go on, keys among them, without those of the connection."""
-    named = _header(scope, b"connection").lower().split(b",")
+    named = header_of(scope["headers"], b"connection").lower().split(b",")
     dropped = OWN_HEADERS.union([name.strip() for name in named])
     return [(name, value) for name, value in scope["headers"] if name not in dropped]
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def _json(body: Fields, status: int = 200) -> Response:

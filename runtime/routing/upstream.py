@@ -110,7 +110,7 @@ class UpstreamAnswer:
         self._keeps_alive = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         self._timer = self._loop.call_later(timeout_s, self._check_silence)
 
     @property
@@ -122,10 +122,6 @@ class UpstreamAnswer:
     def can_be_kept(self) -> bool:
         """Whether the connection can carry another request."""
         return self._is_complete and self._keeps_alive and self.connection.is_open
-
-    def header(self, name: bytes) -> bytes:
-        """A header's value, by its name in lower case; empty: there is none."""
-        return next((value for key, value in self.headers if key == name), b"")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
@@ -151,7 +147,7 @@ class UpstreamAnswer:
 
     def feed(self, data: bytes) -> None:
         """Takes what the server has sent."""
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         if not self._has_head:
             self._num_bytes += len(data)
         try:
@@ -169,7 +165,7 @@ class UpstreamAnswer:
 
     def end(self, error: Exception | None) -> None:
         """The connection has ended: so has an answer without a length."""
-        is_framed = bool(self.header(b"content-length") or self.header(b"transfer-encoding"))
+        is_framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
         if self._has_head and not is_framed and error is None:
             self._is_complete = True
         if not self._is_complete:
@@ -193,12 +189,12 @@ class UpstreamAnswer:
         self._pieces, self._num_bytes = [], 0
         if self._is_paused:
             self._is_paused = False
-            self._heard_s = self._loop.time()
+            self._received_s = self._loop.time()
             self.connection.take_in(more=True)
         return piece
 
     def close(self) -> None:
-        """No one reads on: the connection is kept if it can be, by whoever made the request, or ends."""
+        """No one reads on: the connection ends, unless it can be kept."""
         self._timer.cancel()
         if not self.can_be_kept:
             self.connection.close()
@@ -228,13 +224,18 @@ class UpstreamAnswer:
 
     def _check_silence(self) -> None:
         """The server may be silent for `timeout_s`, but not while nothing is taken from it."""
-        left_s = self._heard_s + self._timeout_s - self._loop.time()
+        left_s = self._received_s + self._timeout_s - self._loop.time()
         if left_s <= 0 and not self._is_paused:
             self._fail(f"the server sent nothing for {self._timeout_s:g} s")
         else:
             self._timer = self._loop.call_later(
                 left_s if left_s > 0 else self._timeout_s, self._check_silence
             )
+
+
+def header_of(headers: Headers, name: bytes) -> bytes:
+    """A header's value, by its name in lower case; empty: there is none."""
+    return next((value for key, value in headers if key == name), b"")
 
 
 async def connect(address: Address, timeout_s: float) -> UpstreamConnection:
