@@ -40,10 +40,12 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     start: int  # position of its first token in the prompt
     positions: np.ndarray  # int32 [tokens]: offsets from `start` of the tokens that take an encoded row each
     values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
-    grid: tuple[int, int, int] = (1, 1, 1)  # frames, rows and columns of patches
+    # frames, rows and columns of patches; of a sound the frames of its spectrogram, 1 and 1
+    grid: tuple[int, int, int] = (1, 1, 1)
     # frames, rows and columns of its tokens where rotary positions know these (layers/rotary.py); (): they do
     # not, and its tokens have positions as all others
     token_grid: tuple[int, int, int] | tuple[()] = ()
+    frame_step: float = 1.0  # positions from one frame of `token_grid` to the next
 
 
 class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):

@@ -23,6 +23,7 @@ from runtime.messages.requests import GrammarConstraint, TokenBans
 from runtime.messages.sampling import Processor
 
 NO_INTS = np.empty(0, np.int32)
+NO_GRIDS = np.empty(0, np.float64)
 
 OWN_DRAFT = -1  # in place of a draft that the ranks make themselves
 
@@ -64,8 +65,9 @@ class Admit(Struct, frozen=True, array_like=True):
     second_at: int = 0  # position of the second text of a pair, as in Request.second_at
     lora_slot: int = -1  # LoRA slot of its adapter; -1: no adapter
     length: int = 0  # tokens whose keys and values are in its pages already
-    # int32 [grids * 4]: first position, frames, rows and columns of tokens that stand in a grid (M-RoPE)
-    grids: np.ndarray = NO_INTS
+    # float64 [grids * 5]: first position, frames, rows and columns of tokens that stand in a grid (M-RoPE),
+    # and positions from one frame to the next
+    grids: np.ndarray = NO_GRIDS
 
 
 class PageCopies(Struct, frozen=True, array_like=True):

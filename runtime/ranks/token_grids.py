@@ -16,7 +16,7 @@ class TokenGrids:
     """The grids of each slot."""
 
     def __init__(self, num_slots: int, torch_device: torch.device) -> None:
-        self._grids: dict[int, np.ndarray] = {}  # of slots that have some: int32 [grids, 4], as Admit.grids
+        self._grids: dict[int, np.ndarray] = {}  # of slots that have some: float64 [grids, 5], as Admit.grids
         self._shifts = np.zeros(num_slots, np.int64)  # what is added to places behind all grids
         self._torch_device = torch_device
         self._reserved: Tensor | None = None
@@ -39,9 +39,8 @@ class TokenGrids:
             return
         self._grids.pop(slot, None)
         if len(grids):
-            self._grids[slot] = grids.reshape(-1, 4)
-        counts, sides = grids.reshape(-1, 4)[:, 1:].prod(axis=1), grids.reshape(-1, 4)[:, 2:].max(axis=1)
-        self._shifts[slot] = (sides - counts).sum()
+            self._grids[slot] = grids.reshape(-1, 5)
+        self._shifts[slot] = sum(shift_of(*numbers) for numbers in grids.reshape(-1, 5)[:, 1:].tolist())
         if self._reserved is not None:
             self._reserved[slot] = int(self._shifts[slot])
 
@@ -63,10 +62,25 @@ class TokenGrids:
 
 def put_positions(positions: np.ndarray, places: np.ndarray, grids: np.ndarray) -> None:
     """Makes positions, int64 [n, 3], of places, int64 [n], and the grids of their sequence."""
-    for first, frames, rows, columns in grids.tolist():
-        size = frames * rows * columns
+    for numbers in grids.tolist():
+        first, frames, rows, columns = map(int, numbers[:4])
+        size, step = frames * rows * columns, numbers[4]
         inside = (places >= first) & (places < first + size)
         offsets = places[inside] - first
-        positions[inside] += np.stack(np.unravel_index(offsets, (frames, rows, columns)), axis=1)
+        within = np.stack(np.unravel_index(offsets, (frames, rows, columns)), axis=1)
+        within[:, 0] = frame_positions(within[:, 0], step)
+        positions[inside] += within
         positions[inside] -= offsets[:, None]
-        positions[places >= first + size] += max(rows, columns) - size
+        positions[places >= first + size] += shift_of(frames, rows, columns, step)
+
+
+def frame_positions(frames: np.ndarray, step: float) -> np.ndarray:
+    """Positions of frames, int64 [n], from the first one: cut to whole numbers, as in transformers."""
+    return (frames.astype(np.float32) * np.float32(step)).astype(np.int64)
+
+
+def shift_of(frames: float, rows: float, columns: float, step: float) -> int:
+    """What is added to places behind a grid: text goes on behind the greatest position in it (Wang et al.,
+    2024, 2.1)."""
+    last = int(frame_positions(np.array([frames - 1]), step)[0])
+    return int(max(last + 1, rows, columns) - frames * rows * columns)

@@ -133,7 +133,13 @@ def reached(sequence: Sequence, start: int, stop: int) -> Iterator[MediaInput]:
 def token_grids(media: tuple[MediaInput, ...]) -> np.ndarray:
     """`Admit.grids` of these images, videos and sounds."""
     return np.array(
-        [number for one in media if one.token_grid for number in (one.start, *one.token_grid)], np.int32
+        [
+            number
+            for one in media
+            if one.token_grid
+            for number in (one.start, *one.token_grid, one.frame_step)
+        ],
+        np.float64,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from runtime.errors import InvalidRequest
+from runtime.media_kind import MediaKind
 from runtime.messages.media import Media
 from runtime.models.config.image_config import ImageConfig, Normalization
 from runtime.models.config.media_config import LlavaEncoder
@@ -22,7 +23,7 @@ class ClipImageProcessor:
     sounds = None
 
     def __init__(self, encoder: LlavaEncoder, config: ImageConfig) -> None:
-        self.placeholder_id = encoder.placeholder_id
+        self.placeholder_ids = {MediaKind.IMAGE: encoder.placeholder_id}
         self._encoder = encoder
         self._config = config
 
@@ -42,7 +43,7 @@ class ClipImageProcessor:
             kind=media.kind,
             digest=sha256(media.digest + self._config.digest_text).digest(),
             values=values,
-            token_ids=[self.placeholder_id] * count,
+            token_ids=[self._encoder.placeholder_id] * count,
             positions=np.arange(count, dtype=np.int32),
         )
 

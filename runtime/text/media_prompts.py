@@ -1,6 +1,6 @@
 """Prompts with images, videos and sounds: placeholders become the tokens that stand for a file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     positions: np.ndarray  # int32: which of these take a row of the encoding each, in order
     grid: tuple[int, int, int] = (1, 1, 1)  # as in MediaInput.grid
     token_grid: tuple[int, int, int] | tuple[()] = ()  # as in MediaInput.token_grid
+    frame_step: float = 1.0  # as in MediaInput.frame_step
 
 
 class SoundLimits(Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class SoundLimits(Struct, frozen=True, kw_only=True):
 class MediaProcessor(Protocol):
     """Prepares files for the encoder of one family."""
 
-    placeholder_id: int  # the token that stands for a file before the prompt is expanded
+    placeholder_ids: Mapping[MediaKind, int]  # the tokens that stand for files before a prompt is expanded
 
     @property
     def sounds(self) -> SoundLimits | None:
@@ -69,7 +70,7 @@ class MediaPrompts:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
         prepared = [self._processor.prepare(one) for one in media]
-        return expand(prompt_ids, self._processor.placeholder_id, prepared)
+        return expand(prompt_ids, self._processor.placeholder_ids, prepared)
 
 
 def check_kind(media: Media, kinds: frozenset[MediaKind]) -> None:
@@ -109,21 +110,26 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
 
 
 def expand(
-    prompt_ids: list[int], placeholder_id: int, prepared: Sequence[Prepared]
+    prompt_ids: list[int], placeholder_ids: Mapping[MediaKind, int], prepared: Sequence[Prepared]
 ) -> tuple[list[int], tuple[MediaInput, ...]]:
-    """The prompt with the tokens of each file in place of its placeholder, in order. Raises InvalidRequest
-    where there are not as many placeholders as files."""
-    places = [place for place, token in enumerate(prompt_ids) if token == placeholder_id]
-    if len(places) != len(prepared):
-        raise InvalidRequest(
-            f"the prompt has {len(places)} placeholders for {len(prepared)} images, videos and sounds; give "
-            "one for each, or let the chat template place them",
-            param="media",
-        )
+    """The prompt with the tokens of each file in place of its placeholder, in order among those of its kind.
+    Raises InvalidRequest where there are not as many placeholders as files of a kind."""
+    kind_of = {token: kind for kind, token in placeholder_ids.items()}
+    places = [(place, kind_of[token]) for place, token in enumerate(prompt_ids) if token in kind_of]
+    for kind in placeholder_ids:
+        marks, files = (sum(one == kind for _, one in places), sum(one.kind == kind for one in prepared))
+        if marks != files:
+            raise InvalidRequest(
+                f"the prompt has {marks} placeholders for {files} {NAMES[kind]}; give one for each, or let "
+                "the chat template place them",
+                param="media",
+            )
+    files_of = {kind: iter([one for one in prepared if one.kind == kind]) for kind in placeholder_ids}
     ids: list[int] = []
     inputs: list[MediaInput] = []
     copied = 0
-    for place, one in zip(places, prepared, strict=True):
+    for place, kind in places:
+        one = next(files_of[kind])
         ids += prompt_ids[copied:place]
         inputs.append(
             MediaInput(
@@ -134,6 +140,7 @@ def expand(
                 values=one.values,
                 grid=one.grid,
                 token_grid=one.token_grid,
+                frame_step=one.frame_step,
             )
         )
         ids += one.token_ids

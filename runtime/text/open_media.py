@@ -7,7 +7,7 @@ from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.mel_config import read_mel_config
-from runtime.models.config.patch_image_config import read_patch_images
+from runtime.models.config.patch_image_config import read_patch_images, read_patch_videos
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.media_prompts import MediaProcessor
 from runtime.text.sound_processor import SoundProcessor
@@ -34,4 +34,5 @@ def open_processor(folder: Path, encoder: MediaConfig | None) -> MediaProcessor 
         case LlavaEncoder():
             return ClipImageProcessor(encoder, read_image_config(folder))
         case QwenVlEncoder():
-            return PatchImageProcessor(encoder, read_patch_images(folder, encoder))
+            images = read_patch_images(folder, encoder)
+            return PatchImageProcessor(encoder, images, read_patch_videos(folder, encoder, images))

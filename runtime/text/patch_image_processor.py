@@ -1,5 +1,5 @@
-"""Images of any size as patches for the encoders of Qwen2-VL and Qwen2.5-VL, with the arithmetic of
-transformers' image processor on Pillow."""
+"""Images and videos of any size as patches for the encoders of Qwen2-VL and Qwen2.5-VL, with the arithmetic
+of transformers' image processor on Pillow."""
 
 from hashlib import sha256
 
@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image
 
 from runtime.errors import InvalidRequest
-from runtime.messages.media import Media, MediaKind
+from runtime.media_kind import MediaKind
+from runtime.messages.media import Media
 from runtime.models.config.patch_image_config import MAX_STRETCH, PatchImageConfig
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.image_processor import normalized
@@ -15,56 +16,91 @@ from runtime.text.media_prompts import Prepared, check_kind
 
 
 class PatchImageProcessor:
-    """Prepares images for QwenVlEncoder; see MediaProcessor. Its tokens stand in a grid."""
+    """Prepares images and videos for QwenVlEncoder; see MediaProcessor. Their tokens stand in a grid."""
 
     sounds = None
 
-    def __init__(self, encoder: QwenVlEncoder, config: PatchImageConfig) -> None:
-        self.placeholder_id = encoder.placeholder_id
-        self._config, self._kinds = config, encoder.kinds
+    def __init__(self, encoder: QwenVlEncoder, images: PatchImageConfig, videos: PatchImageConfig) -> None:
+        self.placeholder_ids = {
+            MediaKind.IMAGE: encoder.placeholder_id,
+            MediaKind.VIDEO: encoder.video_placeholder_id,
+        }
+        self._configs = {MediaKind.IMAGE: images, MediaKind.VIDEO: videos}
+        self._kinds = encoder.kinds
+        self._tokens_per_s = encoder.tokens_per_s
 
     def prepare(self, media: Media) -> Prepared:
-        """See MediaProcessor. Values are float32 [patches, 3, patch_size, patch_size], with the patches of
-        one row of the encoding side by side."""
+        """See MediaProcessor. Values are float32 [patches, 3, patch_size, patch_size] of an image, and
+        [patches, 3, temporal_patch_size, patch_size, patch_size] of a video, with the patches of one row of
+        the encoding side by side."""
         check_kind(media, self._kinds)
-        config, image = self._config, media.values[0]
-        height, width = image.shape[:2]
-        unit = config.patch_size * config.merge_size
-        if not config.do_resize and (height % unit or width % unit):
-            raise InvalidRequest(
-                f"{media.param}: the model takes images as they are, and their width and height must be "
-                f"multiples of {unit} pixels, not {width} x {height}; resize it",
-                param=media.param,
-            )
-        if max(height, width) > MAX_STRETCH * min(height, width):
-            raise InvalidRequest(
-                f"{media.param}: an image of {width} x {height} pixels is too narrow; crop it",
-                param=media.param,
-            )
-        patches, rows, columns = image_patches(image, config)
-        token_grid = 1, rows // config.merge_size, columns // config.merge_size
-        count = token_grid[1] * token_grid[2]
+        config, frames = self._configs[media.kind], media.values
+        check_shape(media, config)
+        size = config.resized(*frames.shape[1:3], num_frames=len(frames))
+        is_video = media.kind is MediaKind.VIDEO
+        patches = video_patches(frames, size, config) if is_video else image_patches(frames[0], size, config)
+        count = -(-len(frames) // config.temporal_patch_size) if is_video else 1
+        rows, columns = (side // config.patch_size for side in size)
+        token_grid = count, rows // config.merge_size, columns // config.merge_size
+        num_tokens = count * token_grid[1] * token_grid[2]
+        step = self._frame_step(media) if is_video else 1.0
         return Prepared(
-            kind=MediaKind.IMAGE,
-            digest=sha256(media.digest + config.digest_text).digest(),
+            kind=media.kind,
+            digest=sha256(b"%b %b %f" % (media.digest, config.digest_text, step)).digest(),
             values=patches,
-            token_ids=[self.placeholder_id] * count,
-            positions=np.arange(count, dtype=np.int32),
-            grid=(1, rows, columns),
+            token_ids=[self.placeholder_ids[media.kind]] * num_tokens,
+            positions=np.arange(num_tokens, dtype=np.int32),
+            grid=(count, rows, columns),
             token_grid=token_grid,
+            frame_step=step,
+        )
+
+    def _frame_step(self, media: Media) -> float:
+        """Positions from the tokens of one moment of a video to those of the next, by the time between them
+        where the model knows time."""
+        times = media.frame_times_s
+        if not self._tokens_per_s or len(times) < 2:
+            return 1.0
+        gap_s = (times[-1] - times[0]) / (len(times) - 1)
+        return self._tokens_per_s * self._configs[MediaKind.VIDEO].temporal_patch_size * gap_s
+
+
+def check_shape(media: Media, config: PatchImageConfig) -> None:
+    """Raises InvalidRequest for images and videos of a shape that the model does not take."""
+    height, width = media.values.shape[1:3]
+    unit = config.patch_size * config.merge_size
+    if not config.do_resize and (height % unit or width % unit):
+        raise InvalidRequest(
+            f"{media.param}: the model takes images as they are, and their width and height must be "
+            f"multiples of {unit} pixels, not {width} x {height}; resize it",
+            param=media.param,
+        )
+    if max(height, width) > MAX_STRETCH * min(height, width):
+        raise InvalidRequest(
+            f"{media.param}: an image of {width} x {height} pixels is too narrow; crop it", param=media.param
         )
 
 
-def image_patches(image: np.ndarray, config: PatchImageConfig) -> tuple[np.ndarray, int, int]:
-    """uint8 [height, width, 3] -> float32 [patches, 3, patch_size, patch_size], and how many rows and columns
-    of patches there are."""
-    height, width = image.shape[:2]
-    if config.do_resize:
-        height, width = config.resized(height, width)
+def image_patches(image: np.ndarray, size: tuple[int, int], config: PatchImageConfig) -> np.ndarray:
+    """uint8 [height, width, 3], resized to `size` -> float32 [patches, 3, patch_size, patch_size]."""
+    height, width = size
+    if image.shape[:2] != size:
         image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling(config.resample)))
     pixels = normalized(image.transpose(2, 0, 1), config)
     patch, merge = config.patch_size, config.merge_size
     rows, columns = height // patch, width // patch
     squares = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-    patches = squares.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, patch, patch)
-    return np.ascontiguousarray(patches), rows, columns
+    return np.ascontiguousarray(squares.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, patch, patch))
+
+
+def video_patches(frames: np.ndarray, size: tuple[int, int], config: PatchImageConfig) -> np.ndarray:
+    """uint8 [frames, height, width, 3], resized to `size` -> float32 [patches, 3, temporal_patch_size,
+    patch_size, patch_size], one moment after the other. The last frame is repeated up to a whole patch."""
+    depth, patch = config.temporal_patch_size, config.patch_size
+    count = -(-len(frames) // depth)
+    each = size[0] // patch * (size[1] // patch)
+    patches = np.empty((count, each, 3, depth, patch, patch), np.float32)
+    for index in range(count * depth):
+        frame = frames[min(index, len(frames) - 1)]
+        patches[index // depth, :, :, index % depth] = image_patches(frame, size, config)
+    return patches.reshape(-1, *patches.shape[2:])

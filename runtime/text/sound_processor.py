@@ -19,7 +19,7 @@ class SoundProcessor:
     rows."""
 
     def __init__(self, encoder: QwenAudioEncoder, config: MelConfig) -> None:
-        self.placeholder_id = encoder.placeholder_id
+        self.placeholder_ids = {MediaKind.AUDIO: encoder.placeholder_id}
         self.sounds = SoundLimits(rate=config.sampling_rate, max_s=float(config.chunk_length))
         self._kinds = encoder.kinds
         self._config = config
@@ -47,7 +47,7 @@ class SoundProcessor:
             kind=MediaKind.AUDIO,
             digest=sha256(media.digest + config.digest_text).digest(),
             values=log_mels(media.values, config, min(frames + MARGIN, config.max_frames)),
-            token_ids=[self.placeholder_id] * rows,
+            token_ids=[self.placeholder_ids[MediaKind.AUDIO]] * rows,
             positions=np.arange(rows, dtype=np.int32),
             grid=(frames, 1, 1),
         )

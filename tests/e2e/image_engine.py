@@ -8,7 +8,6 @@ import numpy as np
 
 import runtime
 from runtime.engine import Answer
-from runtime.messages.media import MediaKind
 from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.scheduler import Scheduler
 from tests.models.make_media import ArrayLoader
@@ -26,18 +25,17 @@ Prompt = tuple[list[int], list[np.ndarray]]  # with one placeholder an image, an
 
 
 class Images:
-    """An engine that takes arrays as images, or as files of another kind."""
+    """An engine that takes arrays as files: samples, images, frames of videos."""
 
-    def __init__(self, engine: runtime.Engine, kind: MediaKind = MediaKind.IMAGE) -> None:
+    def __init__(self, engine: runtime.Engine) -> None:
         self.engine = engine
-        self._kind = kind
         self._loader = ArrayLoader()
         media = engine._core._text.media
         assert media is not None
         media.loader = self._loader
 
     async def ask(self, prompt: list[int], images: Sequence[np.ndarray], **params: Any) -> Answer:
-        sources = [self._loader.source(image, self._kind) for image in images]
+        sources = [self._loader.source(image) for image in images]
         return await self.engine.generate(prompt, media=sources, **GREEDY | params)
 
     async def ask_all(self, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:

@@ -9,7 +9,6 @@ from transformers import Qwen2AudioForConditionalGeneration
 
 import runtime
 from runtime.errors import InvalidRequest
-from runtime.messages.media import MediaKind
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
 from tests.models.make_audio import RATE, greedy_sounds, make_qwen_audio, sound
 from tests.models.make_media import PLACEHOLDER
@@ -57,7 +56,7 @@ async def test_tokens_equal_transformers(
     expected: dict[str, tuple[list[int], int]],
 ) -> None:
     async with runtime.Engine(model_path=str(audio[0]), **OPTIONS | options) as engine:
-        sounds = Images(engine, MediaKind.AUDIO)
+        sounds = Images(engine)
         for name, prompt in PROMPTS.items():
             answer = await sounds.ask(*prompt)
             assert answer.finish is not None
@@ -69,13 +68,12 @@ async def test_tokens_equal_transformers(
 @pytest.mark.anyio
 async def test_refusals_name_the_field(audio: tuple[Path, Qwen2AudioForConditionalGeneration]) -> None:
     async with runtime.Engine(model_path=str(audio[0]), **OPTIONS) as engine:
-        sounds = Images(engine, MediaKind.AUDIO)
+        sounds = Images(engine)
         with pytest.raises(
             InvalidRequest, match="media: the model takes 16000 samples a second for up to 1 s"
         ):
             await sounds.ask([PLACEHOLDER], [sound(1, RATE + 1)])
         with pytest.raises(InvalidRequest, match="media: 320 samples are too short"):
             await sounds.ask([PLACEHOLDER], [sound(1, 320)])
-        images = Images(engine)
         with pytest.raises(InvalidRequest, match="media: this model takes sounds, and no images"):
-            await images.ask([PLACEHOLDER], [np.zeros((8, 8, 3), np.uint8)])
+            await sounds.ask([PLACEHOLDER], [np.zeros((8, 8, 3), np.uint8)])

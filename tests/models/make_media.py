@@ -22,7 +22,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from runtime.messages.media import Media, MediaKind, MediaSource
 from tests.models.make import SIZES, randomize, write_tokenizer
 
-PLACEHOLDER = 255  # a byte that no text of these tests has
+PLACEHOLDER, VIDEO_PLACEHOLDER = 255, 254  # bytes that no text of these tests has
+FRAME_TIMES_S = 0.5  # from one frame to the next
 IMAGE_SIZE, PATCH_SIZE = 28, 7
 ROWS = (IMAGE_SIZE // PATCH_SIZE) ** 2
 CLIP = {
@@ -82,6 +83,9 @@ QWEN_TEXT = SIZES | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
     "use_sliding_window": False,
 }
+QWEN_PLACEHOLDERS = {"image_token_id": PLACEHOLDER, "video_token_id": VIDEO_PLACEHOLDER}
+QWEN_KINDS = {PLACEHOLDER: 1, VIDEO_PLACEHOLDER: 2}
+TOKENS_PER_S = 2
 QWEN_PREPARATION = {
     "size": {"shortest_edge": 256, "longest_edge": 2560},
     "patch_size": 4,
@@ -99,36 +103,46 @@ def make_qwen_vl(folder: Path, version: str, **own: Any) -> QwenVl:
     if version == "2":
         vision = QWEN_VISION | {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": hidden}
         model = Qwen2VLForConditionalGeneration(
-            Qwen2VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, image_token_id=PLACEHOLDER)
+            Qwen2VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, **QWEN_PLACEHOLDERS)
         )
     else:
         vision = QWEN_VISION | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": hidden}
-        vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
+        vision |= {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": TOKENS_PER_S}
         model = Qwen2_5_VLForConditionalGeneration(
-            Qwen2_5_VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, image_token_id=PLACEHOLDER)
+            Qwen2_5_VLConfig(vision_config=vision, text_config=QWEN_TEXT | own, **QWEN_PLACEHOLDERS)
         )
     randomize(model.eval()).save_pretrained(folder)
     write_tokenizer(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(QWEN_PREPARATION))
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text(json.dumps(QWEN_PREPARATION))
     return model
 
 
 def greedy_qwen_vl(
-    model: QwenVl, prompt: Sequence[int], images: Sequence[np.ndarray], count: int
+    model: QwenVl, prompt: Sequence[int], files: Sequence[np.ndarray], count: int
 ) -> tuple[list[int], int]:
-    """As `greedy`, with the processor of Qwen2-VL, and how many tokens the prompt has."""
+    """As `greedy`, of images and videos with the processor of Qwen2-VL, and the prompt's number of tokens."""
     given: dict[str, Any] = {}
-    sizes = iter(())
+    sizes: dict[int, list[int]] = {PLACEHOLDER: [], VIDEO_PLACEHOLDER: []}
+    images, videos = ([file for file in files if file.ndim == ndim] for ndim in (3, 4))
     if images:
-        prepared = Qwen2VLImageProcessorPil(**QWEN_PREPARATION)(list(images), return_tensors="pt")
-        given = {name: prepared[name] for name in ("pixel_values", "image_grid_thw")}
-        sizes = iter((prepared["image_grid_thw"].prod(dim=1) // 4).tolist())
-    tokens = [i for token in prompt for i in ([token] * (next(sizes) if token == PLACEHOLDER else 1))]
+        prepared = Qwen2VLImageProcessorPil(**QWEN_PREPARATION)(images, return_tensors="pt")
+        given |= {name: prepared[name] for name in ("pixel_values", "image_grid_thw")}
+        sizes[PLACEHOLDER] = (prepared["image_grid_thw"].prod(dim=1) // 4).tolist()
+    if videos:
+        parts = [video_pixels(video) for video in videos]
+        grids = torch.cat([grid for _, grid in parts])
+        given |= {"pixel_values_videos": torch.cat([pixels for pixels, _ in parts]), "video_grid_thw": grids}
+        sizes[VIDEO_PLACEHOLDER] = (grids.prod(dim=1) // 4).tolist()
+        if isinstance(model, Qwen2_5_VLForConditionalGeneration):
+            given["second_per_grid_ts"] = torch.tensor([2 * FRAME_TIMES_S] * len(videos))
+    left = {token: iter(one) for token, one in sizes.items()}
+    tokens = [i for token in prompt for i in [token] * (next(left[token]) if token in left else 1)]
     start = len(tokens)
-    types = [int(token == PLACEHOLDER) for token in tokens] + [0] * count
+    types = [QWEN_KINDS.get(token, 0) for token in tokens] + [0] * count
     with torch.inference_mode():
         for _ in range(count):
-            kinds = torch.tensor([types[: len(tokens)]]) if images else None
+            kinds = torch.tensor([types[: len(tokens)]]) if files else None
             model.model.rope_deltas = None  # of another prompt
             logits = model(
                 input_ids=torch.tensor([tokens]), mm_token_type_ids=kinds, use_cache=False, **given
@@ -137,17 +151,31 @@ def greedy_qwen_vl(
     return tokens[start:], start
 
 
-def name_placeholder(folder: Path, mark: str, template: str) -> None:
+def video_pixels(frames: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Patches of a video, whose frames transformers' processor of images prepares, and its grid."""
+    frames = np.concatenate([frames, frames[-1:]])[: -(-len(frames) // 2) * 2]
+    prepared = Qwen2VLImageProcessorPil(**QWEN_PREPARATION)(list(frames), return_tensors="pt")
+    _, rows, columns = prepared["image_grid_thw"][0].tolist()
+    # each image has been made two equal frames
+    whole = prepared["pixel_values"].view(len(frames) // 2, 2, rows * columns, 3, 2, -1)
+    pixels = torch.stack((whole[:, 0, :, :, 0], whole[:, 1, :, :, 0]), dim=3)
+    return pixels.reshape(len(pixels) * rows * columns, -1), torch.tensor([[len(pixels), rows, columns]])
+
+
+def name_placeholder(folder: Path, mark: str, template: str, id: int = PLACEHOLDER) -> None:
     """Gives the placeholder a text, and the model a chat template that writes it."""
     path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
     tokenizer = json.loads(path.read_text())
     vocab = tokenizer["model"]["vocab"]
-    del vocab[next(text for text, id in vocab.items() if id == PLACEHOLDER)]
-    vocab[mark] = PLACEHOLDER
+    del vocab[next(text for text, token in vocab.items() if token == id)]
+    vocab[mark] = id
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"].insert(0, {"id": PLACEHOLDER, "content": mark, "special": True} | flags)
+    tokenizer["added_tokens"].insert(0, {"id": id, "content": mark, "special": True} | flags)
     path.write_text(json.dumps(tokenizer))
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+
+
+KIND_OF = {1: MediaKind.AUDIO, 3: MediaKind.IMAGE, 4: MediaKind.VIDEO}  # by the dimensions of an array
 
 
 class ArrayLoader:
@@ -156,11 +184,11 @@ class ArrayLoader:
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
-    def source(self, array: np.ndarray, kind: MediaKind = MediaKind.IMAGE) -> MediaSource:
-        """A source whose file is this array: an image, or samples at 16 kHz."""
+    def source(self, array: np.ndarray) -> MediaSource:
+        """A source whose file is this array: samples at 16 kHz, an image, or frames of a video."""
         url = f"data:{sha256(array.tobytes()).hexdigest()}"
         self._arrays[url] = array
-        return MediaSource(kind=kind, param="media", url=url)
+        return MediaSource(kind=KIND_OF[array.ndim], param="media", url=url)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """See MediaLoader."""
@@ -170,8 +198,11 @@ class ArrayLoader:
                 kind=source.kind,
                 param=source.param,
                 digest=sha256(array.tobytes()).digest(),
-                values=array if source.kind is MediaKind.AUDIO else array[None],
+                values=array[None] if source.kind is MediaKind.IMAGE else array,
                 rate=16000.0 if source.kind is MediaKind.AUDIO else 0.0,
+                frame_times_s=tuple(FRAME_TIMES_S * i for i in range(len(array)))
+                if source.kind is MediaKind.VIDEO
+                else (),
             )
             for source, array in zip(sources, arrays, strict=True)
         ]

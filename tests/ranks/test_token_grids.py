@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2VLConfig, Qwen2VLModel
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel, Qwen2VLConfig, Qwen2VLModel
 
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import ModelError
@@ -18,7 +18,8 @@ from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make_media import QWEN_TEXT, QWEN_VISION, make_qwen_vl
 
-GRIDS = np.array([[3, 1, 4, 2], [11, 1, 1, 5], [20, 1, 3, 3]], np.int32)  # the second follows the first
+# the second follows the first
+GRIDS = np.array([[3, 1, 4, 2, 1], [11, 1, 1, 5, 1], [20, 1, 3, 3, 1]], np.float64)
 LENGTH = 34
 
 
@@ -28,10 +29,10 @@ def expected_positions() -> tuple[np.ndarray, int]:
     with torch.device("meta"):
         model = Qwen2VLModel(config)
     kinds = torch.zeros(1, LENGTH, dtype=torch.int32)
-    for first, frames, rows, columns in GRIDS[[0, 2]].tolist():
+    for first, frames, rows, columns in GRIDS[[0, 2], :4].astype(int).tolist():
         kinds[0, first : first + frames * rows * columns] = 1
     kinds[0, 11:16] = 2  # as a video: transformers separates neighbours by their kinds alone
-    grids = torch.tensor(GRIDS[:, 1:].tolist()) * torch.tensor([1, 2, 2])
+    grids = torch.tensor(GRIDS[:, 1:4].astype(int).tolist()) * torch.tensor([1, 2, 2])
     found, delta = model.get_rope_index(
         torch.zeros(1, LENGTH, dtype=torch.int64), kinds, grids[[0, 2]], grids[[1]]
     )
@@ -53,8 +54,29 @@ def test_positions_equal_transformers_however_a_prompt_is_cut(chunk: int) -> Non
         assert (found[2:] == expected[places]).all()
     assert shifts.tolist() == [0, delta, 0]
     assert grids.shifted(np.array([1, 0]), np.array([50, 50])).tolist() == [50 + delta, 50]
-    grids.admit(1, np.empty(0, np.int32))
+    grids.admit(1, np.empty(0))
     assert not grids.has_any and shifts.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 1.0, 0.7, 0.041, 3.3])
+def test_moments_of_a_video_are_as_far_apart_as_its_time(gap_s: float) -> None:
+    """Positions in a video are those of transformers; text behind it goes on behind the greatest of them."""
+    config = Qwen2_5_VLConfig(vision_config=QWEN_VISION | {"tokens_per_second": 2}, text_config=QWEN_TEXT)
+    with torch.device("meta"):
+        model = Qwen2_5_VLModel(config)
+    frames, rows, columns = 7, 2, 3
+    kinds = torch.tensor([[0, 0, *[2] * (frames * rows * columns)]])
+    size = torch.tensor([[frames, 2 * rows, 2 * columns]])
+    expected, _ = model.get_rope_index(
+        torch.zeros_like(kinds), kinds, None, size, torch.tensor([gap_s], dtype=torch.float32)
+    )
+    grids = TokenGrids(1, torch.device("cpu"))
+    grids.admit(0, np.array([2, frames, rows, columns, 2 * gap_s]))
+    count = kinds.shape[1]
+    found = grids.positions(np.array([0]), np.array([count + 1]), np.arange(count + 1))
+    assert (found[:-1] == expected[:, 0].T.numpy()).all()
+    assert found[-1].tolist() == [int(expected.max()) + 1] * 3
+    assert grids.shifted(np.array([0]), np.array([count])).tolist() == [int(expected.max()) + 1]
 
 
 def test_graphs_decode_with_the_positions_of_their_slots(
@@ -69,15 +91,15 @@ def test_graphs_decode_with_the_positions_of_their_slots(
         rows = [planner.row(slot, [5, 9, 100, 7, 8, 3, 60, 2], sampling()) for slot in range(2)]
         for row in rows:
             planner.prefill(row)
-        executor.runner.slots.grids.admit(1, np.array(grid, np.int32))
+        executor.runner.slots.grids.admit(1, np.array(grid, np.float64))
         for _ in range(12):
             planner.run(rows, [])
         return [row.tokens for row in rows]
 
-    plain, expected = run([]), run([0, 1, 2, 3])
+    plain, expected = run([]), run([0, 1, 2, 3, 1])
     assert plain[0] == expected[0] and plain[1] != expected[1]
     graphs: dict[str, Any] = {"device": "taped", "graph_sizes": [2]}
-    assert run([0, 1, 2, 3], **graphs) == expected and run([], **graphs) == plain
+    assert run([0, 1, 2, 3, 1], **graphs) == expected and run([], **graphs) == plain
 
 
 def test_pairs_of_dimensions_turn_with_frame_row_and_column() -> None:

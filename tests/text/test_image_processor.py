@@ -71,7 +71,7 @@ def test_a_prepared_image_has_its_tokens_and_a_digest_of_file_and_preparation(tm
     assert len(digests) == 4
     with pytest.raises(InvalidRequest, match="field: the image is 28 x 28 pixels when prepared"):
         ClipImageProcessor(encoder(image_size=14), read_image_config(tmp_path)).prepare(media())
-    ids, inputs = expand([1, 9, 2, 9], 9, [prepared, prepared])
+    ids, inputs = expand([1, 9, 2, 9], {MediaKind.IMAGE: 9}, [prepared, prepared])
     assert ids == [1, *[9] * 16, 2, *[9] * 16] and [one.start for one in inputs] == [1, 18]
 
 

@@ -11,9 +11,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from runtime.errors import InvalidRequest, ModelError
 from runtime.messages.media import Media, MediaKind
 from runtime.models.config.model_config import read_config
-from runtime.models.config.patch_image_config import PatchImageConfig, read_patch_images
+from runtime.models.config.patch_image_config import PatchImageConfig, read_patch_images, read_patch_videos
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
-from runtime.text.patch_image_processor import PatchImageProcessor, image_patches
+from runtime.text.patch_image_processor import PatchImageProcessor, image_patches, video_patches
 from tests.models.make_media import PLACEHOLDER, QWEN_PREPARATION, make_qwen_vl
 
 SHAPES = [(40, 50), (8, 8), (3, 5), (300, 31), (1, 199), (500, 700), (12, 20)]
@@ -40,11 +40,17 @@ def test_patches_equal_transformers(settings: dict[str, Any], shape: tuple[int, 
     image = np.random.default_rng(4).integers(0, 256, (*shape, 3), dtype=np.uint8)
     processor = Qwen2VLImageProcessorPil(**QWEN_PREPARATION | settings)
     expected = processor(image, return_tensors="np", input_data_format="channels_last")
-    patches, rows, columns = image_patches(image, config(tmp_path, **settings))
-    assert [[1, rows, columns]] == expected["image_grid_thw"].tolist()
+    own = config(tmp_path, **settings)
+    size = own.resized(*shape)
+    patches = image_patches(image, size, own)
+    assert [[1, size[0] // 4, size[1] // 4]] == expected["image_grid_thw"].tolist()
     frames = np.repeat(patches[:, :, None], 2, axis=2)
     assert patches.dtype == np.float32
     assert (frames.reshape(len(frames), -1) == expected["pixel_values"]).all()
+
+
+def processor(own: PatchImageConfig) -> PatchImageProcessor:
+    return PatchImageProcessor(encoder(), own, own)
 
 
 def media(height: int, width: int, kind: MediaKind = MediaKind.IMAGE) -> Media:
@@ -52,17 +58,17 @@ def media(height: int, width: int, kind: MediaKind = MediaKind.IMAGE) -> Media:
 
 
 def test_a_prepared_image_has_its_tokens_and_their_grid(tmp_path: Path) -> None:
-    prepared = PatchImageProcessor(encoder(), config(tmp_path)).prepare(media(40, 48))
+    prepared = processor(config(tmp_path)).prepare(media(40, 48))
     assert prepared.grid == (1, 10, 12) and prepared.token_grid == (1, 5, 6)
     assert prepared.token_ids == [9] * 30 and prepared.positions.tolist() == list(range(30))
-    other = PatchImageProcessor(encoder(), config(tmp_path, min_pixels=300)).prepare(media(40, 48))
+    other = processor(config(tmp_path, min_pixels=300)).prepare(media(40, 48))
     assert other.digest != prepared.digest
-    as_is = PatchImageProcessor(encoder(), config(tmp_path, do_resize=False))
+    as_is = processor(config(tmp_path, do_resize=False))
     assert as_is.prepare(media(40, 48)).grid == (1, 10, 12)
     for given, message in (
         (media(40, 50), "multiples of 8 pixels, not 50 x 40"),
         (media(8, 8 * 201), "1608 x 8 pixels is too narrow"),
-        (media(8, 8, MediaKind.VIDEO), "takes images, and no video"),
+        (media(8, 8, MediaKind.AUDIO), "takes images and videos, and no sounds"),
     ):
         with pytest.raises(InvalidRequest, match=f"field: .*{message}"):
             as_is.prepare(given)
@@ -93,3 +99,30 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=message):
             config(tmp_path, **fields)
+
+
+def video_config(folder: Path) -> PatchImageConfig:
+    return read_patch_videos(folder, encoder(), config(folder))
+
+
+def test_files_say_how_videos_are_prepared(tmp_path: Path) -> None:
+    assert video_config(tmp_path).bounds == (128 * 28 * 28, 768 * 28 * 28), "no file speaks of videos"
+    fields = QWEN_PREPARATION | {"size": {"shortest_edge": 64, "longest_edge": 999}, "resample": None}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": fields}))
+    assert video_config(tmp_path).bounds == (64, 999)
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(fields | {"merge_size": 4}))
+    with pytest.raises(ModelError, match=r"video_preprocessor_config\.json has a merge_size of 4"):
+        video_config(tmp_path)
+
+
+def test_long_videos_become_smaller_and_moments_have_two_frames(tmp_path: Path) -> None:
+    own = config(tmp_path, size={"shortest_edge": 64, "longest_edge": 2**24})
+    assert own.resized(2000, 3000) == (2000, 3000)
+    height, width = own.resized(2000, 3000, num_frames=100)
+    assert 0.9 * 2**25 < 100 * height * width <= 2**25 and abs(width / height - 1.5) < 0.05
+    frames = np.random.default_rng(4).integers(0, 256, (3, 16, 24, 3), dtype=np.uint8)
+    found = video_patches(frames, (16, 24), own)
+    assert found.shape == (2 * 24, 3, 2, 4, 4)
+    for moment, depth, frame in ((0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 2)):
+        expected = image_patches(frames[frame], (16, 24), own)
+        assert (found.reshape(2, 24, 3, 2, 4, 4)[moment, :, :, depth] == expected).all()

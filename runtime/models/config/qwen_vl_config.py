@@ -1,4 +1,4 @@
-"""config.json of Qwen2-VL and Qwen2.5-VL: their encoder of images. Torch-free."""
+"""config.json of Qwen2-VL and Qwen2.5-VL: their encoder of images and videos. Torch-free."""
 
 from typing import ClassVar
 
@@ -39,6 +39,7 @@ class HfVision25(Struct, frozen=True):
     spatial_merge_size: sizes.Width = 2
     temporal_patch_size: sizes.Width = 2
     window_size: sizes.Width = 112
+    tokens_per_second: float = 4
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
 
 
@@ -47,6 +48,7 @@ class HfQwen2Vl(Struct, frozen=True):
 
     vision_config: HfVision2 = HfVision2()
     image_token_id: int = 151655
+    video_token_id: int = 151656
 
 
 class HfQwen25Vl(Struct, frozen=True):
@@ -54,12 +56,14 @@ class HfQwen25Vl(Struct, frozen=True):
 
     vision_config: HfVision25 = HfVision25()
     image_token_id: int = 151655
+    video_token_id: int = 151656
 
 
 class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     """The encoder of Qwen2-VL, or with `is_gated` that of Qwen2.5-VL."""
 
     placeholder_id: int  # the token of a prompt that stands for an image
+    video_placeholder_id: int  # for a video
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -71,9 +75,10 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     output_size: int  # hidden size of the text model
     is_gated: bool
     window_patches: int = 0  # rows and columns of a window; 0: all layers attend to whole images
+    tokens_per_s: float = 0.0  # positions that a second of a video takes; 0: each moment takes one
     full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
     has_token_grids: ClassVar[bool] = True  # its tokens have positions of frame, row and column
-    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
+    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE, MediaKind.VIDEO})  # what it takes
 
     @property
     def head_dim(self) -> int:
@@ -108,6 +113,7 @@ def read_qwen2_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
     return _checked(
         QwenVlEncoder(
             placeholder_id=hf.image_token_id,
+            video_placeholder_id=hf.video_token_id,
             hidden_size=vision.embed_dim,
             intermediate_size=vision.embed_dim * vision.mlp_ratio,
             num_layers=vision.depth,
@@ -137,6 +143,7 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
     return _checked(
         QwenVlEncoder(
             placeholder_id=hf.image_token_id,
+            video_placeholder_id=hf.video_token_id,
             hidden_size=vision.hidden_size,
             intermediate_size=vision.intermediate_size,
             num_layers=vision.depth,
@@ -148,6 +155,7 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
             output_size=hidden_size,
             is_gated=True,
             window_patches=side * vision.spatial_merge_size,
+            tokens_per_s=vision.tokens_per_second,
             full_layers=vision.fullatt_block_indexes,
         ),
         {"out_hidden_size": vision.out_hidden_size},

@@ -34,7 +34,7 @@ def open_norm(device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> Laye
 
 
 class PatchEmbedding(Layer):
-    """Patches as vectors. An image is as many equal frames as a patch takes."""
+    """Patches as vectors. Those of an image are as many equal frames as a patch takes."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         patch = config.patch_size
@@ -45,9 +45,10 @@ class PatchEmbedding(Layer):
         )
 
     def forward(self, patches: Tensor) -> Tensor:
-        """[N, 3, height, width] -> [N, size]."""
-        frames = patches.unsqueeze(2).expand(-1, -1, self.num_frames, -1, -1)
-        return linear(frames.flatten(1), self.proj.weight.tensor.flatten(1))
+        """[N, 3, height, width], or [N, 3, frames, height, width] of videos -> [N, size]."""
+        if patches.dim() == 4:
+            patches = patches.unsqueeze(2).expand(-1, -1, self.num_frames, -1, -1)
+        return linear(patches.flatten(1), self.proj.weight.tensor.flatten(1))
 
 
 class WindowAttention(Layer):
@@ -152,12 +153,12 @@ class QwenVl(Layer):
         self.merger = Merger(device, dtype, config)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each image, float32 patches [L, 3, height, width], its rows [L / merge_size^2, hidden]."""
-        config, (_, rows, columns) = self.config, media[0].grid
-        patch = config.patch_size
+        """Of each image, float32 patches [L, 3, height, width], or video, [L, 3, frames, height, width], its
+        rows [L / merge_size^2, hidden]. What a video shows at one moment is encoded as an image."""
+        config, (count, rows, columns) = self.config, media[0].grid
         patches = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.patch_embed.forward(patches.view(-1, 3, patch, patch).to(self.dtype))
-        x = x.view(len(media), rows * columns, -1)
+        x = self.patch_embed.forward(patches.view(-1, *media[0].shape[1:]).to(self.dtype))
+        x = x.view(len(media) * count, rows * columns, -1)
         places = patch_places(rows, columns, config.merge_size)
         cos, sin = self._angles(upload_int64(places.ravel(), self.torch_device).view(-1, 2))
         whole = [torch.arange(len(places), device=self.torch_device).unsqueeze(0)]
@@ -167,7 +168,7 @@ class QwenVl(Layer):
         ]
         for index, block in enumerate(self.blocks):
             x = block.forward(x, whole if config.is_full(index) else windows, cos, sin)
-        return list(self.merger.forward(x))
+        return list(self.merger.forward(x).reshape(len(media), -1, config.output_size))
 
     def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and columns of patches, int64 [L, 2] -> cosines and sines, float32 [L, head size / 2] each: of
