@@ -44,7 +44,10 @@ class SoundLimits(Struct, frozen=True, kw_only=True):
 class MediaProcessor(Protocol):
     """Prepares files for the encoder of one family."""
 
-    placeholder_ids: Mapping[MediaKind, int]  # the tokens that stand for files before a prompt is expanded
+    @property
+    def placeholder_ids(self) -> Mapping[MediaKind, int]:
+        """The tokens that stand for files before a prompt is expanded."""
+        ...
 
     @property
     def sounds(self) -> SoundLimits | None:

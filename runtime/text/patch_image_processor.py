@@ -36,7 +36,7 @@ class PatchImageProcessor:
         check_kind(media, self._kinds)
         config, frames = self._configs[media.kind], media.values
         check_shape(media, config)
-        size = config.resized(*frames.shape[1:3], num_frames=len(frames))
+        size = config.resized(frames.shape[1], frames.shape[2], len(frames))
         is_video = media.kind is MediaKind.VIDEO
         patches = video_patches(frames, size, config) if is_video else image_patches(frames[0], size, config)
         count = -(-len(frames) // config.temporal_patch_size) if is_video else 1
