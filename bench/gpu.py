@@ -1,13 +1,12 @@
 """--device cuda as fractions of what the GPU reaches in the same run: its copy bandwidth and its bf16 matrix
 products. First kernels, then one rank with Llama-3.1-8B's shape, then the server over HTTP.
 
-    python -m bench.gpu          # on a GPU; less than seven minutes, to bench/results/gpu.json and gpu.svg
+    python -m bench.gpu          # on a GPU; less than seven minutes, to gpu.jsonl, gpu.json and gpu.svg
     python -m bench.gpu --only shapes
     python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; its figures are not recorded
 """
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -23,8 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import gpu_serve
 from bench.gpu_model import Model, folder_of, pages_for
+from bench.lines import Figures, Lines
 from bench.picture import draw
-from bench.record import RESULTS, record
+from bench.record import record, results_folder
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.interpret import use_interpreter
@@ -54,15 +54,38 @@ class Bench:
 
     def __init__(self, is_dry: bool) -> None:
         self.is_dry = is_dry
+        self.lines = Lines(None if is_dry else results_folder() / "gpu.jsonl")
         self.torch_device = torch.device("cpu" if is_dry else "cuda")
         self.bandwidth = self.measured_bandwidth(1 << 10 if is_dry else 1 << 32)
+        self.read_only_bandwidth = self.measured_read_only(1 << 10 if is_dry else 1 << 32)
         self.peak = self.measured_peak(16 if is_dry else 8192)
+        self.lines.write("ceilings", "this process", self.ceilings)
+
+    @property
+    def ceilings(self) -> dict[str, Any]:
+        """The card, and what it reaches: figures of this process are shares of these."""
+        return {
+            "card": "none" if self.is_dry else torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "bandwidth_gb_s": round(self.bandwidth / 1e9),
+            "read_only_gb_s": round(self.read_only_bandwidth / 1e9),
+            "peak_tflop_s": round(self.peak / 1e12, 1),
+        }
+
+    def figures(self, section: str) -> Figures:
+        """The figures of a section, none yet."""
+        return Figures(section, self.lines)
 
     def measured_bandwidth(self, size: int) -> float:
         """Bytes a second, read and written, of a copy of `size` bytes."""
         source = torch.zeros(size, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: target.copy_(source))
+
+    def measured_read_only(self, size: int) -> float:
+        """Bytes a second of a sum of `size` bytes: what decodes do, which read weights and write little."""
+        source = torch.zeros(size // 4, dtype=torch.float32, device=self.torch_device)
+        return size / self.seconds(source.sum)
 
     def measured_peak(self, side: int) -> float:
         """Operations a second of a bf16 product of square matrices."""
@@ -148,7 +171,7 @@ def attempt(
 
 def attention(bench: Bench, ops: Any) -> dict[str, Any]:
     """Attention with Llama-3.1-8B's heads: ours, installed packages, and torch's over contiguous keys."""
-    figures: dict[str, Any] = {}
+    figures = bench.figures("attention")
     others = other_backends(bench)
     for rows, length in [(2, 100)] if bench.is_dry else DECODES:
         plan_of, caches = equal_rows(bench, rows, length - 1, 1)
@@ -162,11 +185,10 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             "torch": bench.by_bytes(
                 size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *contiguous, enable_gqa=True)
             ),
+        } | {
+            name: attempt(bench.by_bytes, size, other_ops, plan_of, q, caches)
+            for name, other_ops in others.items()
         }
-        for name, other_ops in others.items():
-            figures[f"decode {rows} x {length}"][name] = attempt(
-                bench.by_bytes, size, other_ops, plan_of, q, caches
-            )
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
         plan_of, caches = equal_rows(bench, rows, 0, length)
         plan = plan_of(ops)
@@ -181,17 +203,16 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
                 flops,
                 lambda: scaled_dot_product_attention(whole, *contiguous, is_causal=True, enable_gqa=True),
             ),
+        } | {
+            name: attempt(bench.by_flops, flops, other_ops, plan_of, q, caches)
+            for name, other_ops in others.items()
         }
-        for name, other_ops in others.items():
-            figures[f"prompt {rows} x {length}"][name] = attempt(
-                bench.by_flops, flops, other_ops, plan_of, q, caches
-            )
     return figures
 
 
 def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
     """Kernels over rows of activations."""
-    figures = {}
+    figures = bench.figures("rows")
     for tokens in (2,) if bench.is_dry else (64, 8192):
         x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
         gate_up = bench.randn(tokens, 2 * 14_336)
@@ -209,7 +230,7 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     from runtime.devices.sampling_inputs import SamplingInputs
     from runtime.layers.sampling.sampler import sample_tokens
 
-    figures = {}
+    figures = bench.figures("sampling")
     settings = {
         "greedy": (0.0, 1.0, 0),
         "temperature": (1.0, 1.0, 0),
@@ -238,7 +259,7 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
     """One rank without the server: decode steps as shares of the bandwidth that reads weights, keys and
     values; prompts as shares of the peak."""
     steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECEWISE_TOKENS)
-    figures: dict[str, Any] = {}
+    figures = bench.figures("shapes")
     with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
         tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
         model = Model.open(
@@ -265,7 +286,7 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
         seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
         part = model.prefill_flops(prompt) / seconds / bench.peak
         figures[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
-        figures |= in_piecewise_graphs(model, sizes)
+        in_piecewise_graphs(model, sizes, figures)
         model.close()
     with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
         rows = 2 if bench.is_dry else 256
@@ -283,28 +304,28 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
         figures[f"qwen3-0.6b decode {rows}"] = {
             "tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))
         }
-        figures |= {f"qwen3-0.6b {name}": one for name, one in in_piecewise_graphs(model, sizes).items()}
+        in_piecewise_graphs(model, sizes, figures, "qwen3-0.6b ")
         model.close()
     return figures
 
 
-def in_piecewise_graphs(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Milliseconds of steps with a prompt: launched kernel by kernel, and as piecewise graphs."""
-    figures = {}
+def in_piecewise_graphs(
+    model: Model, sizes: tuple[int, ...], figures: dict[str, Any], prefix: str = ""
+) -> None:
+    """Adds milliseconds of steps with a prompt: launched kernel by kernel, and as piecewise graphs."""
     for tokens in sizes:
         eager_s = model.prefill(tokens, 9)
         captured_s = model.capture(tokens, "tokens")
-        figures[f"prompt {tokens}"] = {
+        figures[f"{prefix}prompt {tokens}"] = {
             "ms": round(eager_s * 1e3, 2),
             "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
             "capture_s": round(captured_s, 2),
         }
-    return figures
 
 
 def served(bench: Bench, ops: Any) -> dict[str, Any]:
     """The server over HTTP."""
-    return gpu_serve.measure(is_dry=bench.is_dry)
+    return gpu_serve.measure(bench.figures("http"), is_dry=bench.is_dry)
 
 
 SECTIONS: dict[str, Callable[[Bench, Any], dict[str, Any]]] = {
@@ -327,8 +348,9 @@ def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     for name, one in results["shapes"].items():
         if isinstance(one, dict) and ("of_bandwidth" in one or "of_peak" in one):
             figures.append((f"8B {name}", one.get("of_bandwidth", one.get("of_peak")), WANTED.get(name)))
-    for streams, one in results["http"].get("streams", {}).items():
-        figures.append((f"HTTP of the rank alone, {streams} streams", one["of_engine"], 0.95))
+    for name, one in results["http"].items():
+        if name.endswith(" streams"):
+            figures.append((f"HTTP of the rank alone, {name}", one["of_engine"], 0.95))
     return figures
 
 
@@ -349,13 +371,9 @@ def main() -> int:
 
     bench = Bench(args.dry)
     ops = CudaOps(torch.bfloat16, gpu_of(bench.torch_device))
-    results: dict[str, Any] = {
-        "card": "none" if args.dry else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-        "bandwidth_gb_s": round(bench.bandwidth / 1e9),
-        "peak_tflop_s": round(bench.peak / 1e12, 1),
-    } | {name: {} for name in SECTIONS}
+    results: dict[str, Any] = {**bench.ceilings, "date": time.strftime("%Y-%m-%d")} | {
+        name: {} for name in SECTIONS
+    }
     for name in args.only:
         try:
             results[name] = SECTIONS[name](bench, ops)
@@ -363,15 +381,14 @@ def main() -> int:
         except Exception as error:
             traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"}
-        print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
-    print(json.dumps(results, indent=2))
-    if not args.dry:
+            bench.lines.write(name, "error", results[name]["error"])
+    if not args.dry and set(args.only) == set(SECTIONS):
         print(record("gpu", results))
     with TemporaryDirectory() as folder:
         picture = draw(
             f"{results['card']}: parts of the measured limit",
             bars(results),
-            Path(folder) / "gpu.svg" if args.dry else RESULTS / "gpu.svg",
+            Path(folder) / "gpu.svg" if args.dry else results_folder() / "gpu.svg",
         )
         print(picture)
     return int(any("error" in results[name] for name in SECTIONS))

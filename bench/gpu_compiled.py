@@ -5,13 +5,13 @@ python -m bench.gpu_compiled --dry    # every line, tiny, without a compiler; it
 """
 
 import argparse
-import json
 from typing import Any
 
 import torch
 
 from bench.gpu_model import Model, folder_of, pages_for
-from bench.record import record
+from bench.lines import Figures, Lines
+from bench.record import record, results_folder
 from runtime.devices.cuda.interpret import use_interpreter
 from runtime.messages.ranks import CompileConfig
 from runtime.ranks import compile as compiling
@@ -20,10 +20,9 @@ BATCHES = (1, 8, 32)
 LENGTH, STEPS = 1024, 40
 
 
-def measure(*, is_dry: bool) -> dict[str, Any]:
-    """Microseconds of a step, by number of sequences; and seconds until the rank is ready."""
+def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+    """Adds to `found` microseconds of a step, by number of sequences; and seconds until the rank is ready."""
     batches, length, steps = ((2,), 70, 3) if is_dry else (BATCHES, LENGTH, STEPS)
-    found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
         for name, compiled in (("ours", CompileConfig()), ("compiled", CompileConfig(max_rows=max(batches)))):
             model = Model.open(
@@ -35,11 +34,11 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
                 step_tokens=max(batches) + 64,
                 compiled=compiled,
             )
-            found[name] = {"start_s": round(model.start_s, 1)}
+            found[f"{name}, start_s"] = round(model.start_s, 1)
             for rows in batches:
                 model.capture(rows)
                 model.begin(rows, length, steps)
-                found[name][f"{rows} sequences, us"] = round(model.decode(rows, length, steps) * 1e6)
+                found[f"{name}, {rows} sequences, us"] = round(model.decode(rows, length, steps) * 1e6)
             model.close()
     return found
 
@@ -56,12 +55,12 @@ def main() -> None:
         compiling.HOW = {"backend": "eager"}
     elif not torch.cuda.is_available():
         raise SystemExit("there is no GPU; use --dry")
+    lines = Lines(None if is_dry else results_folder() / "gpu.jsonl")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "steps": measure(is_dry=is_dry),
+        "steps": measure(Figures("compiled", lines), is_dry=is_dry),
     }
-    print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_compiled", results))
 

@@ -11,7 +11,6 @@ size.
 """
 
 import argparse
-import json
 from typing import Any
 
 import torch
@@ -67,6 +66,12 @@ def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int
     )
 
 
+def label(scheme: Scheme) -> str:
+    """The scheme's name, which does not say whether there are zero points."""
+    has_zero_points = isinstance(scheme, PackedInt) and scheme.has_zero_points
+    return f"{scheme.name}{' with zero points' if has_zero_points else ''}"
+
+
 def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, float]:
     """Microseconds, and the shares of bandwidth and peak."""
     seconds = bench.seconds(call)
@@ -82,21 +87,26 @@ def linears(bench: Bench, gpu: Any) -> dict[str, Any]:
     from runtime.devices.cuda.gemm import gemm, supports_torch_gemm, torch_gemm
     from runtime.devices.cuda.weights import pack
 
-    figures: dict[str, Any] = {}
+    figures = bench.figures("linears")
     for name, (outs, ins) in ({"tiny 64 x 128": (64, 128)} if bench.is_dry else LINEARS).items():
         full = bench.randn(outs, ins)
+        plain: dict[int, dict[str, float]] = {}  # the product in bf16, by rows
         for scheme in SCHEMES:
             packed = pack(weight_of(bench, scheme, outs, ins))
             for rows in (2,) if bench.is_dry else ROWS:
                 x, flops = bench.randn(rows, ins), 2.0 * rows * outs * ins
                 size = packed.weight.nbytes + 2.0 * rows * (ins + outs)
+                if rows not in plain:
+                    plain[rows] = measured(
+                        bench, full.nbytes, flops, lambda: torch.nn.functional.linear(x, full)
+                    )
                 line = {
                     "triton": measured(bench, size, flops, lambda: gemm(x, packed, gpu)),
-                    "bf16": measured(bench, full.nbytes, flops, lambda: torch.nn.functional.linear(x, full)),
+                    "bf16": plain[rows],
                 }
                 if supports_torch_gemm(packed, rows, torch.bfloat16, gpu):
                     line["torch"] = measured(bench, size, flops, lambda: torch_gemm(x, packed, None))
-                figures[f"{scheme.name} {name}, {rows} rows"] = line
+                figures[f"{label(scheme)} {name}, {rows} rows"] = line
     return figures
 
 
@@ -106,17 +116,14 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
     for scheme in SCHEMES:
         least = None
         for rows in reversed(ROWS):
-            each = [
-                line
-                for name, line in lines.items()
-                if name.startswith(f"{scheme.name} ") and name.endswith(f", {rows} rows")
-            ]
+            names = [f"{label(scheme)} {name}, {rows} rows" for name in LINEARS]
+            each = [lines[name] for name in names if name in lines]
             if not each or not all(
                 "torch" in line and line["torch"]["us"] < line["triton"]["us"] for line in each
             ):
                 break
             least = rows
-        figures[scheme.name] = least
+        figures[label(scheme)] = least
     return figures
 
 
@@ -125,7 +132,7 @@ def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
     tokens."""
     from runtime.devices.cuda.moe import CudaExperts
 
-    layer, figures = CudaExperts(gpu), {}
+    layer, figures = CudaExperts(gpu), bench.figures("experts")
     for name, (num, top_k, hidden, inner) in (
         {"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS
     ).items():
@@ -140,7 +147,7 @@ def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
                 shares, x = torch.rand(tokens, top_k, device=bench.torch_device), bench.randn(tokens, hidden)
                 chosen = 1 - (1 - top_k / num) ** tokens
                 size = chosen * sum(one.weight.nbytes for one in packed)
-                figures[f"{'bf16' if scheme is None else scheme.name} {name}, {tokens} tokens"] = measured(
+                figures[f"{'bf16' if scheme is None else label(scheme)} {name}, {tokens} tokens"] = measured(
                     bench,
                     size,
                     6.0 * tokens * top_k * hidden * inner,
@@ -153,7 +160,7 @@ def routing(bench: Bench) -> dict[str, Any]:
     """Microseconds of routing, ours and torch's softmax with topk."""
     from runtime.devices.cuda.kernels.moe_routing import route
 
-    figures = {}
+    figures = bench.figures("routing")
     for name, num, config in (
         ("Qwen3", 128, Routing(top_k=8, normalizes=True)),
         (
@@ -198,16 +205,12 @@ def main() -> None:
     gpu = gpu_of(bench.torch_device)
     lines = linears(bench, gpu)
     results: dict[str, Any] = {
-        "card": "none" if is_dry else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "bandwidth_gb_s": round(bench.bandwidth / 1e9),
-        "peak_tflop_s": round(bench.peak / 1e12, 1),
+        **bench.ceilings,
         "first_torch": first_torch(lines),
         "linears": lines,
         "experts": experts(bench, gpu),
         "routing": routing(bench),
     }
-    print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_gemm", results))
 

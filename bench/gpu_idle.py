@@ -15,7 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu_model import Model, folder_of, pages_for
-from bench.record import record
+from bench.lines import Figures, Lines
+from bench.record import record, results_folder
 from runtime.devices.cuda.interpret import use_interpreter
 
 STEPS = 60
@@ -52,10 +53,9 @@ def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, A
         return json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
 
 
-def measure(*, is_dry: bool) -> dict[str, Any]:
-    """Idle share and step time by number of sequences."""
+def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+    """Adds to `found` idle share and step time by number of sequences."""
     steps, length = (3, 70) if is_dry else (STEPS, LENGTH)
-    found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
         for rows in (2,) if is_dry else BATCHES:
             model = Model.open(
@@ -70,7 +70,7 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
             model.begin(rows, length, 2 * steps)
             seconds = model.decode(rows, length, steps)
             events = traced(model, rows, length + steps, steps)
-            found[str(rows)] = {
+            found[f"{rows} sequences"] = {
                 "idle": round(idle_share(events, ("cpu_op",) if is_dry else BUSY), 4),
                 "step_us": round(seconds * 1e6),
             }
@@ -89,12 +89,12 @@ def main() -> None:
         use_interpreter()
     elif not torch.cuda.is_available():
         raise SystemExit("there is no GPU; use --dry")
+    lines = Lines(None if is_dry else results_folder() / "gpu.jsonl")
     results = {
         "card": "none" if is_dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "sequences": measure(is_dry=is_dry),
+        "sequences": measure(Figures("idle", lines), is_dry=is_dry),
     }
-    print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_idle", results))
 

@@ -75,12 +75,13 @@ def dry_executor(message: StartRank) -> TorchExecutor:
     """A rank of the cpu with the GPU's kernels, interpreted."""
     from runtime.devices.cpu.device import open_device
     from runtime.devices.cpu.facts import FACTS
+    from runtime.devices.cuda.fused import CudaFusedOps
     from runtime.devices.cuda.kernels.launch import INTERPRETER
     from runtime.devices.cuda.ops import CudaOps
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        return replace(device, ops=CudaOps(dtype, INTERPRETER), programs=None)
+        return replace(device, ops=CudaOps(dtype, INTERPRETER), fused=CudaFusedOps(), programs=None)
 
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 

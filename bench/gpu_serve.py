@@ -114,8 +114,8 @@ def alone(folder: Path, *, is_dry: bool) -> dict[int, float]:
     return found
 
 
-def measure(*, is_dry: bool) -> dict[str, Any]:
-    """Start, then streams."""
+def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+    """Adds the start to `found`, then streams by their number."""
     device = (
         ["--device", "cpu", "--dtype", "float32"]
         if is_dry
@@ -124,7 +124,6 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
         write_llama(folder, read_config(folder))
         engine = alone(folder, is_dry=is_dry)
-        found: dict[str, Any] = {"streams": {}}
         begin = time.perf_counter()
         with server(
             "--model-path",
@@ -140,7 +139,8 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
             *device,
         ) as (port, pid, ready_s):
             first_token(port)
-            found |= {"ready_s": round(ready_s, 2), "first_token_s": round(time.perf_counter() - begin, 2)}
+            found["ready_s"] = round(ready_s, 2)
+            found["first_token_s"] = round(time.perf_counter() - begin, 2)
             time.sleep(0 if is_dry else 10)  # captures take place while nothing is to do
             for streams, own in engine.items():
                 load.run(port, pid, streams=streams, bodies=bodies(streams, 0, 16), tokens_each=16)
@@ -151,7 +151,7 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
                     bodies=bodies(2 * streams, 1000 * streams, TOKENS),
                     tokens_each=TOKENS,
                 )
-                found["streams"][str(streams)] = run.figures | {
+                found[f"{streams} streams"] = run.figures | {
                     "engine_tokens_per_s": round(own),
                     "of_engine": round(run.tokens / run.wall_s / own, 3),
                 }

@@ -1,5 +1,5 @@
 """Writes the results of a bench with the facts of the machine they were measured on:
-bench/results/<name>.json."""
+bench/results/<name>.json, or a file in the folder that the variable OUT names."""
 
 import json
 import os
@@ -33,10 +33,16 @@ def percentiles(values: list[float], digits: int = 1) -> dict[str, float]:
     }
 
 
+def results_folder() -> Path:
+    """Where results are written."""
+    return Path(os.environ.get("OUT") or RESULTS)
+
+
 def record(name: str, results: dict[str, Any]) -> Path:
     """Replaces the bench's file and returns its path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"bench": name, "machine": machine(), "results": results}, indent=2) + "\n")
     return path
 

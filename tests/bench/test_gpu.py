@@ -1,11 +1,17 @@
 """What the benches of a card make of what they see."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from bench.gpu_idle import BUSY, idle_share
+from bench.gpu_report import latest, table
+from bench.gpu_run import PART_S, Section, parts, run
+from bench.lines import Figures, Lines
 from bench.picture import draw
 
 
@@ -33,3 +39,62 @@ def test_the_picture(tmp_path: Path) -> None:
     widths = [float(one.get("width", 0)) for one in tree.iter("{http://www.w3.org/2000/svg}rect")]
     fills = [one.get("fill") for one in tree.iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[2::2] == [200.0, 360.0, 400.0] and fills[2::2] == ["#c8553d", "#3a7d44", "#3a7d44"]
+
+
+def test_sections_cost_each_other_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails, one that is cut off together with what it has started, one without time: the others
+    end, and each has a line."""
+    pid_file = tmp_path / "pid"
+    (tmp_path / "starts_another.py").write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(other.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    sections = [
+        Section("fails", ("no_such_module",), 0, 60),
+        Section("works", ("this",), 0, 60),
+        Section("hangs", ("starts_another",), 0, 3),
+        Section("has no time", ("this",), 10_000, 20_000),
+    ]
+    lines = Lines(tmp_path / "out" / "gpu.jsonl")
+    assert run(sections, lines, 600.0, is_dry=False) == ["fails", "hangs", "has no time"]
+    found = latest((tmp_path / "out" / "gpu.jsonl").read_text())["run"]
+    assert found["fails"].startswith("failed with exit code 1 in")
+    assert found["works"].startswith("done in")
+    assert found["hangs"] == "cut off after 3 s" and found["has no time"].startswith("skipped: ")
+    other = Path(f"/proc/{pid_file.read_text()}/stat")
+    assert not other.exists() or other.read_text().split()[2] in "ZX"
+
+
+def test_lines_are_there_at_once_and_become_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.jsonl"
+    figures = Figures("attention", Lines(path))
+    figures["decode"] = {"ours": {"us": 2.5, "of_bandwidth": 0.5}}
+    assert latest(path.read_text()) == {"attention": {"decode": figures["decode"]}}
+    figures["decode"] = {"us": 3.5}
+    figures["start_s"] = 1
+    with path.open("a") as file:
+        file.write('{"section": "attention", "na')  # the process was killed
+    assert table(path.read_text()).splitlines()[2:] == [
+        "| attention | decode | us 3.5 |",
+        "| attention | start_s | 1 |",
+    ]
+
+
+def test_parts_fit_into_their_time() -> None:
+    for name, sections in parts().items():
+        assert sum(one.least_s for one in sections) <= PART_S, name
+        assert all(one.least_s <= one.most_s <= PART_S for one in sections), name
+
+
+@pytest.mark.parametrize("part", ["A", "B", "C"])
+def test_every_line_runs_without_a_gpu(part: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu_run", part, "--dry", "--seconds", "900"]
+    environment = os.environ | {"OUT": str(tmp_path), "TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    found = latest("\n".join(line for line in ran.stdout.splitlines() if line.startswith("{")))
+    assert all(figure.startswith("done") for figure in found["run"].values())
+    assert len(found) > 1 and list(tmp_path.iterdir()) == [], "nothing is recorded"

@@ -1,0 +1,128 @@
+"""What a GPU can check and measure, in parts of at most nine minutes: each section is a process with a time
+limit of its own, and each figure a line of gpu.jsonl the moment it is known (in the folder $OUT, else
+bench/results). So no section costs another one's results, and what was cut off leaves what it has seen.
+
+    python -m bench.gpu_run A             # correctness, ceilings, kernels, steps of whole models
+    python -m bench.gpu_run B             # idle time, the server over HTTP, quantized products and experts
+    python -m bench.gpu_run C             # torch.compile
+    python -m bench.gpu_run A B C --dry   # every line of the benches, tiny, without a GPU
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+
+from msgspec import Struct
+
+from bench.lines import Lines
+from bench.record import results_folder
+
+PART_S = 540.0
+FILE = "gpu.jsonl"
+PROCESSES = 16  # that compile and run kernels' tests beside each other
+
+
+class Section(Struct, frozen=True):
+    """A process. It is started if at least `least_s` of the part's time are left, and ends after `most_s`."""
+
+    name: str
+    command: tuple[str, ...]  # of Python's -m
+    least_s: float
+    most_s: float
+
+    @property
+    def is_bench(self) -> bool:
+        """Whether it is a bench, which has a dry run, and not tests."""
+        return self.command[0].startswith("bench.")
+
+
+def tests(name: str, words: str, least_s: float, most_s: float, *more: str) -> Section:
+    """Tests; warnings of other installed packages do not count."""
+    plugins = "-p no:cacheprovider -p no:benchmark -W default"
+    return Section(name, ("pytest", "-q", *plugins.split(), *words.split(), *more), least_s, most_s)
+
+
+def spread() -> tuple[str, ...]:
+    """Options of pytest that compile kernels in parallel, where its plugin is installed."""
+    return ("-n", str(min(PROCESSES, os.cpu_count() or 1))) if find_spec("xdist") else ()
+
+
+def parts() -> dict[str, list[Section]]:
+    """The sections of each part, in order: correctness first, then what limits everything, then the rest."""
+    devices = "test_conformance test_attention_conformance test_schemes".split()
+    kernels = " ".join(["tests/devices/cuda", *(f"tests/devices/{name}.py" for name in devices)])
+    chosen = "-m", "not ascend", "-k", "not cpu and not npu and not interpreter"
+    return {
+        "A": [
+            tests("kernels are right", kernels, 30, 200, *chosen, *spread()),
+            tests("ranks are right", "tests/cuda --durations=5", 20, 120, "-m", "cuda"),
+            Section("kernels", ("bench.gpu", "--only", "attention", "rows", "sampling"), 20, 100),
+            Section("whole steps", ("bench.gpu", "--only", "shapes"), 40, 150),
+        ],
+        "B": [
+            Section("idle", ("bench.gpu_idle",), 30, 90),
+            Section("http", ("bench.gpu", "--only", "http"), 60, 200),
+            Section("products and experts", ("bench.gpu_gemm",), 30, 250),
+        ],
+        "C": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
+    }
+
+
+def run(sections: Sequence[Section], lines: Lines, part_s: float, *, is_dry: bool) -> list[str]:
+    """Runs sections one after the other within `part_s`. -> the names of those that failed, were cut off or
+    had no time left"""
+    end_s, bad = time.monotonic() + part_s, []
+    for section in sections:
+        left_s = end_s - time.monotonic()
+        if left_s < section.least_s:
+            result = f"skipped: {left_s:.0f} s are left"
+        else:
+            result = _run_one(section, min(section.most_s, left_s), is_dry=is_dry)
+        lines.write("run", section.name, result)
+        if not result.startswith("done"):
+            bad.append(section.name)
+    return bad
+
+
+def _run_one(section: Section, limit_s: float, *, is_dry: bool) -> str:
+    command = [sys.executable, "-m", *section.command, *(["--dry"] if is_dry else [])]
+    begin_s = time.monotonic()
+    with subprocess.Popen(command, process_group=0) as process:
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"cut off after {limit_s:.0f} s"
+        finally:  # with what it has started: a server would keep the GPU's memory
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    took = f"in {time.monotonic() - begin_s:.0f} s"
+    return f"done {took}" if code == 0 else f"failed with exit code {code} {took}"
+
+
+def main() -> int:
+    """Runs the parts. Returns 1 where a section did not end well."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=list(parts()), metavar="PART", help="A, B or C")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--seconds", type=float, default=PART_S, help="time for each part")
+    args = parser.parse_args()
+    lines = Lines(None if args.dry else results_folder() / FILE)
+    bad: list[str] = []
+    for part in args.parts:
+        sections = [one for one in parts()[part] if one.is_bench or not args.dry]
+        bad += run(sections, lines, args.seconds, is_dry=args.dry)
+    if bad:
+        print(f"not done: {', '.join(bad)}", file=sys.stderr)
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
