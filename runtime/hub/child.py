@@ -144,7 +144,8 @@ class HuggingFace:
         except OSError:  # no network; the HTTP client's errors are not OSErrors in all versions
             return None
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
+            # httpx2 since huggingface_hub 2
+            if type(error).__module__.partition(".")[0].rstrip("2") not in ("httpx", "httpcore", "requests"):
                 raise
             return None
         self.commit = info.sha

@@ -13,6 +13,8 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
+from tests.models.reference import cache_of
+
 SIZES: dict[str, Any] = {
     "head_dim": 16,
     "num_hidden_layers": 4,
@@ -59,11 +61,11 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> CausalLMOutputWithPast:
-        out = self.model(input_ids=input_ids, **kwargs)
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(out.last_hidden_state), past_key_values=out.past_key_values
-        )
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutputWithPast:
+        out = self.model(input_ids=input_ids, position_ids=position_ids, **kwargs)
+        return CausalLMOutputWithPast(logits=self.lm_head(out.last_hidden_state), **cache_of(out))
 
 
 AutoModel.register(Step3p7TextConfig, Step3p7TextModel, exist_ok=True)

@@ -131,7 +131,7 @@ prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time s
 token_step torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
-access_programs audio_data compaction context conversation crash_dump_folder
+access_programs audio_data background_options compaction context conversation crash_dump_folder
 dump_requests_exclude_meta_keys dump_requests_folder enable_response_messages fallbacks height
 image image_data images is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
 output_expires_after previous_input_messages previous_response require_reasoning return_bytes return_entropy

@@ -87,6 +87,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     moderation: JsonValue = None
     image: JsonValue = None
     access_programs: JsonValue = None
+    background_options: JsonValue = None
     request_id: JsonValue = None
     mm_processor_kwargs: JsonValue = None
     enable_response_messages: JsonValue = None
@@ -103,6 +104,7 @@ NOT_SERVED = (
     "moderation",
     "image",
     "access_programs",
+    "background_options",
     "request_id",
     "mm_processor_kwargs",
     "enable_response_messages",
