@@ -36,6 +36,7 @@ OWN_HEADERS = frozenset(
 ANSWER_HEADERS = OWN_HEADERS - {b"content-length"}
 PROMPT_FIELDS = ("tools", "system", "messages", "prompt", "text", "input_ids", "input")  # in a prompt's order
 MAX_WORKER_BYTES = 64 * 1024
+MAX_PARSED_BYTES = 2**20
 BODIES = 4  # of the largest size: what all requests together may hold
 LOG = log.get("route")
 BROKEN = "the server failed while it answered; send the request again"
@@ -221,8 +222,10 @@ def broken_event(path: str) -> bytes:
 
 
 def prompt_text(body: bytes) -> bytes:
-    """What of a body decides about the prompt, in the order of the prompt; a body that is no JSON object is
-    taken whole, as the server will refuse it."""
+    """What of a body decides about the prompt, in the order of the prompt. A body that is no JSON object is
+    taken whole, as the server will refuse it; so is one over MAX_PARSED_BYTES, as others wait meanwhile."""
+    if len(body) > MAX_PARSED_BYTES:
+        return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError):

@@ -24,7 +24,7 @@ class RouteSettings(Struct, frozen=True, kw_only=True):
 
     policy: str = "cache_aware"
     limits: PolicySettings = PolicySettings()
-    max_payload_size: int = 256 * 2**20  # bytes of a request's body
+    max_payload_size: int = 64 * 2**20  # bytes of a request's body
     request_timeout_secs: float = 1800.0  # without a byte from the server
     retry_max_retries: int = 5  # at other servers, before the first byte
     health_check_interval_secs: float = 10.0

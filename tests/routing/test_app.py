@@ -273,3 +273,5 @@ def test_the_prompt_of_a_body() -> None:
     assert prompt_text(body) == b'"s"[1, 2]'
     assert prompt_text(b"[" * 100_000) == b"[" * 100_000
     assert prompt_text(b"no JSON") == b"no JSON"
+    large = b'{"model": "' + b"m" * 2**20 + b'", "prompt": 1}'
+    assert prompt_text(large) == large, "too large to be looked into while others wait"
