@@ -102,6 +102,7 @@ def start_rank(
         model_impl=plan.model.model_impl,
         has_wide_head=plan.precision.enable_fp32_lm_head,
         takes_media=plan.model.enable_multimodal,
+        shares_media=plan.multimodal.mm_enable_dp_encoder,
         is_embedding=plan.model.is_embedding,
         pooling=plan.model.pooling,
         quantization=requested_quantization(plan.precision),

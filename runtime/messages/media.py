@@ -55,6 +55,7 @@ class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):
     values: np.ndarray  # float32: MediaInput.values, flat
     shape: tuple[int, ...]  # of MediaInput.values
     grid: tuple[int, int, int]
+    num_rows: int  # that it is encoded to
 
 
 class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):

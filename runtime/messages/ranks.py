@@ -128,6 +128,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     config_overrides: JsonDict = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
     takes_media: bool = True  # the model's encoder of images is loaded, if this runtime has it
+    shares_media: bool = False  # each rank of a stage encodes a share of the images
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
     quantization: str | None = None  # what the checkpoint's shall be, or what it is quantized to

@@ -6,7 +6,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device
+from runtime.devices.base import Collectives, Device
 from runtime.layers.upload import upload_int64
 from runtime.messages.media import Encode, MediaRows, MediaValues
 from runtime.models.base import Model
@@ -19,17 +19,39 @@ class EncodedMedia:
     """The rows that are kept on the device, by the ids of their encodings. The scheduler counts them
     (scheduling/encodings.py)."""
 
-    def __init__(self, torch_device: torch.device) -> None:
-        self._torch_device = torch_device
+    def __init__(self, torch_device: torch.device, ranks: Collectives | None = None) -> None:
+        """`ranks`: each encodes a share of what a command brings; None: this one encodes everything."""
+        self._torch_device, self._ranks = torch_device, ranks
         self._rows: dict[int, Tensor] = {}  # each [rows, hidden]
 
     def encode(self, command: Encode, encoder: MediaEncoder) -> None:
         """Drops what the command says, and encodes what it brings."""
         for id in command.dropped:
             self._rows.pop(id, None)
-        for batch in batches(command.media):
-            for one, rows in zip(batch, encoder.encode(batch), strict=True):
-                self._rows[one.id] = rows
+        if self._ranks is None:
+            self._rows |= encoded(command.media, encoder)
+        elif command.media:
+            own = encoded(command.media[self._ranks.rank :: self._ranks.size], encoder)
+            self._rows |= self._exchanged(command.media, own, encoder, self._ranks)
+
+    def _exchanged(
+        self, media: Sequence[MediaValues], own: dict[int, Tensor], encoder: MediaEncoder, ranks: Collectives
+    ) -> dict[int, Tensor]:
+        """The rows of all `media`, of which each rank has made some: the sum of tables with zeros for the
+        rest."""
+        table = torch.zeros(
+            sum(one.num_rows for one in media),
+            encoder.output_size,
+            dtype=encoder.dtype,
+            device=self._torch_device,
+        )
+        parts = dict(
+            zip([one.id for one in media], table.split([one.num_rows for one in media]), strict=True)
+        )
+        for id, rows in own.items():
+            parts[id].copy_(rows)
+        whole = ranks.all_reduce(table).split([one.num_rows for one in media])
+        return {one.id: rows.clone() for one, rows in zip(media, whole, strict=True)}
 
     def rows(self, media: MediaRows) -> tuple[Tensor, Tensor]:
         """Places of the step's tokens that take rows, int64 [E], and these rows, [E, hidden]."""
@@ -42,9 +64,21 @@ class EncodedMedia:
         return upload_int64(media.places, self._torch_device), torch.cat(parts)
 
 
-def open_media(device: Device, model: Model) -> EncodedMedia | None:
-    """Where a rank keeps encodings; None: its model has no encoder."""
-    return None if encoder_of(model) is None else EncodedMedia(device.torch_device)
+def encoded(media: Sequence[MediaValues], encoder: MediaEncoder) -> dict[int, Tensor]:
+    """The rows of images by the ids of their encodings."""
+    return {
+        one.id: rows
+        for batch in batches(media)
+        for one, rows in zip(batch, encoder.encode(batch), strict=True)
+    }
+
+
+def open_media(device: Device, model: Model, *, shares: bool) -> EncodedMedia | None:
+    """Where a rank keeps encodings; None: its model has no encoder. `shares`: each rank encodes a share."""
+    if encoder_of(model) is None:
+        return None
+    ranks = device.collectives if shares and device.collectives.size > 1 else None
+    return EncodedMedia(device.torch_device, ranks)
 
 
 def encoder_of(model: Model) -> MediaEncoder | None:

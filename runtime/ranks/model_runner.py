@@ -71,11 +71,13 @@ class ModelRunner:
         states: RecurrentStates | None = None,
         drafts: DraftRunner | None = None,
         pipeline: PipelineStage | None = None,
+        shares_media: bool = False,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
-        `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage."""
+        `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
+        `shares_media`: as in StartRank."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -95,7 +97,7 @@ class ModelRunner:
         self.logits = StepLogits(device, model)
         if computes_on_host(device):
             slots.open_host()
-        self.media = open_media(device, model)
+        self.media = open_media(device, model, shares=shares_media)
         self.inputs = StepInputs(device, slots, kv, page_size, windows, states, self.media)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         pools = [layer.pool for layer in model.attentions]

@@ -116,6 +116,7 @@ def start_torch_rank(
         states,
         open_drafts(device, draft, slots, draft_kv, start, dtype),
         open_pipeline(device, start, config, dtype),
+        start.shares_media,
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)

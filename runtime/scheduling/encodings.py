@@ -93,7 +93,11 @@ class Encodings:
             self.num_encoded += 1
             self._new.append(
                 MediaValues(
-                    id=kept.id, values=media.values.ravel(), shape=media.values.shape, grid=media.grid
+                    id=kept.id,
+                    values=media.values.ravel(),
+                    shape=media.values.shape,
+                    grid=media.grid,
+                    num_rows=size,
                 )
             )
         elif kept.step != self._step:

@@ -41,7 +41,7 @@ def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         {},
         {"chunked_prefill_size": 7, "disable_radix_cache": True},
         {"disable_overlap_schedule": True, "chunked_prefill_size": 12},
-        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True},
         {"pipeline_parallel_size": 2, "chunked_prefill_size": 12},
         {"page_size": 1, "speculative_algorithm": "NGRAM"},
     ],

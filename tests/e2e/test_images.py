@@ -49,6 +49,7 @@ def expected(llava: tuple[Path, LlavaForConditionalGeneration]) -> dict[str, lis
         {"disable_radix_cache": True, "chunked_prefill_size": 5},
         {"disable_overlap_schedule": True},
         {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True},
         {"pipeline_parallel_size": 2, "chunked_prefill_size": 12},
         {"page_size": 1, "speculative_algorithm": "NGRAM"},
     ],

@@ -30,6 +30,7 @@ class QwenAudio(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenAudioEncoder) -> None:
         self.torch_device, self.dtype = device.torch_device, dtype
+        self.output_size = config.output_size
         self.tower = WhisperTower(device, dtype, config)
         self.norm = LayerNorm(device, dtype, config.hidden_size, EPS)
         self.projector = ReplicatedLinear(device, dtype, config.hidden_size, config.output_size, bias=True)

@@ -43,6 +43,7 @@ class Llava(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: LlavaEncoder) -> None:
         self.torch_device, self.dtype = device.torch_device, dtype
+        self.output_size = config.output_size
         self.image_size, self.keeps_class = config.tower.image_size, config.keeps_class
         self.vision_tower = ClipVisionTower(device, dtype, config.tower)
         self.multi_modal_projector = Projector(device, dtype, config)

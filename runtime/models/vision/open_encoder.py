@@ -24,6 +24,8 @@ class MediaEncoder(Protocol):
     model. Every rank that embeds tokens has all of it."""
 
     renames: Renames  # from a checkpoint's names to those of the layers
+    dtype: torch.dtype  # of rows
+    output_size: int  # numbers of a row
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """See Layer.children."""

@@ -148,6 +148,7 @@ class QwenVl(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         self.torch_device, self.dtype, self.config = device.torch_device, dtype, config
+        self.output_size = config.output_size
         self.patch_embed = PatchEmbedding(device, dtype, config)
         self.blocks = [Block(device, dtype, config) for _ in range(config.num_layers)]
         self.merger = Merger(device, dtype, config)

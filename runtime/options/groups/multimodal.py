@@ -4,7 +4,7 @@ from typing import Annotated as A
 
 from msgspec import Meta
 
-from runtime.options.declare import Count, Group, Json, option, planned
+from runtime.options.declare import Count, Group, Json, option, planned, superseded
 
 Timeout = A[float, Meta(gt=0)]
 
@@ -28,7 +28,11 @@ class Multimodal(Group, frozen=True, kw_only=True):
         str | None, option("Folder whose files requests may name by file: URLs; without it, none.")
     ] = None
     enable_broadcast_mm_inputs_process: A[
-        bool, planned("Prepare inputs on one rank and send them to the others.")
+        bool,
+        superseded(
+            "Prepare inputs on one rank and send them to the others.",
+            "Inputs are always prepared once, beside the ranks, and sent to all of them.",
+        ),
     ] = False
     mm_process_config: A[
         Json | None,
@@ -37,7 +41,13 @@ class Multimodal(Group, frozen=True, kw_only=True):
             missing="settings of images and audio; of video it reads fps, num_frames and max_frames",
         ),
     ] = None
-    mm_enable_dp_encoder: A[bool, planned("Spread pictures over the ranks in the encoder.")] = False
+    mm_enable_dp_encoder: A[
+        bool,
+        option(
+            "Have each rank encode a share of a step's images, and send the rows to the others.",
+            note="pays where several images come at once; of one alone the others wait for it",
+        ),
+    ] = False
     limit_mm_data_per_request: A[
         Json | None,
         option(
@@ -45,8 +55,20 @@ class Multimodal(Group, frozen=True, kw_only=True):
             note="256 of each kind that it does not name",
         ),
     ] = None
-    disable_fast_image_processor: A[bool, planned("Prepare images with the slow processor.")] = False
-    keep_mm_feature_on_device: A[bool, planned("Leave encoded inputs on the device after use.")] = False
+    disable_fast_image_processor: A[
+        bool,
+        superseded(
+            "Prepare images with the slow processor.",
+            "Images are always prepared with the arithmetic of transformers' processors on Pillow.",
+        ),
+    ] = False
+    keep_mm_feature_on_device: A[
+        bool,
+        superseded(
+            "Leave encoded inputs on the device after use.",
+            "What an encoder makes never leaves its device, and up to 256 MiB of it are kept.",
+        ),
+    ] = False
     enable_precise_embedding_interpolation: A[
         bool, planned("Interpolate position embeddings of images corner to corner.")
     ] = False
