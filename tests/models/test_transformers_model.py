@@ -20,6 +20,7 @@ from tests.models.make import SIZES, VOCAB_SIZE, make_checkpoint, make_model, wr
 
 MULTI_HEAD = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+XGLM = {"vocab_size": VOCAB_SIZE, "d_model": 64, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4}
 ENDS = {"bos_token_id": 256, "eos_token_id": 258}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", SIZES),
@@ -173,7 +174,7 @@ def test_random_weights(checkpoints: Checkpoints) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "chunks of attention": ("ArceeConfig", SIZES | {"attention_chunk_size": 8}, "attention_chunk_size"),
-    "no interface": ("GPTJConfig", OLD | ENDS | {"rotary_dim": 8}, "interface"),
+    "no interface": ("XGLMConfig", XGLM, "interface"),
     "masks of its own": ("DogeConfig", SIZES, "masks of its own"),
     "states": ("RecurrentGemmaConfig", SIZES | {"lru_width": 64}, "layer_types|states|max_position"),
     "rotary by the longest": (

@@ -165,6 +165,8 @@ def continued(folder: Path, prompt: list[int]) -> list[int]:
 
 
 def greedy(model: Any, prompt: list[int]) -> list[int]:
+    if isinstance(model, transformers.Llama4ForConditionalGeneration):
+        model = model.language_model  # the whole one fails without images in transformers 5.24
     tokens = list(prompt)
     with torch.inference_mode():
         while len(tokens) < len(prompt) + NUM_TOKENS:
