@@ -69,6 +69,9 @@ class StepOverlap(Struct, frozen=True, array_like=True):
     shared_experts: bool = False  # while tokens travel to their routed experts
 
 
+Encoding = Literal["none", "whole", "shared"]
+
+
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
     """The first record of a ring: everything that a rank needs to load its share of the model."""
 
@@ -127,8 +130,9 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     processors: list[str] = []  # logits processors: package.module:Class
     config_overrides: JsonDict = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
-    takes_media: bool = True  # the model's encoder of images is loaded, if this runtime has it
-    shares_media: bool = False  # each rank of a stage encodes a share of the images
+    # "whole": the model's encoder of images is loaded, if this runtime has it, and each rank encodes all
+    # images; "shared": a share of them; "none": it is not loaded
+    encoding: Encoding = "whole"
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
     quantization: str | None = None  # what the checkpoint's shall be, or what it is quantized to

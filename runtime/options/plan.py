@@ -13,6 +13,7 @@ from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
 from runtime.messages.prompt_split import PromptSplit
+from runtime.messages.ranks import Encoding
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
@@ -100,6 +101,13 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Most steps that are submitted before the result of the first of them: one for each stage, and with
         overlap one more, which lies in the ring."""
         return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
+
+    @property
+    def encoding(self) -> Encoding:
+        """How much of a step's images each rank encodes."""
+        if not self.model.enable_multimodal:
+            return "none"
+        return "shared" if self.multimodal.mm_enable_dp_encoder else "whole"
 
     @property
     def prompt_split(self) -> PromptSplit | None:

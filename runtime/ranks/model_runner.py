@@ -77,7 +77,7 @@ class ModelRunner:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
         `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
-        `shares_media`: as in StartRank."""
+        `shares_media`: this rank encodes a share of images."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots

@@ -76,8 +76,7 @@ def start_torch_rank(
     times.append(perf_counter())
     loader = WeightsLoader(device, start, config, dtype, facts.schemes)
     draft_loader = open_draft_loader(device, start, config, dtype, facts.schemes)
-    loaded = loader.load(progress, writes=True)
-    model = loaded.model
+    model = (loaded := loader.load(progress, writes=True)).model
     draft = None if draft_loader is None else draft_loader.load(model, progress)
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
@@ -116,7 +115,7 @@ def start_torch_rank(
         states,
         open_drafts(device, draft, slots, draft_kv, start, dtype),
         open_pipeline(device, start, config, dtype),
-        start.shares_media,
+        start.encoding == "shared",
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)

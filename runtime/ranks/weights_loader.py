@@ -59,7 +59,7 @@ def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES, rank: int =
         overrides=start.config_overrides,
         config_file=start.config_file,
         model_impl=start.model_impl,
-        takes_media=start.takes_media,
+        takes_media=start.encoding != "none",
     )
     held = None if config.quantization is None else config.quantization.on_device(schemes)
     scales = start.cache_scales[rank] if start.cache_scales else ()
