@@ -13,7 +13,6 @@ from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
 from runtime.messages.prompt_split import PromptSplit
-from runtime.messages.ranks import Encoding
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
@@ -38,7 +37,7 @@ from runtime.options.groups.weights import Weights
 from runtime.options.table import rows
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime serve --help` need not wait for
-    from runtime.messages.ranks import DeviceOption
+    from runtime.messages.ranks import DeviceOption, Encoding
 
 
 class Provenance(Struct, frozen=True):
@@ -103,7 +102,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
 
     @property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> "Encoding":
         """How much of a step's images each rank encodes."""
         if not self.model.enable_multimodal:
             return "none"
