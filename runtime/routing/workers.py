@@ -124,6 +124,8 @@ class Workers:
         except UpstreamError as error:
             LOG.warning("a request failed at a server", url=worker.url, error=str(error))
             worker.report_failure(self.settings.health_failure_threshold)
+            if not worker.is_healthy:
+                self.policy.forget(worker)
             if is_last or not request.is_repeatable:
                 raise Unavailable("the server failed before it answered; try again") from None
             return None

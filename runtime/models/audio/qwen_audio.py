@@ -36,8 +36,8 @@ class QwenAudio(Layer):
         self.projector = ReplicatedLinear(device, dtype, config.hidden_size, config.output_size, bias=True)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each sound, float32 [mels, frames] with the count of its own frames first in the grid, its rows
-        [rows, hidden]."""
+        """Spectrograms of sounds, float32 [mels, frames] each -> of each its embeddings, [rows, hidden].
+        `grid` of a sound begins with how many of the frames are its own; the others are silence behind it."""
         mels = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.tower.forward(
             mels.view(len(media), *media[0].shape).to(self.dtype), num_positions(media[0].grid[0])

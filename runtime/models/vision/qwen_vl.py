@@ -154,8 +154,9 @@ class QwenVl(Layer):
         self.merger = Merger(device, dtype, config)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each image, float32 patches [L, 3, height, width], or video, [L, 3, frames, height, width], its
-        rows [L / merge_size^2, hidden]. What a video shows at one moment is encoded as an image."""
+        """Patches of images, float32 [L, 3, height, width] each, or of videos, [L, 3, frames, height, width]
+        -> of each its embeddings, [L / merge_size^2, hidden]. The patches of a video attend within their
+        moment alone, as those of an image."""
         config, (count, rows, columns) = self.config, media[0].grid
         patches = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.patch_embed.forward(patches.view(-1, *media[0].shape[1:]).to(self.dtype))
