@@ -1,0 +1,74 @@
+"""Messages of page transfers, from the server that computes a prompt to the one that computes its answer
+(runtime/transfer/).
+
+    decode server ── Ask ──────────────────────────────────────────────► prefill server
+                  ◄── Found ── Pages, bytes ── Waiting ── Pages, bytes … ── End ──
+                  ◄── Refused ──
+"""
+
+from msgspec import Struct
+
+ROOMS = 2**63  # ids of rooms are below it
+
+
+class Transfer(Struct, frozen=True, array_like=True):
+    """The half of a request that a server computes. Both halves carry the same room, an id that their router
+    made up."""
+
+    room: int
+    source: str = ""  # HOST:PORT of the server that computes the prompt; "": this one does
+    proof: bytes = b""  # that it comes from a router with the key (transfer/key.py)
+
+
+class PageLayout(Struct, frozen=True, array_like=True):
+    """How a page's bytes are divided. A part is a layer's keys or values of a page's tokens on one rank:
+    [page_size, bytes of a token], row by row."""
+
+    page_size: int  # tokens
+    num_ranks: int  # in a stage, that send their parts: those that share the heads, or one where all have all
+    parts: tuple[tuple[int, ...], ...]  # bytes of the parts of one rank, for each stage of the pipeline
+    is_replicated: bool = False  # every rank has all of every part
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page on the way."""
+        return self.num_ranks * sum(sum(stage) for stage in self.parts)
+
+
+class Ask(Struct, frozen=True, array_like=True, tag=True):
+    """Pages `first`, `first` + 1, ... of the prompt of a room, counted from 0."""
+
+    room: int
+    identity: bytes  # of the model and of everything else that decides a page's bytes
+    first: int
+    keys: bytes  # of these pages, KEY_BYTES each
+
+
+class Found(Struct, frozen=True, array_like=True, tag=True):
+    """The room is there; its pages come in this layout."""
+
+    layout: PageLayout
+
+
+class Pages(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the bytes of as many pages as it has checksums, each stage by stage, in it
+    rank by rank, and of a rank part by part."""
+
+    checksums: tuple[int, ...]
+
+
+class Waiting(Struct, frozen=True, array_like=True, tag=True):
+    """The next page is not computed yet."""
+
+
+class End(Struct, frozen=True, array_like=True, tag=True):
+    """No more pages come: all have, or the others will not be there."""
+
+
+class Refused(Struct, frozen=True, array_like=True, tag=True):
+    """No pages come."""
+
+    reason: str
+
+
+ToDecode = Found | Pages | Waiting | End | Refused

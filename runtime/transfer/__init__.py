@@ -1,0 +1,1 @@
+"""Pages on their way between servers: one computes prompts, another one answers (docs/disaggregation.md)."""

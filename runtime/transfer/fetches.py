@@ -1,0 +1,231 @@
+"""The side of a server that answers: fetches the pages of waiting sequences from the server that computes
+their prompt.
+
+    arrived(sequence) ─► held ─► Ask ─► pages into reserved host pages ─► prefix tree ─► released
+
+What comes is a part of the prefix cache like any other, in the order of the prompt. The sequence goes on when
+all has come, and also when no more will come, for whatever reason: then it computes the rest here. The last
+tokens of a prompt, at least one and less than a page and one, it computes in any case, which brings its first token
+and its log probability, and the state of its grammar.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from runtime import log
+from runtime.cache.sequence import Sequence
+from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
+from runtime.errors import LinkError
+from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, ToDecode, Waiting
+from runtime.scheduling.scheduler import Scheduler
+from runtime.transfer.checksum import checksum
+from runtime.transfer.key import parse_source
+from runtime.transfer.layout import RankPages, mismatch
+from runtime.transfer.rooms import Rooms
+from runtime.transfer.wire import Wire, connect
+
+LOG = log.get("transfer")
+LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
+IDLE_WIRES = 8  # of one source, kept for the next requests
+MAX_PORTION_BYTES = 1 << 30  # of pages behind one message; senders take much less, but for huge pages
+
+
+class Received(Struct):
+    """Counts since the start."""
+
+    pages: int = 0
+    bytes: int = 0
+    fetches: int = 0
+    failures: int = 0  # fetches that ended before all had come, whose prompts were computed here
+    wait_s: float = 0.0  # for which sequences were held
+
+
+class PageFetches:
+    """Both halves of one replica: opens rooms for prompts that others ask for, and fetches pages. The scheduler
+    actor calls it (Storage in actors/scheduler.py)."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pages: RankPages,
+        rooms: Rooms,
+        *,
+        identity: bytes,
+        key: bytes,
+        local_tokens: int,
+        wake: Callable[[], None],
+    ) -> None:
+        """`local_tokens`: prompts that lack fewer are computed here."""
+        self.received = Received()
+        self._scheduler = scheduler
+        self._pages = pages
+        self._rooms = rooms
+        self._identity = identity
+        self._key = key
+        self._least_pages = max(1, -(-local_tokens // scheduler.config.page_size))
+        self._wake = wake
+        self._connector = StorageConnector(lambda: scheduler.cache, identity)
+        self._tasks: TaskGroup | None = None
+        self._idle: defaultdict[str, list[Wire]] = defaultdict(list)
+        self._logged_s: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Fetches until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
+            for wires in self._idle.values():
+                for wire in wires:
+                    wire.close()
+
+    def saved(self) -> None:
+        """Pages may have come to host memory."""
+        self._rooms.look()
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A sequence has joined the queue."""
+        if (transfer := sequence.request.transfer) is None or self._tasks is None:
+            return
+        if not transfer.source:
+            self._rooms.open(transfer.room, sequence, self._connector, self._pages)
+            return
+        wanted = self._connector.wanted(sequence)
+        if len(wanted.keys) < self._least_pages:
+            return
+        self._scheduler.roster.waiting.suspend(sequence)
+        self._tasks.start_soon(self._fetch, sequence, transfer.source, transfer.room, wanted)
+
+    async def _fetch(self, sequence: Sequence, source: str, room: int, wanted: Wanted) -> None:
+        begin, first = monotonic(), wanted.first
+        self.received.fetches += 1
+        ask = Ask(room, self._identity, first, b"".join(wanted.keys))
+        try:
+            wire, layout = await self._ask(source, ask)
+            try:
+                while count := await self._receive(wire, layout, sequence, first):
+                    first += count
+            except BaseException:
+                wire.close()
+                raise
+            self._keep(source, wire)
+            if first < wanted.first + len(wanted.keys) and not sequence.is_finished:
+                raise LinkError(f"it has {first - wanted.first} of {len(wanted.keys)} pages")
+        except LinkError as error:
+            self.received.failures += 1
+            self._log(source, error)
+        finally:
+            self.received.wait_s += monotonic() - begin
+            self._scheduler.roster.waiting.release(sequence)
+            self._wake()
+
+    async def _ask(self, source: str, ask: Ask) -> tuple[Wire, PageLayout]:
+        """Asks over a connection that is open, or else a new one. Raises LinkError."""
+        while self._idle[source]:
+            wire = self._idle[source].pop()
+            try:
+                return wire, await self._layout(wire, ask)
+            except LinkError as error:  # it may have ended since
+                wire.close()
+                LOG.debug("a connection has ended", source=source, reason=str(error))
+        address = parse_source(source)
+        assert address is not None, "checked with the header"
+        wire = await connect(*address, self._key)
+        try:
+            return wire, await self._layout(wire, ask)
+        except BaseException:
+            wire.close()
+            raise
+
+    async def _layout(self, wire: Wire, ask: Ask) -> PageLayout:
+        await wire.send(ask)
+        while isinstance(answer := await wire.receive(ToDecode), Waiting):
+            pass
+        match answer:
+            case Found(layout=layout):
+                if (reason := mismatch(layout, self._pages.layout)) is not None:
+                    raise LinkError(reason)
+                return layout
+            case Refused(reason=reason):
+                raise LinkError(reason)
+        raise LinkError(f"a {type(answer).__name__} came where a layout was due")
+
+    async def _receive(self, wire: Wire, layout: PageLayout, sequence: Sequence, first: int) -> int:
+        """Takes the next pages, which begin with page `first` of the sequence. -> how many; 0: no more will
+        come"""
+        while isinstance(answer := await wire.receive(ToDecode), Waiting):
+            if sequence.is_finished:
+                raise LinkError("its request has ended")
+        if isinstance(answer, End):
+            return 0
+        if not isinstance(answer, Pages) or not answer.checksums:
+            raise LinkError(f"a {type(answer).__name__} came where pages were due")
+        count = len(answer.checksums)
+        if sequence.is_finished or count * layout.page_bytes > MAX_PORTION_BYTES:
+            raise LinkError("its request has ended" if sequence.is_finished else f"it sent {count} pages at once")
+        reserved = self._connector.reserve(count)
+        num_adopted = 0
+        try:
+            if len(reserved.hosts) < count:
+                raise LinkError("host memory has no room for its pages; raise --hicache-size or --hicache-ratio")
+            await self._fill(wire, layout, reserved, answer.checksums)
+            num_adopted = count
+        finally:
+            self._connector.adopt(sequence, first, reserved, num_adopted)
+        self.received.pages += count
+        self.received.bytes += count * layout.page_bytes
+        return count
+
+    async def _fill(
+        self, wire: Wire, layout: PageLayout, reserved: Reserved, checksums: tuple[int, ...]
+    ) -> None:
+        """Reads pages into reserved host pages."""
+        if layout == self._pages.layout:
+            pages = [self._pages.views(host) for host in reserved.hosts]
+        else:
+            whole = memoryview(bytearray(layout.page_bytes * len(checksums)))
+            size = layout.page_bytes
+            pages = [[whole[at : at + size]] for at in range(0, len(whole), size)]
+        await wire.receive_pages([view for page in pages for view in page])
+        await to_thread.run_sync(self._finish, layout, reserved, pages, checksums)
+
+    def _finish(
+        self,
+        layout: PageLayout,
+        reserved: Reserved,
+        pages: list[list[memoryview]],
+        checksums: tuple[int, ...],
+    ) -> None:
+        """In a worker thread: checks pages, and writes those of another layout where they belong."""
+        for host, page, expected in zip(reserved.hosts, pages, checksums, strict=True):
+            if checksum(page) != expected:
+                raise LinkError("a page came damaged")
+            if layout != self._pages.layout:
+                self._pages.write(host, page[0], layout)
+            elif self._pages.needs_copies:
+                self._pages.copy(host)
+
+    def _keep(self, source: str, wire: Wire) -> None:
+        if len(self._idle[source]) < IDLE_WIRES:
+            self._idle[source].append(wire)
+        else:
+            wire.close()
+
+    def _log(self, source: str, error: LinkError) -> None:
+        now = monotonic()
+        if now - self._logged_s.get(source, -LOG_AGAIN_S) >= LOG_AGAIN_S:
+            self._logged_s = {name: at for name, at in self._logged_s.items() if now - at < LOG_AGAIN_S}
+            self._logged_s[source] = now
+            LOG.warning(
+                "pages did not come, and their prompt is computed here; this is not logged again for a minute",
+                source=source,
+                reason=str(error),
+            )

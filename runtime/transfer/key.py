@@ -1,0 +1,111 @@
+"""The key that a router and its servers share: --disaggregation-key-file, or the environment variable
+RUNTIME_DISAGGREGATION_KEY.
+
+It opens two things. Servers prove it to each other before pages move (nodes/handshake.py). And a request has a
+half for this server only if its header says so with a proof:
+
+    x-disaggregation: ROOM SOURCE PROOF      SOURCE: HOST:PORT, or - for the server that computes the prompt
+
+PROOF is HMAC-SHA256 (RFC 2104) with the key over room and source, in hexadecimal. A header that somebody
+overhears can be sent again, and leads to the same room alone; the key itself is never sent. Without this a
+client could make a server connect to an address of the client's choice.
+"""
+
+import hmac
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime import log
+from runtime.errors import Forbidden, InvalidRequest, StartError
+from runtime.messages.transfer import ROOMS, Transfer
+from runtime.regular_file import read_regular
+
+HEADER = "x-disaggregation"
+VARIABLE = "RUNTIME_DISAGGREGATION_KEY"
+OPTION = "--disaggregation-key-file"
+MIN_BYTES = 16
+MAX_BYTES = 4096
+MAX_HEADER_CHARS = 512
+REMEDY = "make one with `openssl rand -hex 32`, the same for the router and all its servers"
+HERE = "-"  # source of a request whose prompt the server itself computes
+
+
+def read_key(file: str | None, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The key, without white space around it. Raises StartError where there is none, or one that could be
+    guessed; no error has any of it."""
+    if file is None:
+        key, source = environment.get(VARIABLE, "").encode(), VARIABLE
+        if not key:
+            raise StartError(
+                "disaggregation needs a key that the router and its servers share: give "
+                f"{OPTION}, or {VARIABLE} in the environment; {REMEDY}"
+            )
+    else:
+        key, source = _read(Path(file)), f"{OPTION} {file}"
+    key = key.strip()
+    if len(key) < MIN_BYTES:
+        raise StartError(f"the key of {source} has less than {MIN_BYTES} characters; {REMEDY}")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        key = read_regular(path, MAX_BYTES)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise StartError(f"{OPTION} {path} can't be read ({error.strerror or error}); {REMEDY}") from None
+    if mode & 0o077:
+        log.get("transfer").warning("other users may read the key; chmod 600", path=str(path))
+    return key
+
+
+def link_key(key: bytes) -> bytes:
+    """The secret by which two servers know each other."""
+    return hmac.digest(key, b"pages", "sha256")
+
+
+def header_value(key: bytes, transfer: Transfer) -> str:
+    """The header of a request's half."""
+    return f"{transfer.room} {transfer.source or HERE} {_proof(key, transfer).hex()}"
+
+
+def parse_header(value: str) -> Transfer:
+    """The half that a header names; its proof is still to be checked. Raises InvalidRequest."""
+    words = value.split(" ") if len(value) <= MAX_HEADER_CHARS else []
+    if len(words) == 3 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 20:
+        room, source = int(words[0]), words[1]
+        try:
+            proof = bytes.fromhex(words[2])
+        except ValueError:
+            proof = b""
+        if room < ROOMS and len(proof) == 32 and (source == HERE or parse_source(source) is not None):
+            return Transfer(room, "" if source == HERE else source, proof)
+    raise InvalidRequest(
+        f"the header {HEADER} must be a room, HOST:PORT or -, and a proof; leave it out, "
+        "as it is for `runtime route --pd-disaggregation`",
+        param=HEADER,
+    )
+
+
+def parse_source(text: str) -> tuple[str, int] | None:
+    """Host and port of HOST:PORT or [IPV6]:PORT; None: it is none."""
+    host, colon, port = text.rpartition(":")
+    is_numbered = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536
+    if not (colon and host and is_numbered) or (":" in host) != host.startswith("["):
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_proof(key: bytes, transfer: Transfer) -> None:
+    """Raises Forbidden unless the request comes from a router with the key."""
+    if not hmac.compare_digest(transfer.proof, _proof(key, transfer)):
+        raise Forbidden(
+            f"the header {HEADER} is for a router with the key of this server ({OPTION}); leave it out, or "
+            "give the router the same key",
+            param=HEADER,
+        )
+
+
+def _proof(key: bytes, transfer: Transfer) -> bytes:
+    return hmac.digest(key, f"room\0{transfer.room}\0{transfer.source}".encode(), "sha256")

@@ -1,0 +1,187 @@
+"""A connection between two servers: authenticated messages, and between them the bytes of pages.
+
+Messages travel in records (nodes/records.py) behind a handshake (nodes/handshake.py). Pages follow their
+message as they are, from the sender's host memory into the receiver's without a copy in between: worker threads
+send and receive them, while messages are awaited on the event loop. One side speaks at a time.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from runtime.errors import LinkError
+from runtime.nodes.handshake import (
+    MAGIC,
+    NONCE_BYTES,
+    OTHER_SECRET,
+    PROOF_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+)
+from runtime.nodes.records import MAX_RECORD_BYTES, TAG_BYTES, Opener, Sealer
+
+CONNECT_S = 5.0
+HANDSHAKE_S = 5.0
+STALL_S = 10.0  # without a byte, after which the other side counts as gone
+MAX_BUFFERS = 512  # of one system call; Linux takes 1024
+RECORD_HEAD = 5  # uint32 size, kind
+T = TypeVar("T")
+
+
+class Wire:
+    """A connection whose other side has proved that it has the key."""
+
+    def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener) -> None:
+        self._socket = connection
+        self._sealer, self._opener = sealer, opener
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Raises LinkError."""
+        await _send(self._socket, self._sealer.seal(msgspec.msgpack.encode(message)))
+
+    async def receive(self, kind: type[T], within_s: float | None = STALL_S) -> T:
+        """The next message, which is one of `kind`. Raises LinkError for any other, when the connection has
+        ended, and when nothing has come within the time."""
+        while not (messages := self._opener.open(await self._record(within_s))):
+            pass
+        try:
+            return msgspec.msgpack.decode(messages[0], type=kind)
+        except msgspec.MsgspecError as error:
+            raise LinkError(f"it sent what is no message of this version: {error}") from None
+
+    async def send_pages(self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]) -> None:
+        """Sends a message that takes time to make, and `views` behind it. Raises LinkError."""
+        await to_thread.run_sync(self._send_pages, make_message, views)
+
+    async def receive_pages(self, views: Sequence[memoryview]) -> None:
+        """Fills `views` with what follows the last message. Raises LinkError."""
+        await to_thread.run_sync(self._receive_pages, views)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    async def _record(self, within_s: float | None) -> bytearray:
+        """One record, and nothing of what follows it."""
+        with anyio.move_on_after(within_s) as limit:
+            head = await _receive(self._socket, RECORD_HEAD)
+        if limit.cancelled_caught:
+            raise LinkError(f"nothing came from it for {within_s:g} s")
+        size = int.from_bytes(head[:4], "big")
+        if size > MAX_RECORD_BYTES:
+            raise LinkError(f"a record of {size} bytes is none of this protocol")
+        with anyio.move_on_after(STALL_S) as limit:
+            return head + await _receive(self._socket, size + TAG_BYTES)
+        raise LinkError("a record stopped in the middle")
+
+    def _send_pages(self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]) -> None:
+        message = self._sealer.seal(msgspec.msgpack.encode(make_message()))
+        _move(self._socket, [memoryview(message), *views], self._socket.sendmsg, select.POLLOUT)
+
+    def _receive_pages(self, views: Sequence[memoryview]) -> None:
+        def take(buffers: Sequence[memoryview]) -> int:
+            return self._socket.recvmsg_into(buffers)[0]
+
+        _move(self._socket, views, take, select.POLLIN)
+
+
+async def connect(host: str, port: int, key: bytes) -> Wire:
+    """A connection to the server at this address. Raises LinkError."""
+    loop = asyncio.get_running_loop()
+    with anyio.move_on_after(CONNECT_S):
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise LinkError(f"{host} has no address ({error})") from None
+        family, kind, protocol, _, address = found[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connection, address)
+            return await _shake_as_client(connection, key)
+        except OSError as error:
+            connection.close()
+            raise LinkError(f"no connection to {host}:{port} ({error.strerror or error})") from None
+        except BaseException:
+            connection.close()
+            raise
+    raise LinkError(f"{host}:{port} did not answer within {CONNECT_S:g} s")
+
+
+async def accept(connection: socket.socket, key: bytes) -> Wire:
+    """The other end of `connect`. Raises LinkError; the caller closes the connection then."""
+    handshake = ServerHandshake(key)
+    with anyio.move_on_after(HANDSHAKE_S):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await _send(connection, handshake.open())
+        reply = handshake.receive(await _receive(connection, len(MAGIC) + NONCE_BYTES + PROOF_BYTES))
+        await _send(connection, reply)
+        if handshake.keys is None:
+            raise LinkError(OTHER_SECRET)
+        return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive))
+    raise LinkError(f"it did not prove its key within {HANDSHAKE_S:g} s")
+
+
+async def _shake_as_client(connection: socket.socket, key: bytes) -> Wire:
+    handshake = ClientHandshake(key)
+    await _send(connection, handshake.receive(await _receive(connection, len(MAGIC) + NONCE_BYTES)))
+    handshake.receive(await _receive(connection, PROOF_BYTES))
+    assert handshake.keys is not None, "else it raises"
+    return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive))
+
+
+async def _send(connection: socket.socket, data: bytes) -> None:
+    try:
+        with anyio.move_on_after(STALL_S):
+            return await asyncio.get_running_loop().sock_sendall(connection, data)
+    except OSError as error:
+        raise LinkError(f"the connection broke ({error.strerror or error})") from None
+    raise LinkError(f"it took nothing for {STALL_S:g} s")
+
+
+async def _receive(connection: socket.socket, size: int) -> bytearray:
+    data, at = bytearray(size), 0
+    try:
+        while at < size:
+            count = await asyncio.get_running_loop().sock_recv_into(connection, memoryview(data)[at:])
+            if not count:
+                raise LinkError("the connection was closed")
+            at += count
+    except OSError as error:
+        raise LinkError(f"the connection broke ({error.strerror or error})") from None
+    return data
+
+
+def _move(
+    connection: socket.socket,
+    views: Sequence[memoryview],
+    move: Callable[[Sequence[memoryview]], int],
+    ready: int,
+) -> None:
+    """In a worker thread: sends or receives all bytes of `views`; `ready`: the event to wait for."""
+    waiting = select.poll()
+    waiting.register(connection, ready)
+    rest, at = list(views), 0
+    while at < len(rest):
+        try:
+            count = move(rest[at : at + MAX_BUFFERS])
+        except (BlockingIOError, InterruptedError):
+            if not waiting.poll(STALL_S * 1000):
+                raise LinkError(f"no byte moved for {STALL_S:g} s") from None
+            continue
+        except OSError as error:
+            raise LinkError(f"the connection broke ({error.strerror or error})") from None
+        if not count:
+            raise LinkError("the connection was closed")
+        while at < len(rest) and count >= len(rest[at]):
+            count -= len(rest[at])
+            at += 1
+        if count:
+            rest[at] = rest[at][count:]
