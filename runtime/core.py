@@ -51,6 +51,7 @@ from runtime.service import Health, Load, ModelCard, State
 from runtime.settings import buckets
 from runtime.shutdown import Deadline
 from runtime.start import prepare
+from runtime.transfer.halves import open_halves
 
 STOPPING = "the server is stopping; try again later"
 
@@ -82,6 +83,7 @@ class Core:
         )
         cards = {} if self.adapters is None else self.adapters.cards
         self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
+        self._halves = halves = open_halves(plan)
         self._logs, self._nodes = logs, nodes = RequestLogs(plan, metrics), open_nodes(plan)
         self.replicas = Replicas(
             plan,
@@ -89,6 +91,7 @@ class Core:
             dispatcher=dispatcher,
             processes=processes,
             nodes=nodes,
+            halves=halves,
             outbox=step_tokens,
             metrics=metrics,
             adapters=None if self.adapters is None else self.adapters.setup,
@@ -120,6 +123,7 @@ class Core:
             adapters=self.adapters,
             records=logs.records,
             metrics=metrics,
+            halves=halves,
             num_running=lambda: self._status.num_running_requests,
         )
 
@@ -186,6 +190,8 @@ class Core:
             await check_model(self.plan, self._progress)
             if self._nodes is not None:
                 await tasks.start(self._nodes.run, self.plan)
+            if self._halves is not None:
+                await self._halves.start(tasks)
             await self.replicas.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)

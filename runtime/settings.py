@@ -318,11 +318,14 @@ def scheduler_config(
             host=HostConfig(
                 num_pages=num_host_pages,
                 num_states=num_host_states,
-                write_policy=plan.tiers.hicache_write_policy,
+                write_policy=_write_policy(plan),
                 has_storage=plan.tiers.hicache_storage_backend is not None,
             ),
         ),
         conservativeness=plan.schedule.schedule_conservativeness,
+        reserved_tokens=plan.disaggregation.num_reserved_decode_tokens
+        if plan.disaggregation.disaggregation_mode == "decode"
+        else 0,
         limit=Limit(queue_s=plan.schedule.queue_timeout, total_s=plan.schedule.request_timeout),
         order=OrderConfig(
             policy=plan.schedule.schedule_policy,
@@ -346,6 +349,16 @@ def scheduler_config(
             delay_watermark=plan.schedule.prefill_delayer_token_usage_low_watermark,
         ),
     )
+
+
+def _write_policy(plan: Plan) -> str:
+    """When pages are copied to host memory. A server that answers what others have read has their pages there
+    already."""
+    options = plan.disaggregation
+    copies_own = options.disaggregation_decode_enable_offload_kvcache
+    if options.disaggregation_mode == "decode" and not copies_own:
+        return "never"
+    return plan.tiers.hicache_write_policy
 
 
 def _weights(plan: Plan) -> dict[str, float]:

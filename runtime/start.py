@@ -35,6 +35,7 @@ from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
+from runtime.transfer.key import read_key
 
 # classes of models whose layers join the tokens of attention groups
 GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
@@ -89,6 +90,8 @@ def check_nodes(plan: Plan) -> None:
     if plan.parallel.nnodes > 1:
         parse_address(plan.parallel.dist_init_addr or "")
         read_secret(plan.parallel.dist_secret_file)
+    if plan.disaggregation.disaggregation_mode != "null":
+        read_key(plan.disaggregation.disaggregation_key_file)
 
 
 def check_groups(plan: Plan, model: ModelConfig) -> None:

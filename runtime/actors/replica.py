@@ -45,6 +45,9 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.speculation.drafter import open_drafter
 from runtime.service import Load
 from runtime.settings import limits, scheduler_config, start_rank
+from runtime.transfer.fetches import PageFetches
+from runtime.transfer.halves import Halves
+from runtime.transfer.open_fetches import open_fetches
 
 
 class Replica:
@@ -61,6 +64,7 @@ class Replica:
         inbox: Channel[ToScheduler],
         processes: RankProcesses | None,
         nodes: Nodes | None,
+        halves: Halves | None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
@@ -71,7 +75,8 @@ class Replica:
         lead: "Replica | None" = None,
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
-        first ones, if they have been started; `nodes`: the other nodes, if there are any; `adapters` gives
+        first ones, if they have been started; `nodes`: the other nodes, if there are any; `halves`: with
+        --disaggregation-mode; `adapters` gives
         what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
         ranks start, `on_lost` when all requests wait for new ranks; `forward` gets messages about requests
         that are not here, and this replica's index. `lead`: the replica of the first attention group, whose
@@ -103,6 +108,8 @@ class Replica:
             self._signal, self.supervisor, self.commands = lead._signal, lead.supervisor, lead.commands
             lead._members.append(self)
         self.storage: StorageActor | None = None  # with --hicache-storage-backend
+        self.pages: PageFetches | None = None  # with --disaggregation-mode
+        self._halves = halves
         self.events: EventsActor | None = None  # with --kv-events-config
         self._plan = plan
         self._model = model
@@ -133,6 +140,11 @@ class Replica:
                     self._signal.set,
                 )
                 tasks.start_soon(self.storage.run)
+            if self._halves is not None:
+                self.pages = await open_fetches(
+                    plan, self._model, scheduler, supervisor.open_hosts(), self._halves, self._signal.set
+                )
+                tasks.start_soon(self.pages.run)
             actor = SchedulerActor[Ranks](
                 scheduler,
                 self.inbox,
@@ -141,7 +153,7 @@ class Replica:
                 limits=limits(plan, self._model, scheduler.config.pool_tokens),
                 depth=plan.steps_in_flight,
                 signal=self._signal,
-                storage=self.storage,
+                storage=self.storage or self.pages,
                 publish=None if self.events is None else self.events.offer,
                 observers=self._observers(),
                 forward=self._forward,

@@ -23,6 +23,7 @@ from runtime.metrics import Metrics
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.handover import leaving
+from runtime.transfer.halves import Halves
 
 MOVED = "requests go on with other replicas"
 
@@ -39,6 +40,7 @@ class Replicas:
         dispatcher: Dispatcher,
         processes: RankProcesses | None = None,
         nodes: Nodes | None = None,
+        halves: Halves | None = None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
         adapters: Callable[[], AdapterSetup] | None,
@@ -60,6 +62,7 @@ class Replicas:
                 inbox=inbox,
                 processes=None if index else processes,
                 nodes=nodes,
+                halves=halves,
                 outbox=outbox,
                 metrics=metrics,
                 adapters=adapters,

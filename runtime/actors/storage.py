@@ -22,7 +22,6 @@ from pathlib import Path
 from time import monotonic
 
 import anyio
-import msgspec
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
@@ -33,7 +32,7 @@ from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, StatePin, StorageConnector
 from runtime.devices.host_memory import HostPages
 from runtime.metrics import Metrics
-from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.model_config import ModelConfig, model_facts
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
 from runtime.storage.identity import identity as identity_of
@@ -304,11 +303,7 @@ def cache_identity(
 ) -> bytes:
     """Whose pages and states these are; `state_bytes`: of a state on each rank. The layout of host memory is
     no part of it: the parts of a page are the same, and in the same order."""
-    facts = {
-        key: value
-        for key, value in msgspec.to_builtins(model).items()
-        if key not in ("bos_id", "eos_ids", "sampling_defaults")
-    }
+    facts = model_facts(model)
     if plan.model.load_format == "dummy":
         facts["weights"] = ["dummy", plan.schedule.random_seed]
     else:

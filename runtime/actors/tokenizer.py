@@ -268,6 +268,7 @@ class TokenizerActor:
             tenant=request.tenant.name,
             routing_key=request.routing_key,
             replica=request.replica,
+            transfer=request.transfer,
             queue_timeout_s=request.queue_timeout_s,
             timeout_s=request.timeout_s,
             namespace=namespace(

@@ -17,6 +17,7 @@ from runtime.models.config.pooling import Pooling
 from runtime.options.plan import Plan
 from runtime.service import State, check_task
 from runtime.settings import has_priorities
+from runtime.transfer.halves import Halves, refuse
 
 CLOSED: dict[State, str] = {  # states in which no request may come in, and what clients read then
     "draining": "the server is draining; try again later",
@@ -50,10 +51,11 @@ class Intake:
         adapters: AdapterRegistry | None,
         records: Records,
         metrics: Metrics,
+        halves: Halves | None,
         num_running: Callable[[], int],
     ) -> None:
-        """`pooling`: how the model pools; None: it generates text. `num_running` gives the number of running
-        requests of all tenants."""
+        """`pooling`: how the model pools; None: it generates text. `halves`: with --disaggregation-mode.
+        `num_running` gives the number of running requests of all tenants."""
         self._max_queued = plan.schedule.max_queued_requests
         self._num_replicas = plan.parallel.data_parallel_size
         self._num_running = num_running
@@ -65,6 +67,7 @@ class Intake:
         self._adapters = adapters
         self._records = records
         self._metrics = metrics
+        self._halves = halves
         open_requests.closed.subscribe(sessions.ended)
         open_requests.closed.subscribe(records.left)
         if adapters is not None:
@@ -84,6 +87,8 @@ class Intake:
                 param="data_parallel_rank",
             )
         check_task(request, self._pooling)
+        if request.transfer is not None:
+            request = refuse() if self._halves is None else self._halves.take(request)
         self._check_places(request.tenant)
         if request.session is not None:
             request, sink = self._sessions.begin(request, request.session, sink)

@@ -48,6 +48,7 @@ WRITE_POLICIES = {
     "write_through": WritePolicy(0, at_eviction=False),
     "write_through_selective": WritePolicy(1, at_eviction=False),
     "write_back": WritePolicy(None, at_eviction=True),
+    "never": WritePolicy(None, at_eviction=False),  # pages come from elsewhere
 }
 
 

@@ -16,6 +16,7 @@ from runtime.messages.constraint import Grammar
 from runtime.messages.media import MediaInput, MediaSource
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
+from runtime.messages.transfer import Transfer
 from runtime.parsing.events import Event
 
 
@@ -105,6 +106,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     tenant: Tenant = DEFAULT_TENANT  # who sends it
     routing_key: str = ""  # as in Request.routing_key
     replica: int | None = None  # as in Request.replica
+    transfer: Transfer | None = None  # as in Request.transfer
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     adapter: str = ""  # name of a LoRA adapter; "": none
     adapter_ref: AdapterRef | None = None  # the adapter that has this name, set when the request is taken in
@@ -174,6 +176,9 @@ class Request(Struct, frozen=True, kw_only=True):
     tenant: str = ""  # name of the tenant whose share of the runtime the request uses
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
     replica: int | None = None  # the replica that it asks for; None: any
+    transfer: Transfer | None = (
+        None  # another server computes the other half of it; None: all of it is done here
+    )
     namespace: str = ""  # of the prefix cache: pages are shared within a namespace only (cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for the first step
     timeout_s: float | None = None  # longest time from arrival to end

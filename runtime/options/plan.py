@@ -16,6 +16,7 @@ from runtime.messages.prompt_split import PromptSplit
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
+from runtime.options.groups.disaggregation import Disaggregation
 from runtime.options.groups.experts import ExpertsPlan
 from runtime.options.groups.graphs import GraphsPlan
 from runtime.options.groups.http import Api, HttpPlan
@@ -70,6 +71,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     speculation: SpeculationPlan
     states: StatesPlan
     tiers: Tiers
+    disaggregation: Disaggregation
     ascend: AscendPlan
     null: NullPlan
     why: dict[str, Provenance]  # by option name

@@ -102,6 +102,8 @@ def resolve(
     c.expand("kv_cache_dtype", precision.KV_DTYPE_ALIASES)
     c.auto(precision.kv_cache_dtype, c["dtype"])
     c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
+    if c["disaggregation_mode"] != "null":
+        c.expand("enable_hierarchical_cache", tiers.OF_HALVES)
     _choose_model(c, model, parsed)
     c.expand(
         "expert_parallel_size",

@@ -25,10 +25,12 @@ GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly
 
 
 class Forecast:
-    """Tokens to come, times `conservativeness` (1 is what experience says, 0 expects nothing)."""
+    """Tokens to come, times `conservativeness` (1 is what experience says, 0 expects nothing), and of each
+    sequence at least as many as lack to `reserved` tokens."""
 
-    def __init__(self, conservativeness: float = 1.0) -> None:
+    def __init__(self, conservativeness: float = 1.0, reserved: int = 0) -> None:
         self.conservativeness = conservativeness
+        self._reserved = reserved
         # taken of what was allowed; before anything is known: any part
         self._parts = deque([0.25, 0.5, 0.75, 1.0], MEMORY)
         self._sorted: list[float] = []  # the same in order; empty: to be sorted
@@ -68,7 +70,8 @@ class Forecast:
             wanted = parts[shorter + int(luck * (len(parts) - shorter))] * allowed - generated
         else:
             wanted = generated / 2  # longer than all that are remembered
-        return int(min(wanted * self._raise, left) * self.conservativeness)
+        expected = int(min(wanted * self._raise, left) * self.conservativeness)
+        return max(expected, min(self._reserved - generated, left))
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
         """Most tokens that these sequences will hold at once, beyond what they hold now; what they found in

@@ -29,12 +29,13 @@ class Roster:
         max_running: int,
         order: OrderConfig | None = None,
         conservativeness: float = 1.0,
+        reserved_tokens: int = 0,
         lora_slots: LoraSlotConfig | None = None,
     ) -> None:
         self.cache = cache
         self.max_running = max_running
         self.order = order or OrderConfig()
-        self.forecast = Forecast(conservativeness)
+        self.forecast = Forecast(conservativeness, reserved_tokens)
         self.lora_slots = LoraSlots(lora_slots or LoraSlotConfig())  # of adapters
         self.shares = Shares(is_on=self.order.fair, weights=self.order.weights)
         self.extending: list[Sequence] = []  # in order of admission

@@ -53,6 +53,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     admission: Admission | None = None  # None: nothing but max_step_tokens
     pools: bool = False  # the model makes a vector of a prompt, and no tokens
     conservativeness: float = 1.0
+    reserved_tokens: int = 0  # kept free for each running sequence at least, if it may take them
     limit: Limit = Limit()  # in time
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
     max_encoded_rows: int | None = None  # of images, that the ranks keep; None: the model takes text alone
@@ -102,6 +103,7 @@ class Scheduler:
             config.max_running,
             config.order,
             config.conservativeness,
+            config.reserved_tokens,
             config.lora_slots,
         )
         self.generated_tokens = 0

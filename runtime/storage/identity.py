@@ -6,6 +6,9 @@ content; else the time of the last change. Reading all weights would be certain 
 lengths alone are the same for all fine-tunes of a model; samples of the weights miss an edited row. So a copy
 of a model whose files have other dates does not share pages with the original, unless both are started with
 the same "model" in the settings, by an operator who knows that they are the same.
+
+Servers that send each other pages while they run (runtime/transfer/) take samples instead of the stamps: they
+are mostly on different machines, were started as one deployment, and keep nothing.
 """
 
 import glob
@@ -22,12 +25,31 @@ from runtime.regular_file import open_regular
 HEADER_LIMIT = 100_000_000  # the format's own
 IDENTITY_BYTES = 16
 GGUF_HEAD = 1 << 23
+SAMPLES, SAMPLE_BYTES = 256, 4096  # of a file
 
 
 def identity(**facts: object) -> bytes:
     """The digest of facts that msgspec can encode."""
     encoded = msgspec.json.encode(sorted(facts.items()))
     return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, person=b"runtime pages").digest()
+
+
+def weight_samples(folder: Path) -> list[tuple[str, int, str, str]]:
+    """(file, length, digest of its header, digest of SAMPLES pieces) of every file of weights: the same for
+    copies on different machines, and another one for weights that were trained on."""
+    return [
+        (path.name, path.stat().st_size, _header(path), _pieces(path, path.stat().st_size))
+        for path in _files(folder)
+    ]
+
+
+def _pieces(path: Path, size: int) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open_regular(path) as file:
+        for number in range(SAMPLES):
+            file.seek(number * max(0, size - SAMPLE_BYTES) // max(1, SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def weights(folder: Path, name: str | None) -> list[tuple[str, int, str, str]]:

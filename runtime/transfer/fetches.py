@@ -23,6 +23,7 @@ from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
 from runtime.errors import LinkError
 from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, ToDecode, Waiting
+from runtime.options.groups.disaggregation import Disaggregation
 from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.checksum import checksum
 from runtime.transfer.key import parse_source
@@ -32,6 +33,7 @@ from runtime.transfer.wire import Wire, connect
 
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
+FAKE = "fake"  # the backend that moves nothing
 IDLE_WIRES = 8  # of one source, kept for the next requests
 MAX_PORTION_BYTES = 1 << 30  # of pages behind one message; senders take much less, but for huge pages
 
@@ -56,19 +58,22 @@ class PageFetches:
         pages: RankPages,
         rooms: Rooms,
         *,
+        options: Disaggregation,
         identity: bytes,
         key: bytes,
-        local_tokens: int,
         wake: Callable[[], None],
     ) -> None:
-        """`local_tokens`: prompts that lack fewer are computed here."""
+        """`identity`: of the pages; `key`: the secret of both servers."""
         self.received = Received()
         self._scheduler = scheduler
         self._pages = pages
         self._rooms = rooms
         self._identity = identity
         self._key = key
-        self._least_pages = max(1, -(-local_tokens // scheduler.config.page_size))
+        least_tokens = options.disaggregation_local_prompt_tokens
+        self._least_pages = max(1, -(-least_tokens // scheduler.config.page_size))
+        self._is_fake = options.disaggregation_transfer_backend == FAKE
+        self._fakes_all = options.disaggregation_decode_enable_fake_auto
         self._wake = wake
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
         self._tasks: TaskGroup | None = None
@@ -93,7 +98,13 @@ class PageFetches:
 
     def arrived(self, sequence: Sequence) -> None:
         """A sequence has joined the queue."""
-        if (transfer := sequence.request.transfer) is None or self._tasks is None:
+        transfer = sequence.request.transfer
+        if transfer is None and self._fakes_all:
+            self._make_up(sequence)
+        if transfer is None or self._tasks is None:
+            return
+        if self._is_fake and transfer.source:
+            self._make_up(sequence)
             return
         if not transfer.source:
             self._rooms.open(transfer.room, sequence, self._connector, self._pages)
@@ -103,6 +114,17 @@ class PageFetches:
             return
         self._scheduler.roster.waiting.suspend(sequence)
         self._tasks.start_soon(self._fetch, sequence, transfer.source, transfer.room, wanted)
+
+    def _make_up(self, sequence: Sequence) -> None:
+        """Takes pages of zeros as those of the prompt."""
+        wanted = self._connector.wanted(sequence)
+        reserved = self._connector.reserve(len(wanted.keys))
+        for host in reserved.hosts:
+            for view in self._pages.views(host):
+                view[:] = bytes(len(view))
+            if self._pages.needs_copies:
+                self._pages.copy(host)
+        self._connector.adopt(sequence, wanted.first, reserved, len(reserved.hosts))
 
     async def _fetch(self, sequence: Sequence, source: str, room: int, wanted: Wanted) -> None:
         begin, first = monotonic(), wanted.first
@@ -170,12 +192,16 @@ class PageFetches:
             raise LinkError(f"a {type(answer).__name__} came where pages were due")
         count = len(answer.checksums)
         if sequence.is_finished or count * layout.page_bytes > MAX_PORTION_BYTES:
-            raise LinkError("its request has ended" if sequence.is_finished else f"it sent {count} pages at once")
+            raise LinkError(
+                "its request has ended" if sequence.is_finished else f"it sent {count} pages at once"
+            )
         reserved = self._connector.reserve(count)
         num_adopted = 0
         try:
             if len(reserved.hosts) < count:
-                raise LinkError("host memory has no room for its pages; raise --hicache-size or --hicache-ratio")
+                raise LinkError(
+                    "host memory has no room for its pages; raise --hicache-size or --hicache-ratio"
+                )
             await self._fill(wire, layout, reserved, answer.checksums)
             num_adopted = count
         finally:

@@ -55,7 +55,9 @@ class Wire:
         except msgspec.MsgspecError as error:
             raise LinkError(f"it sent what is no message of this version: {error}") from None
 
-    async def send_pages(self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]) -> None:
+    async def send_pages(
+        self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]
+    ) -> None:
         """Sends a message that takes time to make, and `views` behind it. Raises LinkError."""
         await to_thread.run_sync(self._send_pages, make_message, views)
 

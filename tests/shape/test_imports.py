@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("devices/ascend", "devices/cpu", "devices/cuda", "devices/null", "models"),
     ("options", "ranks"),
     ("metrics", "nodes"),
+    ("transfer",),
     ("media_settings", "settings"),
     ("actors",),
     ("http",),

@@ -1,4 +1,4 @@
-"""Request headers with a meaning here: routing key, replica, time limits. The tenant's is in http/auth.py."""
+"""Request headers with a meaning here: routing key, replica, time limits, half. The tenant's is in http/auth.py."""
 
 from math import isfinite
 
@@ -6,6 +6,9 @@ from msgspec import Struct
 from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest
+from runtime.messages.transfer import Transfer
+from runtime.transfer.key import HEADER as TRANSFER
+from runtime.transfer.key import parse_header
 
 ROUTING_KEYS = ("x-routing-key", "x-smg-routing-key")  # ours, and that of SGLang's gateway
 TIMEOUT = "x-request-timeout"  # seconds, from arrival to the end
@@ -21,13 +24,18 @@ class RequestHeaders(Struct, frozen=True):
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     replica: int | None = None
+    transfer: Transfer | None = None
 
 
 def read_headers(headers: Headers) -> RequestHeaders:
     """The fields that `headers` set. Raises InvalidRequest, naming the header."""
     routing_key = next((name for header in ROUTING_KEYS if (name := _name(headers, header))), "")
     return RequestHeaders(
-        routing_key, _seconds(headers, TIMEOUT), _seconds(headers, QUEUE_TIMEOUT), _index(headers, REPLICA)
+        routing_key,
+        _seconds(headers, TIMEOUT),
+        _seconds(headers, QUEUE_TIMEOUT),
+        _index(headers, REPLICA),
+        None if (half := headers.get(TRANSFER)) is None else parse_header(half),
     )
 
 

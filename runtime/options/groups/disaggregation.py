@@ -3,37 +3,63 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Port, on_device, planned
+from runtime.options.declare import Count, Group, Port, Whole, on_device, option, planned, superseded
+
+_OTHERS = ("mooncake", "nixl", "ascend", "mori")
 
 
 class Disaggregation(Group, frozen=True, kw_only=True):
     """Disaggregation"""
 
     disaggregation_mode: A[
-        Literal["null", "prefill", "decode"], planned("Which half of the work this server does.")
+        Literal["null", "prefill", "decode"],
+        option(
+            "Which half of the work this server does: prompts, or answers.",
+            note="needs a router, and --disaggregation-key-file: docs/disaggregation.md",
+        ),
     ] = "null"
     disaggregation_transfer_backend: A[
-        Literal["mooncake", "nixl", "ascend", "fake", "mori"],
-        planned("Transport of pages between the halves."),
-    ] = "mooncake"
+        Literal["tcp", "mooncake", "nixl", "ascend", "fake", "mori"],
+        option(
+            "Transport of pages between the halves.",
+            later=_OTHERS,
+            note="fake moves nothing and makes pages up, for benchmarks",
+        ),
+    ] = "tcp"
     disaggregation_bootstrap_port: A[
-        Port, planned("Port of a prefill server on which decode servers find it.")
+        Port, option("Port of a prefill server at which decode servers ask for pages; 0: a free one.")
     ] = 8998
-    disaggregation_decode_tp: A[Count | None, planned("Tensor parallel size of the decode servers.")] = None
-    disaggregation_decode_dp: A[Count | None, planned("Data parallel size of the decode servers.")] = None
-    disaggregation_prefill_pp: A[Count, planned("Pipeline parallel size of the prefill servers.")] = 1
+    disaggregation_key_file: A[
+        str | None,
+        option("File with the key that a router and its servers share; else RUNTIME_DISAGGREGATION_KEY."),
+    ] = None
+    disaggregation_local_prompt_tokens: A[
+        Whole, option("A decode server computes prompts itself that lack fewer tokens.")
+    ] = 0
+    disaggregation_decode_tp: A[
+        Count | None,
+        superseded("Tensor parallel size of the decode servers.", "pages say how they are divided."),
+    ] = None
+    disaggregation_decode_dp: A[
+        Count | None,
+        superseded("Data parallel size of the decode servers.", "each replica asks for its own pages."),
+    ] = None
+    disaggregation_prefill_pp: A[
+        Count, superseded("Pipeline parallel size of the prefill servers.", "pages say how they are divided.")
+    ] = 1
     disaggregation_ib_device: A[str | None, on_device("cuda", "InfiniBand devices of the transport.")] = None
     disaggregation_decode_enable_offload_kvcache: A[
-        bool, planned("Let decode servers keep pages in host memory.")
+        bool, option("Let decode servers copy what they generate to host memory as well.")
     ] = False
     disaggregation_decode_enable_fake_auto: A[
-        bool, planned("Let a decode server make pages up when a request has no prefill server, for tests.")
+        bool, option("Let a decode server make pages up when a request has no prefill server, for tests.")
     ] = False
     num_reserved_decode_tokens: A[
-        Count, planned("Tokens of room that a decode server reserves for each new sequence.")
+        Count,
+        option("Tokens of room that a decode server keeps free for each sequence, if it may take them."),
     ] = 512
     disaggregation_decode_polling_interval: A[
-        Count, planned("Steps between two looks at arriving pages.")
+        Count, superseded("Steps between two looks at arriving pages.", "pages are taken in as they come.")
     ] = 1
     encoder_only: A[bool, planned("Serve the image encoder alone.")] = False
     language_only: A[bool, planned("Serve the language model alone, with encoders elsewhere.")] = False

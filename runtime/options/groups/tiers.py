@@ -67,5 +67,8 @@ class Tiers(Group, frozen=True, kw_only=True):
     enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False
 
 
+# of servers that compute a half of each request
+OF_HALVES = {False: Derived(True, "pages move from host memory to host memory")}
+
 # words that stand for other values
 LAYOUT_ALIASES = {"page_first_direct": Derived("page_first", "a page is one piece in both")}

@@ -18,7 +18,8 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lora_target_modules", ("enable_lora", "lora_paths")),
     ("max_loaded_loras", ("enable_lora", "lora_paths")),
     ("enable_lora_overlap_loading", ("enable_lora", "lora_paths")),
-    ("hicache_", ("enable_hierarchical_cache", "disaggregation_decode_enable_offload_kvcache")),
+    ("hicache_", ("enable_hierarchical_cache", "disaggregation_mode")),
+    ("disaggregation_", ("disaggregation_mode",)),
     ("hicache_storage_prefetch_policy", ("hicache_storage_backend",)),
     ("hicache_storage_backend_extra_config", ("hicache_storage_backend",)),
     ("prefill_delayer_", ("enable_prefill_delayer",)),
@@ -68,6 +69,7 @@ REQUIRES: tuple[tuple[str, str], ...] = (
 # pairs that exclude one another
 EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_hierarchical_cache", "disable_radix_cache"),
+    ("disaggregation_mode", "disable_radix_cache"),
     ("kv_events_config", "disable_radix_cache"),
     ("encoder_only", "language_only"),
     ("encoder_only", "disaggregation_mode"),
@@ -110,6 +112,14 @@ ALLOWS: tuple[tuple[str, str, str, tuple[Value, ...]], ...] = (
     ),
     ("quantization", "mxfp8", "moe_runner_backend", ("auto", "cutlass")),
     ("disaggregation_decode_enable_offload_kvcache", "True", "disaggregation_mode", ("decode",)),
+    ("disaggregation_decode_enable_fake_auto", "True", "disaggregation_transfer_backend", ("fake",)),
+    ("disaggregation_mode", "prefill", "hicache_write_policy", ("write_through",)),
+    ("disaggregation_mode", "prefill", "hicache_storage_backend", (None,)),
+    ("disaggregation_mode", "decode", "hicache_storage_backend", (None,)),
+    ("disaggregation_mode", "prefill", "nnodes", (1,)),
+    ("disaggregation_mode", "decode", "nnodes", (1,)),
+    ("disaggregation_mode", "prefill", "attention_context_parallel_size", (1,)),
+    ("disaggregation_mode", "decode", "attention_context_parallel_size", (1,)),
     ("disaggregation_mode", "decode", "disaggregation_decode_tp", (None,)),
     ("disaggregation_mode", "decode", "disaggregation_decode_dp", (None,)),
     (

@@ -1,0 +1,83 @@
+"""A server's part in disaggregation: what it listens on, and which half of a request is for it."""
+
+from typing import NoReturn
+
+from anyio.abc import TaskGroup
+from msgspec import structs
+
+from runtime import log
+from runtime.errors import InvalidRequest
+from runtime.messages.requests import GenerateRequest
+from runtime.options.groups.disaggregation import Disaggregation
+from runtime.options.plan import Plan
+from runtime.transfer.fetches import FAKE
+from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
+from runtime.transfer.rooms import Rooms
+from runtime.transfer.service import PageService
+
+
+class Halves:
+    """Rooms and pages of a server with --disaggregation-mode."""
+
+    def __init__(self, options: Disaggregation, host: str, key: bytes) -> None:
+        """`host`: the address that the server listens on."""
+        self.rooms = Rooms()
+        self.options = options
+        self.service = PageService(self.rooms, link_key(key))
+        self.port = 0  # that pages are asked for at, when it is listened on
+        self._host = host
+        self._key = key
+
+    @property
+    def link_key(self) -> bytes:
+        """The secret by which servers know each other."""
+        return link_key(self._key)
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Listens, if this server computes prompts for others. Raises StartError."""
+        if (
+            self.options.disaggregation_mode == "prefill"
+            and self.options.disaggregation_transfer_backend != FAKE
+        ):
+            self.port = await tasks.start(
+                self.service.run, self._host, self.options.disaggregation_bootstrap_port
+            )
+            log.get("transfer").info("pages can be asked for", host=self._host, port=self.port)
+
+    def take(self, request: GenerateRequest) -> GenerateRequest:
+        """The half of a request that this server computes: of one whose answer another server gives, the
+        prompt and one token. Raises Forbidden, InvalidRequest."""
+        transfer = request.transfer
+        assert transfer is not None
+        check_proof(self._key, transfer)
+        mode = "decode" if transfer.source else "prefill"
+        if mode != self.options.disaggregation_mode:
+            raise InvalidRequest(
+                f"this half of a request is for a server with --disaggregation-mode {mode}, and this one has "
+                f"{self.options.disaggregation_mode}; exchange them in the router's command line",
+                param=HEADER,
+            )
+        if transfer.source:
+            return request
+        params = structs.replace(
+            request.params, max_new_tokens=1, min_new_tokens=0, n=1, constraint=None, thinking=None
+        )
+        return structs.replace(request, params=params, prediction="")
+
+
+def refuse() -> NoReturn:
+    """Raises InvalidRequest: the server has no halves."""
+    raise InvalidRequest(
+        f"the header {HEADER} is for servers with --disaggregation-mode and {OPTION}; leave it out, or "
+        "start this one with them",
+        param=HEADER,
+    )
+
+
+def open_halves(plan: Plan) -> Halves | None:
+    """The halves of a server with --disaggregation-mode; None: it has none. Raises StartError for a key that
+    is missing."""
+    options = plan.disaggregation
+    if options.disaggregation_mode == "null":
+        return None
+    return Halves(options, plan.http.host, read_key(options.disaggregation_key_file))

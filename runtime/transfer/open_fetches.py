@@ -1,0 +1,58 @@
+"""The halves of a replica, put together from the options."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from anyio import to_thread
+
+from runtime.devices.host_memory import HostPages
+from runtime.models.config.model_config import ModelConfig, model_facts
+from runtime.options.plan import Plan
+from runtime.scheduling.scheduler import Scheduler
+from runtime.storage.identity import identity, weight_samples
+from runtime.transfer.fetches import PageFetches
+from runtime.transfer.halves import Halves
+from runtime.transfer.layout import RankPages
+
+
+async def open_fetches(
+    plan: Plan,
+    model: ModelConfig,
+    scheduler: Scheduler,
+    ranks: list[HostPages],
+    halves: Halves,
+    wake: Callable[[], None],
+) -> PageFetches:
+    """What fetches and offers pages of a replica, over the host memory of its ranks."""
+    own = await to_thread.run_sync(transfer_identity, plan, model)
+    halves.service.identity = own
+    pages = RankPages(
+        ranks,
+        plan.memory.page_size,
+        plan.parallel.pipeline_parallel_size,
+        is_replicated=model.mla is not None,
+    )
+    return PageFetches(
+        scheduler,
+        pages,
+        halves.rooms,
+        options=plan.disaggregation,
+        identity=own,
+        key=halves.link_key,
+        wake=wake,
+    )
+
+
+def transfer_identity(plan: Plan, model: ModelConfig) -> bytes:
+    """Whose pages these are, but for how ranks divide them."""
+    is_dummy = plan.model.load_format == "dummy"
+    return identity(
+        model=model_facts(model),
+        weights=["dummy", plan.schedule.random_seed]
+        if is_dummy
+        else weight_samples(Path(plan.model.model_path)),
+        device=plan.parallel.device,
+        dtype=plan.precision.dtype,
+        kv_dtype=plan.precision.kv_cache_dtype,
+        attention=plan.kernels.attention_backend,
+    )
