@@ -142,7 +142,13 @@ class Replica:
                 tasks.start_soon(self.storage.run)
             if self._halves is not None:
                 self.pages = await open_fetches(
-                    plan, self._model, scheduler, supervisor.open_hosts(), self._halves, self._signal.set
+                    plan,
+                    self._model,
+                    scheduler,
+                    supervisor.open_hosts(),
+                    supervisor.open_host_states(),
+                    self._halves,
+                    self._signal.set,
                 )
                 tasks.start_soon(self.pages.run)
             actor = SchedulerActor[Ranks](

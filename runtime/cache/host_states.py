@@ -252,6 +252,12 @@ class HostStates:
         self.places.pin(place for _, place in pinned)
         return pinned
 
+    def is_saving(self, node: Node) -> bool:
+        """Whether a copy of its state is still to be made."""
+        if node in self._due or node in self._saves:
+            return True
+        return any(node is saved for _, saves, _ in self._in_flight for saved, _ in saves)
+
     def reserve(self) -> int:
         """A place for a storage tier to write to, which no step in flight touches; 0: there is none."""
         touched: list[int] = []

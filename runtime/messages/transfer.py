@@ -1,7 +1,7 @@
 """Messages of page transfers, from the server that computes a prompt to the one that computes its answer
 (runtime/transfer/).
 
-    decode server ── Ask ──────────────────────────────────────────────► prefill server
+    decode server ── Ask ─────────────────────────────────────────► prefill server
                   ◄── Found ── Pages, bytes ── Waiting ── Pages, bytes … ── End ──
                   ◄── Refused ──
 """
@@ -25,9 +25,9 @@ class PageLayout(Struct, frozen=True, array_like=True):
     [page_size, bytes of a token], row by row."""
 
     page_size: int  # tokens
-    num_ranks: int  # in a stage, that send their parts: those that share the heads, or one where all have all
+    num_ranks: int  # of a stage that send their parts: those that have different heads
     parts: tuple[tuple[int, ...], ...]  # bytes of the parts of one rank, for each stage of the pipeline
-    is_replicated: bool = False  # every rank has all of every part
+    state_bytes: tuple[int, ...] = ()  # of a state of recurrent layers, on each rank
 
     @property
     def page_bytes(self) -> int:
@@ -42,6 +42,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=True):
     identity: bytes  # of the model and of everything else that decides a page's bytes
     first: int
     keys: bytes  # of these pages, KEY_BYTES each
+    num_there: int = 0  # of them, the first ones: they are there already, and lack a state behind them
 
 
 class Found(Struct, frozen=True, array_like=True, tag=True):
@@ -57,8 +58,16 @@ class Pages(Struct, frozen=True, array_like=True, tag=True):
     checksums: tuple[int, ...]
 
 
+class State(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the bytes of the state that recurrent layers have after the first `depth`
+    pages of the prompt, rank by rank. It comes behind all pages."""
+
+    depth: int
+    checksum: int
+
+
 class Waiting(Struct, frozen=True, array_like=True, tag=True):
-    """The next page is not computed yet."""
+    """What comes next is not computed yet."""
 
 
 class End(Struct, frozen=True, array_like=True, tag=True):
@@ -71,4 +80,4 @@ class Refused(Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
-ToDecode = Found | Pages | Waiting | End | Refused
+ToDecode = Found | Pages | State | Waiting | End | Refused

@@ -15,7 +15,8 @@ _BLOCK_BYTES = 8 * BLOCK_WORDS
 
 
 def checksum(parts: Iterable[memoryview]) -> int:
-    """Of the bytes of all parts, which are contiguous each."""
+    """Of the bytes of all parts, which are contiguous each. Bytes that are divided otherwise have another
+    one."""
     value = 0
     for part in parts:
         whole = len(part) // _BLOCK_BYTES * _BLOCK_BYTES

@@ -1,12 +1,12 @@
 """The side of a server that answers: fetches the pages of waiting sequences from the server that computes
 their prompt.
 
-    arrived(sequence) ─► held ─► Ask ─► pages into reserved host pages ─► prefix tree ─► released
+    arrived(sequence) ─► held ─► Ask ─► pages into host pages ─► prefix tree ─► released
 
 What comes is a part of the prefix cache like any other, in the order of the prompt. The sequence goes on when
 all has come, and also when no more will come, for whatever reason: then it computes the rest here. The last
-tokens of a prompt, at least one and less than a page and one, it computes in any case, which brings its first token
-and its log probability, and the state of its grammar.
+tokens of a prompt, one at least and a page at most, it computes in any case: that brings its first token with
+its log probability, and nothing else of the sequence has to travel, no state of a grammar or a sampler.
 """
 
 from collections import defaultdict
@@ -17,22 +17,24 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
 from runtime import log
 from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
 from runtime.errors import LinkError
-from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, ToDecode, Waiting
+from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, State, ToDecode, Waiting
 from runtime.options.groups.disaggregation import Disaggregation
 from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.checksum import checksum
 from runtime.transfer.key import parse_source
-from runtime.transfer.layout import RankPages, mismatch
+from runtime.transfer.layout import RankPages, mismatch, split
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.wire import Wire, connect
 
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
+ANSWERS = Decoder(ToDecode)
 FAKE = "fake"  # the backend that moves nothing
 IDLE_WIRES = 8  # of one source, kept for the next requests
 MAX_PORTION_BYTES = 1 << 30  # of pages behind one message; senders take much less, but for huge pages
@@ -49,8 +51,8 @@ class Received(Struct):
 
 
 class PageFetches:
-    """Both halves of one replica: opens rooms for prompts that others ask for, and fetches pages. The scheduler
-    actor calls it (Storage in actors/scheduler.py)."""
+    """Both halves of one replica: opens rooms for prompts that others ask for, and fetches pages. The
+    scheduler actor calls it (Storage in actors/scheduler.py)."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class PageFetches:
             self._rooms.open(transfer.room, sequence, self._connector, self._pages)
             return
         wanted = self._connector.wanted(sequence)
-        if len(wanted.keys) < self._least_pages:
+        if len(wanted.passed) + len(wanted.keys) < self._least_pages:
             return
         self._scheduler.roster.waiting.suspend(sequence)
         self._tasks.start_soon(self._fetch, sequence, transfer.source, transfer.room, wanted)
@@ -129,7 +131,9 @@ class PageFetches:
     async def _fetch(self, sequence: Sequence, source: str, room: int, wanted: Wanted) -> None:
         begin, first = monotonic(), wanted.first
         self.received.fetches += 1
-        ask = Ask(room, self._identity, first, b"".join(wanted.keys))
+        num_there = len(wanted.passed)
+        keys = b"".join([*wanted.passed, *wanted.keys])
+        ask = Ask(room, self._identity, first - num_there, keys, num_there)
         try:
             wire, layout = await self._ask(source, ask)
             try:
@@ -169,7 +173,7 @@ class PageFetches:
 
     async def _layout(self, wire: Wire, ask: Ask) -> PageLayout:
         await wire.send(ask)
-        while isinstance(answer := await wire.receive(ToDecode), Waiting):
+        while isinstance(answer := await wire.receive(ANSWERS), Waiting):
             pass
         match answer:
             case Found(layout=layout):
@@ -183,9 +187,12 @@ class PageFetches:
     async def _receive(self, wire: Wire, layout: PageLayout, sequence: Sequence, first: int) -> int:
         """Takes the next pages, which begin with page `first` of the sequence. -> how many; 0: no more will
         come"""
-        while isinstance(answer := await wire.receive(ToDecode), Waiting):
+        while isinstance(answer := await wire.receive(ANSWERS), Waiting):
             if sequence.is_finished:
                 raise LinkError("its request has ended")
+        if isinstance(answer, State):
+            await self._receive_state(wire, answer, sequence, first)
+            answer = await wire.receive(ANSWERS)
         if isinstance(answer, End):
             return 0
         if not isinstance(answer, Pages) or not answer.checksums:
@@ -210,6 +217,22 @@ class PageFetches:
         self.received.bytes += count * layout.page_bytes
         return count
 
+    async def _receive_state(self, wire: Wire, state: State, sequence: Sequence, num_pages: int) -> None:
+        """Takes the state behind some of the first `num_pages` pages of the sequence."""
+        if not 0 < state.depth <= num_pages or not self._pages.layout.state_bytes:
+            raise LinkError(f"it sent a state of {state.depth} pages")
+        if (reserved := self._connector.reserve_state()) is None:
+            raise LinkError("host memory has no room for its state; raise --hicache-size or --hicache-ratio")
+        depth = 0
+        try:
+            views = self._pages.state_views(reserved.place)
+            await wire.receive_pages(views)
+            if await to_thread.run_sync(checksum, views) != state.checksum:
+                raise LinkError("a state came damaged")
+            depth = state.depth
+        finally:
+            self._connector.adopt_state(sequence, depth, reserved)
+
     async def _fill(
         self, wire: Wire, layout: PageLayout, reserved: Reserved, checksums: tuple[int, ...]
     ) -> None:
@@ -232,9 +255,10 @@ class PageFetches:
     ) -> None:
         """In a worker thread: checks pages, and writes those of another layout where they belong."""
         for host, page, expected in zip(reserved.hosts, pages, checksums, strict=True):
-            if checksum(page) != expected:
+            is_own = layout == self._pages.layout
+            if checksum(self._pages.parts(host) if is_own else split(page[0], layout)) != expected:
                 raise LinkError("a page came damaged")
-            if layout != self._pages.layout:
+            if not is_own:
                 self._pages.write(host, page[0], layout)
             elif self._pages.needs_copies:
                 self._pages.copy(host)
@@ -251,7 +275,7 @@ class PageFetches:
             self._logged_s = {name: at for name, at in self._logged_s.items() if now - at < LOG_AGAIN_S}
             self._logged_s[source] = now
             LOG.warning(
-                "pages did not come, and their prompt is computed here; this is not logged again for a minute",
+                "pages did not come, and their prompt is computed here; not logged again for a minute",
                 source=source,
                 reason=str(error),
             )

@@ -1,8 +1,8 @@
 """The key that a router and its servers share: --disaggregation-key-file, or the environment variable
 RUNTIME_DISAGGREGATION_KEY.
 
-It opens two things. Servers prove it to each other before pages move (nodes/handshake.py). And a request has a
-half for this server only if its header says so with a proof:
+It opens two things. Servers prove it to each other before pages move (nodes/handshake.py). And a request has
+a half for this server only if its header says so with a proof:
 
     x-disaggregation: ROOM SOURCE PROOF      SOURCE: HOST:PORT, or - for the server that computes the prompt
 

@@ -9,6 +9,7 @@ Heads lie in the order of ranks, so no part needs to know how many there are.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,59 +20,89 @@ from runtime.messages.transfer import PageLayout
 class RankPages:
     """Host memory of the ranks of a server, in the order of ranks: stage by stage, and in it rank by rank."""
 
-    def __init__(self, ranks: Sequence[HostPages], page_size: int, num_stages: int, *, is_replicated: bool):
-        """`is_replicated`: every rank of a stage has all of each page (latent attention)."""
+    def __init__(
+        self,
+        ranks: Sequence[HostPages],
+        states: Sequence[HostPages],
+        page_size: int,
+        num_stages: int,
+        *,
+        num_heads: int,
+    ) -> None:
+        """`states`: of recurrent layers, empty without any; `num_heads`: of keys and values, which
+        the ranks of a stage share; where they are fewer, neighbours have the same one."""
+        self._states = states
         self._width = len(ranks) // num_stages
         self._stages = [ranks[at : at + self._width] for at in range(0, len(ranks), self._width)]
-        self._senders = [rank for stage in self._stages for rank in (stage[:1] if is_replicated else stage)]
+        self._copies = max(1, self._width // num_heads)  # ranks that have the same heads
+        self._senders = [rank for stage in self._stages for rank in stage[:: self._copies]]
         self.layout = PageLayout(
             page_size,
-            1 if is_replicated else self._width,
+            self._width // self._copies,
             tuple(stage[0].part_bytes for stage in self._stages),
-            is_replicated,
+            tuple(state.page_bytes for state in states),
         )
 
     @property
     def needs_copies(self) -> bool:
-        """Whether ranks have what does not travel: copies of what the first rank has."""
-        return self.layout.is_replicated and self._width > 1
+        """Whether some ranks have the same heads, which travel once."""
+        return self._copies > 1
 
     def views(self, host: int) -> list[memoryview]:
         """The bytes of a page as they travel."""
         return [view for rank in self._senders for view in rank.views(host)]
 
+    def parts(self, host: int) -> list[memoryview]:
+        """The bytes of a page as they travel, part by part."""
+        return [
+            memoryview(rank.part(index)[host])
+            for rank in self._senders
+            for index in range(len(rank.part_bytes))
+        ]
+
+    def state_views(self, place: int) -> list[memoryview]:
+        """The bytes of a state."""
+        return [view for rank in self._states for view in rank.views(place)]
+
     def copy(self, host: int) -> None:
-        """Gives every rank what its stage's first one has."""
-        for first, *others in self._stages:
-            for rank in others:
-                for target, source in zip(rank.views(host), first.views(host), strict=True):
-                    target[:] = source
+        """Gives every rank what the first one with its heads has."""
+        for stage in self._stages:
+            for place, rank in enumerate(stage):
+                first = stage[place - place % self._copies]
+                if rank is not first:
+                    for target, source in zip(rank.views(host), first.views(host), strict=True):
+                        target[:] = source
 
     def write(self, host: int, page: memoryview, layout: PageLayout) -> None:
         """Writes a page that came in another layout, for which `mismatch` is None."""
-        pieces = [rank for stage in layout.parts for rank in [stage] * layout.num_ranks]
-        ends = np.cumsum([size for rank in pieces for size in rank])
-        parts = iter(np.split(np.frombuffer(page, np.uint8), ends[:-1]))
+        parts = iter([np.frombuffer(part, np.uint8) for part in split(page, layout)])
         rows: list[np.ndarray] = []  # of each part of all stages: [tokens, bytes of all heads]
         for stage in layout.parts:
             ranks = [[next(parts) for _ in stage] for _ in range(layout.num_ranks)]
             tokens = layout.page_size
             for part in zip(*ranks, strict=True):
                 rows.append(np.concatenate([piece.reshape(tokens, -1) for piece in part], axis=1))
-        for stage in self._stages:
-            for index, size in enumerate(stage[0].part_bytes):
+        for own in self._stages:
+            for index, size in enumerate(own[0].part_bytes):
                 row, width = rows.pop(0), size // layout.page_size
-                for place, rank in enumerate(stage):
-                    begin = 0 if self.layout.is_replicated else place * width
+                for place, rank in enumerate(own):
+                    begin = place // self._copies * width
                     rank.part(index)[host] = row[:, begin : begin + width].reshape(-1)
+
+
+def split(page: memoryview, layout: PageLayout) -> list[memoryview]:
+    """A page that came in one piece, as its parts."""
+    sizes = [size for stage in layout.parts for _ in range(layout.num_ranks) for size in stage]
+    ends = list(accumulate(sizes))
+    return [page[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:
     """Why pages of one layout cannot become pages of the other; None: they can."""
     if theirs.page_size != own.page_size:
         return f"its pages have {theirs.page_size} tokens, ours {own.page_size} (--page-size)"
-    if theirs.is_replicated != own.is_replicated:
-        return "one of both has attention whose ranks share nothing"
+    if theirs.state_bytes != own.state_bytes:
+        return "its states of recurrent layers are divided otherwise (give both the same --tp and --pp)"
     if _sizes(theirs) != _sizes(own):
         return "its keys and values have other sizes: heads that do not divide by the ranks, or another dtype"
     return None

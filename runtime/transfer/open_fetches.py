@@ -20,17 +20,20 @@ async def open_fetches(
     model: ModelConfig,
     scheduler: Scheduler,
     ranks: list[HostPages],
+    states: list[HostPages],
     halves: Halves,
     wake: Callable[[], None],
 ) -> PageFetches:
-    """What fetches and offers pages of a replica, over the host memory of its ranks."""
+    """What fetches and offers pages of a replica, over the host memory of its ranks; `states`: that of states
+    of recurrent layers, empty where there are none."""
     own = await to_thread.run_sync(transfer_identity, plan, model)
     halves.service.identity = own
     pages = RankPages(
         ranks,
+        states,
         plan.memory.page_size,
         plan.parallel.pipeline_parallel_size,
-        is_replicated=model.mla is not None,
+        num_heads=1 if model.mla is not None else model.num_kv_heads,
     )
     return PageFetches(
         scheduler,

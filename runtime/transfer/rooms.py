@@ -1,8 +1,8 @@
 """What a server that computes prompts knows of their pages. Pure but for the event that says "look again".
 
 A room is the id under which a router sent the two halves of a request. Its pages are in the prefix tree like
-those of any other prompt: computed, copied to host memory behind the step that computed them, and evicted when
-they are the least recently used. So nothing has to be given back, and a second decode server may ask again.
+those of any other prompt: computed, copied to host memory behind the step that computed them, and evicted
+when they are the least recently used. So nothing is given back, and a second decode server may ask again.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from runtime.cache.node import Node
 from runtime.cache.sequence import Sequence
-from runtime.cache.storage_connector import KEY_BYTES, Pin, StorageConnector
+from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin, StorageConnector
 from runtime.transfer.layout import RankPages
 
 MOST = 4096
@@ -47,6 +47,28 @@ class Room(Struct, frozen=True):
             return not self.sequence.is_finished
         node = path[-1]
         return node.is_due or node.save_step != 0
+
+    def state(self, first: int, keys: bytes) -> tuple[int, StatePin] | None:
+        """The last state behind one of these pages, `first` and those after it, and how many pages of the
+        prompt stand before it; pinned. None: there is none."""
+        states = self.connector.cache.host.states
+        path = self._path(first + len(keys) // KEY_BYTES)
+        for node in reversed(path[first:] if states is not None else []):
+            assert states is not None
+            at = (node.depth - 1 - first) * KEY_BYTES
+            key = keys[at : at + KEY_BYTES]
+            if node.host_state and not states.is_saving(node) and self.connector.key(node) == key:
+                states.places.pin([node.host_state])
+                return node.depth, StatePin(key, node.host_state, states)
+        return None
+
+    def is_state_coming(self, first: int, depth: int) -> bool:
+        """Whether another state behind one of the pages from `first` to `depth` may yet be there."""
+        states = self.connector.cache.host.states
+        if states is None:
+            return False
+        path = self._path(depth)[first:]
+        return not self.sequence.is_finished or any(states.is_saving(node) for node in path)
 
     def _path(self, depth: int) -> list[Node]:
         """The nodes of the first `depth` pages, as far as the tree has them."""

@@ -1,25 +1,26 @@
 """The side of a server that computes prompts: answers those that ask for pages (messages/transfer.py).
 
-Each connection is a task. It answers one question after the other, and pages leave in the order of the prompt,
-in portions, as soon as they are in host memory: while later parts of a long prompt are computed, the earlier
-ones are on their way.
+Each connection is a task. It answers one question after the other, and pages leave in the order of the
+prompt, in portions, as soon as they are in host memory: while later parts of a long prompt are computed, the
+earlier ones are on their way.
 """
 
 import asyncio
 import socket
-from collections.abc import Iterable
 from functools import partial
 from time import monotonic
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
 from runtime import log
-from runtime.cache.storage_connector import KEY_BYTES, Pin
+from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
-from runtime.messages.transfer import Ask, End, Found, Pages, Refused, Waiting
+from runtime.messages.transfer import Ask, End, Found, Pages, Refused, State, Waiting
 from runtime.transfer.checksum import checksum
+from runtime.transfer.layout import RankPages
 from runtime.transfer.rooms import Room, Rooms
 from runtime.transfer.wire import Wire, accept
 
@@ -28,6 +29,7 @@ BEAT_S = 2.0  # between two notices that pages are still to come
 ROOM_S = 10.0  # within which the request of a room must come, once it was asked for
 PORTION_BYTES = 4 << 20  # of pages behind one message
 MAX_CONNECTIONS = 1024
+QUESTIONS = Decoder(Ask)
 OTHER_MODEL = "it has another model, other weights, or other options that decide about keys and values"
 
 
@@ -79,7 +81,7 @@ class PageService:
         try:
             wire = await accept(connection, self._key)
             while True:
-                await self._answer(wire, await wire.receive(Ask, None))
+                await self._answer(wire, await wire.receive(QUESTIONS, None))
         except LinkError as error:
             LOG.debug("a connection for pages ended", peer=peer, reason=str(error))
         finally:
@@ -93,21 +95,35 @@ class PageService:
             await wire.send(Refused("its request did not come" if room is None else OTHER_MODEL))
             return
         await wire.send(Found(room.pages.layout))
+        beat = _Beat(wire, self.rooms)
+        end = await self._send_pages(wire, room, ask, beat)
+        while room.is_state_coming(ask.first, ask.first + end):
+            await beat.wait()
+        if (found := room.state(ask.first, ask.keys[: end * KEY_BYTES])) is not None:
+            await self._send_state(wire, room, *found)
+        await wire.send(End())
+
+    async def _send_pages(self, wire: Wire, room: Room, ask: Ask, beat: "_Beat") -> int:
+        """Sends pages as they become ready. -> how many of those that were asked for are on the other side"""
         portion = max(1, PORTION_BYTES // room.pages.layout.page_bytes)
-        position, said_s = 0, monotonic()
+        position = ask.num_there
         while position * KEY_BYTES < len(ask.keys):
             pins = room.ready(ask.first + position, ask.keys[position * KEY_BYTES :], portion)
             if pins:
                 await self._send(wire, room, pins)
-                position, said_s = position + len(pins), monotonic()
-            elif not room.is_coming(ask.first + position + 1):
-                break
+                position += len(pins)
+            elif room.is_coming(ask.first + position + 1):
+                await beat.wait()
             else:
-                await self.rooms.changed(BEAT_S)
-                if monotonic() - said_s >= BEAT_S:
-                    await wire.send(Waiting())
-                    said_s = monotonic()
-        await wire.send(End())
+                break
+        return position
+
+    async def _send_state(self, wire: Wire, room: Room, depth: int, pin: StatePin) -> None:
+        views = room.pages.state_views(pin.host)
+        try:
+            await wire.send_pages(lambda: State(depth, checksum(views)), views)
+        finally:
+            pin.release()
 
     async def _find(self, wire: Wire, number: int) -> Room | None:
         """The room, for which the other half of the request may still be on its way."""
@@ -118,9 +134,10 @@ class PageService:
         return room
 
     async def _send(self, wire: Wire, room: Room, pins: list[Pin]) -> None:
-        pages = [room.pages.views(pin.host) for pin in pins]
+        pages, hosts = room.pages, [pin.host for pin in pins]
         try:
-            await wire.send_pages(partial(_describe, pages), [view for page in pages for view in page])
+            views = [view for host in hosts for view in pages.views(host)]
+            await wire.send_pages(partial(_describe, pages, hosts), views)
         finally:
             for pin in pins:
                 pin.release()
@@ -128,8 +145,23 @@ class PageService:
         self.sent.bytes += len(pins) * room.pages.layout.page_bytes
 
 
-def _describe(pages: Iterable[list[memoryview]]) -> Pages:
-    return Pages(tuple([checksum(page) for page in pages]))
+class _Beat:
+    """Waits for something new in the rooms, and says now and then that it still waits."""
+
+    def __init__(self, wire: Wire, rooms: Rooms) -> None:
+        self._wire, self._rooms = wire, rooms
+        self._said_s = monotonic()
+
+    async def wait(self) -> None:
+        """Returns when it is worth looking again."""
+        await self._rooms.changed(BEAT_S)
+        if monotonic() - self._said_s >= BEAT_S:
+            await self._wire.send(Waiting())
+            self._said_s = monotonic()
+
+
+def _describe(pages: RankPages, hosts: list[int]) -> Pages:
+    return Pages(tuple([checksum(pages.parts(host)) for host in hosts]))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,8 @@
 """A connection between two servers: authenticated messages, and between them the bytes of pages.
 
 Messages travel in records (nodes/records.py) behind a handshake (nodes/handshake.py). Pages follow their
-message as they are, from the sender's host memory into the receiver's without a copy in between: worker threads
-send and receive them, while messages are awaited on the event loop. One side speaks at a time.
+message as they are, from the sender's host memory into the receiver's without a copy in between: worker
+threads send and receive them, while messages are awaited on the event loop. One side speaks at a time.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 from anyio import to_thread
+from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
 from runtime.nodes.handshake import (
@@ -45,13 +46,13 @@ class Wire:
         """Raises LinkError."""
         await _send(self._socket, self._sealer.seal(msgspec.msgpack.encode(message)))
 
-    async def receive(self, kind: type[T], within_s: float | None = STALL_S) -> T:
-        """The next message, which is one of `kind`. Raises LinkError for any other, when the connection has
+    async def receive(self, decoder: Decoder[T], within_s: float | None = STALL_S) -> T:
+        """The next message, which `decoder` reads. Raises LinkError for any other, when the connection has
         ended, and when nothing has come within the time."""
         while not (messages := self._opener.open(await self._record(within_s))):
             pass
         try:
-            return msgspec.msgpack.decode(messages[0], type=kind)
+            return decoder.decode(messages[0])
         except msgspec.MsgspecError as error:
             raise LinkError(f"it sent what is no message of this version: {error}") from None
 

@@ -1,4 +1,5 @@
-"""Request headers with a meaning here: routing key, replica, time limits, half. The tenant's is in http/auth.py."""
+"""Request headers with a meaning here: routing key, replica, time limits, half. The tenant's is in
+http/auth.py."""
 
 from math import isfinite
 

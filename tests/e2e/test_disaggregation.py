@@ -1,0 +1,191 @@
+"""One server computes prompts, another one the answers: tokens are those of transformers, whatever the cache
+holds and however ranks divide it, and whatever happens to the first server."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+import runtime
+from runtime.messages.transfer import Transfer
+from runtime.transfer.key import HEADER, header_value
+from tests.e2e.conftest import Generate
+
+pytestmark = pytest.mark.anyio
+
+Checkpoint = Callable[[str], Path]
+KEY = b"0123456789abcdef0123456789abcdef"
+PROMPT = [(7 * i + i * i // 3) % 250 for i in range(100)]  # six full pages and four tokens
+FULL = 96
+COUNT = 6
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "key"
+    file.write_bytes(KEY)
+    file.chmod(0o600)
+    return {
+        "disaggregation_key_file": str(file),
+        "disaggregation_bootstrap_port": 0,
+        "num_threads": 1,
+        "context_length": 512,
+        "max_total_tokens": 1024,
+        "dtype": "float32",
+        "page_size": 16,
+    }
+
+
+Ask = Callable[..., Any]
+
+
+@asynccontextmanager
+async def server(mode: str, model: Path, **options: Any) -> AsyncIterator[tuple[runtime.Engine, Ask]]:
+    """-> an engine of this mode, and what sends it a half: (prompt, transfer) -> greedy tokens, and how
+    many of the prompt were cached"""
+    async with runtime.Engine(model_path=str(model), disaggregation_mode=mode, **options) as engine:
+        transport = httpx.ASGITransport(engine.asgi())  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=60) as client:
+
+            async def ask(prompt: list[int], transfer: Transfer | None, count: int = COUNT) -> Any:
+                params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+                answer = await client.post(
+                    "/generate",
+                    json={"input_ids": prompt, "sampling_params": params},
+                    headers={} if transfer is None else {HEADER: header_value(KEY, transfer)},
+                )
+                assert answer.status_code == 200, answer.text
+                body = answer.json()
+                return body["output_ids"], body["meta_info"]["cached_tokens"]
+
+            yield engine, ask
+
+
+def source_of(engine: runtime.Engine) -> str:
+    assert engine._core._halves is not None
+    return f"127.0.0.1:{engine._core._halves.port}"
+
+
+async def both(prefill: tuple[runtime.Engine, Ask], decode: Ask, prompt: list[int], room: int = 1) -> Any:
+    """Sends both halves at once, the one that waits for the other first. -> the answer of the second"""
+    answers: list[Any] = []
+
+    async def answer() -> None:
+        answers.append(await decode(prompt, Transfer(room, source_of(prefill[0]))))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer)
+        await anyio.sleep(0.01)
+        first, _ = await prefill[1](prompt, Transfer(room))
+        assert len(first) == 1, "the prompt, and one token"
+    return answers[0]
+
+
+def counts(engine: runtime.Engine) -> Any:
+    pages = engine._core.replicas[0].pages
+    assert pages is not None
+    return pages.received
+
+
+TWO = {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("llama", {}, {}),
+        ("llama", {}, TWO),
+        ("llama", TWO, {"hicache_mem_layout": "page_first"}),
+        ("qwen3", {"pipeline_parallel_size": 2}, TWO),
+        ("deepseek_v3", {}, {}),
+        ("deepseek_v3", {}, TWO),
+        ("qwen3_next", {}, {}),
+        ("jamba", TWO, TWO),
+    ],
+)
+async def test_tokens(
+    family: str,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    checkpoint: Checkpoint,
+    reference: Generate,
+    options: dict[str, Any],
+) -> None:
+    expected = reference(family, PROMPT, COUNT)
+    async with server("prefill", checkpoint(family), **options | first) as prefill:
+        async with server("decode", checkpoint(family), **options | second) as (engine, decode):
+            assert await both(prefill, decode, PROMPT) == (expected, FULL)
+            assert counts(engine).pages == FULL // 16 and not counts(engine).failures
+            # what is there is not asked for again
+            assert await both(prefill, decode, PROMPT, 2) == (expected, FULL)
+            assert counts(engine).pages == FULL // 16
+            longer = [*PROMPT, *range(40)]
+            assert await both(prefill, decode, longer, 3) == (reference(family, longer, COUNT), 128)
+            assert counts(engine).pages == 128 // 16 and not counts(engine).failures
+
+
+async def test_small_pages(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
+    small = options | {"kv_cache_dtype": "fp8_e4m3"}
+    async with server("prefill", checkpoint("llama"), **small) as prefill:
+        expected, _ = await prefill[1](PROMPT, None)
+        async with server("decode", checkpoint("llama"), **small | TWO) as (engine, decode):
+            assert await both(prefill, decode, PROMPT) == (expected, FULL)
+            assert not counts(engine).failures
+
+
+async def test_a_long_prompt_comes_while_it_is_computed(
+    checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
+) -> None:
+    prompt = [*PROMPT, *PROMPT[::-1], *PROMPT]
+    small = options | {"chunked_prefill_size": 32}
+    async with server("prefill", checkpoint("llama"), **small) as prefill:
+        async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+            assert await both(prefill, decode, prompt) == (reference("llama", prompt, COUNT), 288)
+            assert not counts(engine).failures
+
+
+async def test_the_answer_comes_without_the_other_server(
+    checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
+) -> None:
+    expected = reference("llama", PROMPT, COUNT)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+            with socket.create_server(("127.0.0.1", 0)) as gone:
+                nobody = gone.getsockname()[1]
+            assert await decode(PROMPT, Transfer(1, f"127.0.0.1:{nobody}")) == (expected, 0)
+            assert counts(engine).failures == 1
+            other = PROMPT[::-1]
+            assert await decode(other, Transfer(2, f"127.0.0.1:{port}")) == (
+                reference("llama", other, COUNT),
+                0,
+            )
+            assert counts(engine).failures == 2
+            load = engine.load()
+            assert load.running == load.waiting == 0
+
+
+async def test_another_model_or_key_is_refused(
+    checkpoint: Checkpoint, reference: Generate, options: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = reference("llama", PROMPT, COUNT)
+    async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+        async with server("prefill", checkpoint("qwen3"), **options) as prefill:
+            assert await both(prefill, decode, PROMPT) == (expected, 0)
+            assert counts(engine).failures == 1
+            assert prefill[0]._core._halves is not None
+            assert prefill[0]._core._halves.service.sent.refused == 1
+        (tmp_path / "other").write_bytes(KEY[::-1])
+        others = options | {"disaggregation_key_file": str(tmp_path / "other")}
+        async with server("prefill", checkpoint("llama"), **others) as prefill:
+            source = source_of(prefill[0])
+            assert await decode(PROMPT[::-1], Transfer(1, source)) == (
+                reference("llama", PROMPT[::-1], COUNT),
+                0,
+            )
+            assert counts(engine).failures == 2
