@@ -61,27 +61,26 @@ class Core:
     MemorySaver and Status in admin/ are what operators use."""
 
     tenant = DEFAULT_TENANT
+    failure: RuntimeFault | None = None  # why it ended, unless it was stopped
+    _state: State = "loading"
 
     def __init__(self, plan: Plan, processes: RankProcesses | None = None) -> None:
         """Checks all that a start needs (start.py) before anything acts. `processes`: those of the first
         replica's ranks (actors/early_ranks.py); None: `run` starts them. Raises StartError."""
         self.plan, prepared = plan, prepare(plan, partial(begin_loading, processes, plan))
         self.model, self._warmups = prepared.model, prepared.warmups
-        self.failure: RuntimeFault | None = None  # why it ended, unless it was stopped
         self.deadline = Deadline()  # for the end of everything, ranks included
-        self._state: State = "loading"
-        self._progress = StartProgress.of_model(self.model)
-        self._settled = anyio.Event()  # ready, or failed
+        self._progress, self._settled = StartProgress.of_model(self.model), anyio.Event()  # ready, or failed
         self.instruments = metrics = Metrics(buckets(plan))
         requests, step_tokens = Channel[GenerateRequest](math.inf), Channel[ToDetokenizer](64)
-        self._open_requests = opened = OpenRequests()
+        opened = self._open_requests = OpenRequests()
         size, method = plan.parallel.data_parallel_size, plan.parallel.load_balance_method
         dispatcher = Dispatcher(size, method, opened.closed, lambda: list(self.replicas))
         self._router = router = Router(opened, requests, dispatcher.send, check_open=self._check_open)
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
         )
-        cards = {} if self.adapters is None else self.adapters.cards
+        cards = self.adapters.cards if self.adapters is not None else {}
         self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
         self._halves = halves = open_halves(plan)
         self._logs, self._nodes = logs, nodes = RequestLogs(plan, metrics), open_nodes(plan)

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from runtime import log
-from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
+from runtime.host_settings import host_config, reserved_tokens
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
@@ -315,17 +315,10 @@ def scheduler_config(
                 interval=plan.states.state_interval,
                 draft_nodes=plan.draft_nodes,
             ),
-            host=HostConfig(
-                num_pages=num_host_pages,
-                num_states=num_host_states,
-                write_policy=_write_policy(plan),
-                has_storage=plan.tiers.hicache_storage_backend is not None,
-            ),
+            host=host_config(plan, num_host_pages, num_host_states),
         ),
         conservativeness=plan.schedule.schedule_conservativeness,
-        reserved_tokens=plan.disaggregation.num_reserved_decode_tokens
-        if plan.disaggregation.disaggregation_mode == "decode"
-        else 0,
+        reserved_tokens=reserved_tokens(plan),
         limit=Limit(queue_s=plan.schedule.queue_timeout, total_s=plan.schedule.request_timeout),
         order=OrderConfig(
             policy=plan.schedule.schedule_policy,
@@ -349,16 +342,6 @@ def scheduler_config(
             delay_watermark=plan.schedule.prefill_delayer_token_usage_low_watermark,
         ),
     )
-
-
-def _write_policy(plan: Plan) -> str:
-    """When pages are copied to host memory. A server that answers what others have read has their pages there
-    already."""
-    options = plan.disaggregation
-    copies_own = options.disaggregation_decode_enable_offload_kvcache
-    if options.disaggregation_mode == "decode" and not copies_own:
-        return "never"
-    return plan.tiers.hicache_write_policy
 
 
 def _weights(plan: Plan) -> dict[str, float]:

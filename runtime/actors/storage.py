@@ -32,11 +32,11 @@ from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, StatePin, StorageConnector
 from runtime.devices.host_memory import HostPages
 from runtime.metrics import Metrics
-from runtime.models.config.model_config import ModelConfig, model_facts
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
 from runtime.storage.identity import identity as identity_of
-from runtime.storage.identity import weights
+from runtime.storage.identity import model_facts, weights
 from runtime.storage.settings import TierSettings, backend_settings, tier_settings
 from runtime.storage.store import Store, open_store
 

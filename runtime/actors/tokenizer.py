@@ -231,12 +231,9 @@ class TokenizerActor:
         if request.pools:
             prompt_ids, second_at = self._encode_pooled(request.prompt, request.truncate)
         else:
-            prompt_ids = cut(
-                self._encode(request.prompt)
-                if request.before is None
-                else self._continue(request.prompt, request.before),
-                self._limits,
-            )
+            prompt, before = request.prompt, request.before
+            ids = self._encode(prompt) if before is None else self._continue(prompt, before)
+            prompt_ids = cut(ids, self._limits)
         inputs: tuple[MediaInput, ...] = ()
         if self._media is not None and media:
             prompt_ids, inputs = self._media.expand(prompt_ids, media)

@@ -104,6 +104,8 @@ class Intake:
                 self._adapters.opened(request.id, request.adapter)
         except (Overloaded, Unavailable) as error:
             self._metrics.refused[str(error.status)] += 1
+            if request.transfer is not None and self._halves is not None:
+                self._halves.rooms.refuse(request.transfer.room)
             raise
         finally:
             if request.before is not None and request.id not in self._open_requests:

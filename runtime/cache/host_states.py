@@ -252,12 +252,6 @@ class HostStates:
         self.places.pin(place for _, place in pinned)
         return pinned
 
-    def is_saving(self, node: Node) -> bool:
-        """Whether a copy of its state is still to be made."""
-        if node in self._due or node in self._saves:
-            return True
-        return any(node is saved for _, saves, _ in self._in_flight for saved, _ in saves)
-
     def reserve(self) -> int:
         """A place for a storage tier to write to, which no step in flight touches; 0: there is none."""
         touched: list[int] = []
@@ -278,3 +272,10 @@ class HostStates:
         node.host_state = place
         self._evictable.add(node, is_end=True)
         return True
+
+
+def is_saving(states: HostStates, node: Node) -> bool:
+    """Whether a copy of the node's state is still to be made."""
+    if node in states._due or node in states._saves:
+        return True
+    return any(node is saved for _, saves, _ in states._in_flight for saved, _ in saves)

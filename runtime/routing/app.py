@@ -14,8 +14,9 @@ from runtime.http.body import read_bytes, respond_early
 from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
 from runtime.http.errors import ANTHROPIC, error_response, on_http_error
 from runtime.json_value import Fields
+from runtime.routing.pairs import Pairs
 from runtime.routing.upstream import UpstreamAnswer, UpstreamError, header_of
-from runtime.routing.workers import UpstreamRequest, Workers
+from runtime.routing.workers import NamedWorker, UpstreamRequest, Workers
 
 # what is sent again to another server when one fails before its first byte: it keeps nothing for the client
 REPEATABLE = frozenset(
@@ -45,7 +46,7 @@ BROKEN = "the server failed while it answered; send the request again"
 class RouterApp:
     """Answers requests by `workers`. `keys` guard /workers."""
 
-    def __init__(self, workers: Workers, keys: Keys) -> None:
+    def __init__(self, workers: Workers | Pairs, keys: Keys) -> None:
         self._workers = workers
         self._keys = keys
         self._budget = BodyBudget(BODIES * workers.settings.max_payload_size)
@@ -111,7 +112,8 @@ class RouterApp:
         return _json({"object": "list", "data": list(found.values())})
 
     async def _list_or_change(self, scope: Scope, body: "_Body") -> Response:
-        """GET lists servers; POST and DELETE with {"url": ...} add one and take one away."""
+        """GET lists servers; POST and DELETE with {"url": ...} add one and take one away. Of pairs, POST has
+        "worker_type" as well."""
         self._keys.identify("admin", scope["headers"])
         method = scope["method"]
         if method != "GET":
@@ -119,17 +121,18 @@ class RouterApp:
                 raise InvalidRequest("send content-type: application/json", param="content-type")
             raw = await body.read(MAX_WORKER_BYTES)
             try:
-                url = msgspec.json.decode(raw, type=_WorkerUrl).url
+                named = msgspec.json.decode(raw, type=NamedWorker)
             except msgspec.MsgspecError:
                 raise InvalidRequest('the body must be {"url": "http://HOST:PORT"}', param="url") from None
+            url = named.url
             if method == "POST":
-                self._workers.add(url)
+                self._workers.add_named(named)
             elif method != "DELETE":
                 raise Forbidden("/workers takes GET, POST and DELETE")
             elif not self._workers.remove(url):
                 raise NotFound(f"no server has the URL {url}", param="url")
         listed = [
-            {"url": one.url, "is_healthy": one.is_healthy, "load": one.load}
+            {"url": one.url, "is_healthy": one.is_healthy, "load": one.load} | self._workers.describe(one)
             for one in self._workers.by_url.values()
         ]
         return _json({"workers": listed})
@@ -139,7 +142,7 @@ class RouterApp:
         raw = await body.read(self._workers.settings.max_payload_size)
         query = scope.get("query_string", b"")
         is_post = scope["method"] == "POST"
-        needs_text = is_post and self._workers.settings.policy == "cache_aware"
+        needs_text = is_post and self._workers.needs_text
         request = UpstreamRequest(
             method=scope["method"],
             target=scope["raw_path"] + (b"?" + query if query else b""),
@@ -177,10 +180,6 @@ class _Body:
 
 class _Models(msgspec.Struct):
     data: list[Fields]
-
-
-class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
-    url: str
 
 
 async def _send_answer(answer: UpstreamAnswer, path: str, send: Send) -> None:
@@ -233,7 +232,7 @@ def prompt_text(body: bytes) -> bytes:
     return b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields)
 
 
-def prometheus(workers: Workers) -> str:
+def prometheus(workers: Workers | Pairs) -> str:
     """Metrics in Prometheus' text format."""
     rows: list[tuple[str, str, str, dict[str, int]]] = [
         ("runtime_route_requests_total", "counter", "Attempts at a server.", workers.num_requests),

@@ -8,19 +8,20 @@ from runtime.http.auth import Keys
 from runtime.http.server import listen, serve
 from runtime.options.groups.http import is_loopback
 from runtime.routing.app import RouterApp
-from runtime.routing.workers import RouteSettings, Workers
+from runtime.routing.pairs import Pairs
+from runtime.routing.workers import Workers
 from runtime.shutdown import SIGNALS
 
 LOG = log.get("route")
 
 
-def run(workers: list[str], settings: RouteSettings, host: str, port: int, admin_key: str | None) -> int:
+def run(workers: Workers | Pairs, host: str, port: int, admin_key: str | None) -> int:
     """Routes until a signal ends it; then running answers may end. Raises StartError for an address that is
-    not free, and InvalidRequest for what is no URL."""
-    return uvloop.run(_main(Workers(workers, settings), host, port, admin_key))
+    not free."""
+    return uvloop.run(_main(workers, host, port, admin_key))
 
 
-async def _main(workers: Workers, host: str, port: int, admin_key: str | None) -> int:
+async def _main(workers: Workers | Pairs, host: str, port: int, admin_key: str | None) -> int:
     app = RouterApp(workers, Keys(admin=admin_key, is_local=is_loopback(host)))
     sockets = listen(host, port)
     stop = anyio.Event()

@@ -8,7 +8,8 @@ from random import Random
 from msgspec import Struct
 
 from runtime import log
-from runtime.errors import Unavailable
+from runtime.errors import InvalidRequest, Unavailable
+from runtime.json_value import Fields
 from runtime.routing.policies import POLICIES, PolicySettings
 from runtime.routing.upstream import Headers, UpstreamAnswer, UpstreamError, connect
 from runtime.routing.worker import Worker
@@ -44,6 +45,15 @@ class UpstreamRequest(Struct, frozen=True, kw_only=True):
     is_repeatable: bool = False
 
 
+class NamedWorker(Struct, forbid_unknown_fields=True):
+    """A server as /workers takes it, with the names of SGLang's router. `worker_type` and `bootstrap_port`
+    are for pairs (pairs.py)."""
+
+    url: str
+    worker_type: str = ""
+    bootstrap_port: int = 0
+
+
 class Workers:
     """The servers by URL. Counters are for /metrics."""
 
@@ -61,6 +71,16 @@ class Workers:
         """Adds a server; one that is here already stays as it is. Raises InvalidRequest."""
         worker = Worker(url)
         return self.by_url.setdefault(worker.url, worker)
+
+    def add_named(self, named: NamedWorker) -> None:
+        """Adds a server. Raises InvalidRequest."""
+        if named.worker_type or named.bootstrap_port:
+            raise InvalidRequest("only with --pd-disaggregation servers have a type", param="worker_type")
+        self.add(named.url)
+
+    def describe(self, worker: Worker) -> Fields:
+        """What /workers shows of a server besides."""
+        return {}
 
     def remove(self, url: str) -> bool:
         """Takes a server away; running answers end in order. False: there is none of this URL."""
@@ -82,10 +102,11 @@ class Workers:
         UpstreamError from the answer's body when it breaks off."""
         tried: set[str] = set()
         while True:
-            worker = self._choose(request, tried)
+            worker = self.choose(request, tried)
             worker.load += 1
             try:
-                answer = await self._attempt(worker, request, tried)
+                is_last = len(tried) > self.settings.retry_max_retries
+                answer = await self._attempt(worker, request, tried, is_last=is_last)
                 if answer is None:
                     continue
                 try:
@@ -98,7 +119,9 @@ class Workers:
             finally:
                 worker.load -= 1
 
-    def _choose(self, request: UpstreamRequest, tried: set[str]) -> Worker:
+    def choose(self, request: UpstreamRequest, tried: set[str]) -> Worker:
+        """The server that the policy chooses of those that were not tried; it is added to them. Raises
+        Unavailable."""
         candidates = [worker for worker in self.healthy if worker.url not in tried]
         if not candidates:
             raise Unavailable(f"none of {len(self.by_url)} servers answers; try again")
@@ -108,11 +131,31 @@ class Workers:
         self.num_requests[worker.url] = self.num_requests.get(worker.url, 0) + 1
         return worker
 
+    @property
+    def needs_text(self) -> bool:
+        """Whether the policy looks at prompts."""
+        return self.settings.policy == "cache_aware"
+
+    @asynccontextmanager
+    async def answer_of(self, worker: Worker, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
+        """The answer of a server that was chosen. Raises Unavailable, and UpstreamError from its body."""
+        worker.load += 1
+        try:
+            answer = await self._attempt(worker, request, set(self.by_url), is_last=True)
+            assert answer is not None, "there is no other one to try"
+            try:
+                yield answer
+            finally:
+                answer.close()
+                if answer.can_be_kept:
+                    worker.keep(answer.connection)
+        finally:
+            worker.load -= 1
+
     async def _attempt(
-        self, worker: Worker, request: UpstreamRequest, tried: set[str]
+        self, worker: Worker, request: UpstreamRequest, tried: set[str], *, is_last: bool
     ) -> UpstreamAnswer | None:
-        """The answer of a server; None: try another one."""
-        is_last = len(tried) > self.settings.retry_max_retries
+        """The answer of a server; None, unless `is_last`: try another one."""
         try:
             answer = await self.send(worker, request, self.settings.request_timeout_secs)
         except _NotSent as error:

@@ -34,6 +34,12 @@ def identity(**facts: object) -> bytes:
     return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, person=b"runtime pages").digest()
 
 
+def model_facts(config: msgspec.Struct) -> dict[str, object]:
+    """What of a model's configuration decides about keys and values."""
+    left_out = ("bos_id", "eos_ids", "sampling_defaults")
+    return {key: value for key, value in msgspec.to_builtins(config).items() if key not in left_out}
+
+
 def weight_samples(folder: Path) -> list[tuple[str, int, str, str]]:
     """(file, length, digest of its header, digest of SAMPLES pieces) of every file of weights: the same for
     copies on different machines, and another one for weights that were trained on."""

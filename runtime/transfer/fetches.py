@@ -24,7 +24,6 @@ from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
 from runtime.errors import LinkError
 from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, State, ToDecode, Waiting
-from runtime.options.groups.disaggregation import Disaggregation
 from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.checksum import checksum
 from runtime.transfer.key import parse_source
@@ -60,22 +59,24 @@ class PageFetches:
         pages: RankPages,
         rooms: Rooms,
         *,
-        options: Disaggregation,
+        least_tokens: int,
+        is_fake: bool,
+        fakes_all: bool,
         identity: bytes,
         key: bytes,
         wake: Callable[[], None],
     ) -> None:
-        """`identity`: of the pages; `key`: the secret of both servers."""
+        """`least_tokens`: prompts that lack fewer are computed here; `is_fake`: pages are made up, and with
+        `fakes_all` for requests without another half as well; `identity`: of the pages; `key`: the secret of
+        both servers."""
         self.received = Received()
         self._scheduler = scheduler
         self._pages = pages
         self._rooms = rooms
         self._identity = identity
         self._key = key
-        least_tokens = options.disaggregation_local_prompt_tokens
         self._least_pages = max(1, -(-least_tokens // scheduler.config.page_size))
-        self._is_fake = options.disaggregation_transfer_backend == FAKE
-        self._fakes_all = options.disaggregation_decode_enable_fake_auto
+        self._is_fake, self._fakes_all = is_fake, fakes_all
         self._wake = wake
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
         self._tasks: TaskGroup | None = None

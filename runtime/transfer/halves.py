@@ -8,7 +8,6 @@ from msgspec import structs
 from runtime import log
 from runtime.errors import InvalidRequest
 from runtime.messages.requests import GenerateRequest
-from runtime.options.groups.disaggregation import Disaggregation
 from runtime.options.plan import Plan
 from runtime.transfer.fetches import FAKE
 from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
@@ -19,13 +18,13 @@ from runtime.transfer.service import PageService
 class Halves:
     """Rooms and pages of a server with --disaggregation-mode."""
 
-    def __init__(self, options: Disaggregation, host: str, key: bytes) -> None:
-        """`host`: the address that the server listens on."""
+    def __init__(self, mode: str, host: str, port: int | None, key: bytes) -> None:
+        """`host` and `port`: where pages can be asked for; port None: nowhere."""
         self.rooms = Rooms()
-        self.options = options
         self.service = PageService(self.rooms, link_key(key))
-        self.port = 0  # that pages are asked for at, when it is listened on
-        self._host = host
+        self.port = port or 0  # 0: a free one, until it is listened on
+        self._mode = mode
+        self._address = None if port is None else (host, port)
         self._key = key
 
     @property
@@ -35,14 +34,9 @@ class Halves:
 
     async def start(self, tasks: TaskGroup) -> None:
         """Listens, if this server computes prompts for others. Raises StartError."""
-        if (
-            self.options.disaggregation_mode == "prefill"
-            and self.options.disaggregation_transfer_backend != FAKE
-        ):
-            self.port = await tasks.start(
-                self.service.run, self._host, self.options.disaggregation_bootstrap_port
-            )
-            log.get("transfer").info("pages can be asked for", host=self._host, port=self.port)
+        if self._address is not None:
+            self.port = await tasks.start(self.service.run, *self._address)
+            log.get("transfer").info("pages can be asked for", host=self._address[0], port=self.port)
 
     def take(self, request: GenerateRequest) -> GenerateRequest:
         """The half of a request that this server computes: of one whose answer another server gives, the
@@ -51,10 +45,10 @@ class Halves:
         assert transfer is not None
         check_proof(self._key, transfer)
         mode = "decode" if transfer.source else "prefill"
-        if mode != self.options.disaggregation_mode:
+        if mode != self._mode:
             raise InvalidRequest(
                 f"this half of a request is for a server with --disaggregation-mode {mode}, and this one has "
-                f"{self.options.disaggregation_mode}; exchange them in the router's command line",
+                f"{self._mode}; exchange them in the router's command line",
                 param=HEADER,
             )
         if transfer.source:
@@ -77,7 +71,9 @@ def refuse() -> NoReturn:
 def open_halves(plan: Plan) -> Halves | None:
     """The halves of a server with --disaggregation-mode; None: it has none. Raises StartError for a key that
     is missing."""
-    options = plan.disaggregation
-    if options.disaggregation_mode == "null":
+    mode = plan.disaggregation.disaggregation_mode
+    if mode == "null":
         return None
-    return Halves(options, plan.http.host, read_key(options.disaggregation_key_file))
+    is_asked = mode == "prefill" and plan.disaggregation.disaggregation_transfer_backend != FAKE
+    port = plan.disaggregation.disaggregation_bootstrap_port if is_asked else None
+    return Halves(mode, plan.http.host, port, read_key(plan.disaggregation.disaggregation_key_file))

@@ -6,11 +6,11 @@ from pathlib import Path
 from anyio import to_thread
 
 from runtime.devices.host_memory import HostPages
-from runtime.models.config.model_config import ModelConfig, model_facts
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
-from runtime.storage.identity import identity, weight_samples
-from runtime.transfer.fetches import PageFetches
+from runtime.storage.identity import identity, model_facts, weight_samples
+from runtime.transfer.fetches import FAKE, PageFetches
 from runtime.transfer.halves import Halves
 from runtime.transfer.layout import RankPages
 
@@ -39,7 +39,9 @@ async def open_fetches(
         scheduler,
         pages,
         halves.rooms,
-        options=plan.disaggregation,
+        least_tokens=plan.disaggregation.disaggregation_local_prompt_tokens,
+        is_fake=plan.disaggregation.disaggregation_transfer_backend == FAKE,
+        fakes_all=plan.disaggregation.disaggregation_decode_enable_fake_auto,
         identity=own,
         key=halves.link_key,
         wake=wake,

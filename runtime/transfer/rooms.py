@@ -11,6 +11,7 @@ from time import monotonic
 import anyio
 from msgspec import Struct
 
+from runtime.cache.host_states import is_saving
 from runtime.cache.node import Node
 from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin, StorageConnector
@@ -57,7 +58,7 @@ class Room(Struct, frozen=True):
             assert states is not None
             at = (node.depth - 1 - first) * KEY_BYTES
             key = keys[at : at + KEY_BYTES]
-            if node.host_state and not states.is_saving(node) and self.connector.key(node) == key:
+            if node.host_state and not is_saving(states, node) and self.connector.key(node) == key:
                 states.places.pin([node.host_state])
                 return node.depth, StatePin(key, node.host_state, states)
         return None
@@ -68,7 +69,7 @@ class Room(Struct, frozen=True):
         if states is None:
             return False
         path = self._path(depth)[first:]
-        return not self.sequence.is_finished or any(states.is_saving(node) for node in path)
+        return not self.sequence.is_finished or any(is_saving(states, node) for node in path)
 
     def _path(self, depth: int) -> list[Node]:
         """The nodes of the first `depth` pages, as far as the tree has them."""
@@ -87,6 +88,7 @@ class Rooms:
 
     def __init__(self) -> None:
         self._rooms: OrderedDict[int, Room] = OrderedDict()  # in the order of opening
+        self._refused: OrderedDict[int, None] = OrderedDict()
         self._changed = anyio.Event()
 
     def open(self, number: int, sequence: Sequence, connector: StorageConnector, pages: RankPages) -> None:
@@ -101,6 +103,17 @@ class Rooms:
                 break
             self._rooms.popitem(last=False)
         self.look()
+
+    def refuse(self, number: int) -> None:
+        """The request of this room was refused here: it need not be waited for."""
+        self._refused[number] = None
+        if len(self._refused) > MOST:
+            self._refused.popitem(last=False)
+        self.look()
+
+    def is_refused(self, number: int) -> bool:
+        """Whether the request of this room was refused."""
+        return number in self._refused
 
     def find(self, number: int) -> Room | None:
         """The room of this number."""

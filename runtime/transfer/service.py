@@ -129,6 +129,8 @@ class PageService:
         """The room, for which the other half of the request may still be on its way."""
         deadline = monotonic() + ROOM_S
         while (room := self.rooms.find(number)) is None and (left_s := deadline - monotonic()) > 0:
+            if self.rooms.is_refused(number):
+                return None
             if not await self.rooms.changed(min(left_s, BEAT_S)):
                 await wire.send(Waiting())
         return room
@@ -146,18 +148,18 @@ class PageService:
 
 
 class _Beat:
-    """Waits for something new in the rooms, and says now and then that it still waits."""
+    """Waits for something new in the rooms, and sends a notice now and then that it still waits."""
 
     def __init__(self, wire: Wire, rooms: Rooms) -> None:
         self._wire, self._rooms = wire, rooms
-        self._said_s = monotonic()
+        self._notice_s = monotonic()
 
     async def wait(self) -> None:
         """Returns when it is worth looking again."""
         await self._rooms.changed(BEAT_S)
-        if monotonic() - self._said_s >= BEAT_S:
+        if monotonic() - self._notice_s >= BEAT_S:
             await self._wire.send(Waiting())
-            self._said_s = monotonic()
+            self._notice_s = monotonic()
 
 
 def _describe(pages: RankPages, hosts: list[int]) -> Pages:

@@ -34,8 +34,6 @@ PLANNED = {
     "--debug-tensor-dump-": DEBUGGING,
     "--forward-hooks": DEBUGGING,
     "--enable-return-routed-experts": DEBUGGING,
-    "--disaggregation-": HALVES,
-    "--num-reserved-decode-tokens": HALVES,
     "--encoder-": HALVES,
     "--language-only": HALVES,
     "--mm-": MEDIA,
@@ -45,7 +43,10 @@ PLANNED = {
     "--enable-prefix-mm-cache": MEDIA,
 }
 # choices of the reference that are refused
-CHOICES = {("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here"}
+CHOICES = {
+    ("--disaggregation-transfer-backend", "ascend"): "memfabric is no package of a registry",
+    ("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here",
+}
 
 
 @pytest.mark.parametrize("flag", SUPPORTED)

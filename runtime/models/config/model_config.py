@@ -397,9 +397,3 @@ def _resolve_encoder(
         ),
         encoder=encoder,
     )
-
-
-def model_facts(model: ModelConfig) -> JsonDict:
-    """What of a model's configuration decides about keys and values."""
-    left_out = ("bos_id", "eos_ids", "sampling_defaults")
-    return {key: value for key, value in msgspec.to_builtins(model).items() if key not in left_out}

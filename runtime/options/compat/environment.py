@@ -124,7 +124,7 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     ),
     _option(
         "ASCEND_MF_STORE_URL",
-        "none: there is no store of MemFabric, and --disaggregation-mode is planned",
+        "none: there is no store of MemFabric, and --disaggregation-transfer-backend tcp needs none",
         "where both halves find pages",
     ),
     _option(
