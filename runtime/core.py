@@ -112,7 +112,7 @@ class Core:
         self._commands = commands = SchedulerCommands(self.replicas)
         self.control = Control(plan, self.model.moe, self.replicas, commands, router, text, metrics, logs)
         self.memory_saver = MemorySaver(plan, self.replicas, self._commands, self._set_weight_version)
-        self._status = Status(plan, self.replicas, metrics, self.adapters, lambda: self._router.num_open)
+        self._status = Status(plan, self.replicas, metrics, self.adapters, halves, lambda: router.num_open)
         self._intake = Intake(
             plan,
             self.model.pooling,

@@ -13,6 +13,7 @@ from runtime.options.plan import Plan
 from runtime.scheduling.lora_slots import LoraSlots
 from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Load
+from runtime.transfer.halves import Halves
 
 
 class Status:
@@ -24,13 +25,15 @@ class Status:
         replicas: Replicas,
         metrics: Metrics,
         adapters: AdapterRegistry | None,
+        halves: Halves | None,
         num_open: Callable[[], int],
     ) -> None:
-        """`num_open` gives the number of open requests."""
+        """`halves`: with --disaggregation-mode; `num_open` gives the number of open requests."""
         self._plan = plan
         self._replicas = replicas
         self._metrics = metrics
         self._adapters = adapters
+        self._halves = halves
         self._num_open = num_open
 
     @property
@@ -94,6 +97,8 @@ class Status:
             metrics.reset_storage()
             for storage in storages:
                 storage.add_to(metrics)
+        if self._halves is not None:
+            self._halves.report(metrics, [one.pages for one in self._replicas if one.pages is not None])
         supervisors = [replica.supervisor for replica in self._replicas.owners]
         metrics.standby_ranks.set(sum([supervisor.standby.num_ready for supervisor in supervisors]))
         pids = chain(

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from runtime.messages.requests import FinishReason
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Labelled, render
+from runtime.metrics.tier_table import TierMetrics
 from runtime.scheduling.lora_slots import LoraSlots
 
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128)
@@ -60,7 +61,7 @@ class Buckets(Struct, frozen=True, kw_only=True):
 USUAL = Buckets()
 
 
-class Metrics:
+class Metrics(TierMetrics):
     """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by
     the label's value."""
 
@@ -69,6 +70,7 @@ class Metrics:
         self._define_outcomes()
         self._define_delays(buckets)
         self._define_storage()
+        self._define_transfers()
         self._define_stored_objects()
         self._define_requests(buckets)
         self._define_steps()
@@ -188,44 +190,6 @@ class Metrics:
             "runtime_prefill_delay_seconds",
             "Time that newcomers were held back before.",
             bounds(buckets.delay_s, DELAY_S),
-        )
-
-    def _define_storage(self) -> None:
-        self.storage_pages = Labelled(
-            "runtime_storage_pages_total",
-            "Pages of the storage tier, by what became of them.",
-            label="event",
-            values=("written", "read", "missed", "corrupt", "dropped", "evicted"),
-        )
-        self.storage_states = Labelled(
-            "runtime_storage_states_total",
-            "States of recurrent layers in the storage tier, by what became of them.",
-            label="event",
-            values=("written", "read", "missed", "corrupt", "dropped", "evicted"),
-        )
-        self.storage_bytes = Labelled(
-            "runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read")
-        )
-        self.storage_s = Labelled(
-            "runtime_storage_seconds_total",
-            "Time of worker threads for storage.",
-            label="way",
-            values=("write", "read"),
-        )
-        self.storage_errors = Counter(
-            "runtime_storage_errors_total", "Times that storage could not be read or written."
-        )
-        self.storage_fetched_tokens = Counter(
-            "runtime_storage_fetched_tokens_total", "Tokens whose pages came from storage."
-        )
-        self.storage_timeouts = Counter(
-            "runtime_storage_timeouts_total", "Requests that did not wait any longer for storage."
-        )
-        self.storage_wait_s = Counter(
-            "runtime_storage_wait_seconds_total", "Time that requests waited for storage."
-        )
-        self.storage_held_bytes = Gauge(
-            "runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows."
         )
 
     def _define_stored_objects(self) -> None:
@@ -348,13 +312,6 @@ class Metrics:
         self.waiting_for_adapter_slots.set(sum([len(slots.waiting) for slots in lora_slots]))
         self.adapter_loads.value = sum([slots.num_placed for slots in lora_slots])
         self.adapter_evictions.value = sum([slots.num_evicted for slots in lora_slots])
-
-    def reset_storage(self) -> None:
-        """Sets the metrics of the storage tier to zero, so that each storage actor can add its totals."""
-        for labelled in (self.storage_pages, self.storage_states, self.storage_bytes, self.storage_s):
-            labelled.values.update(dict.fromkeys(labelled.values, 0.0))
-        self.storage_errors.value = self.storage_fetched_tokens.value = 0.0
-        self.storage_timeouts.value = self.storage_wait_s.value = self.storage_held_bytes.value = 0.0
 
     def _define_processes(self) -> None:
         self.rss_bytes = Labelled(

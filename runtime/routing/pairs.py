@@ -128,29 +128,33 @@ class Pairs:
         # what a client says of halves is none of its business
         headers = [(name, value) for name, value in request.headers if name.lower() != _HEADER]
         request = structs.replace(request, headers=headers)
-        if not self.decode.healthy and self.prefill.healthy:
-            async with self.prefill.answer(request) as answer:
-                yield answer
-            return
-        if not self._is_halved(request):
-            async with self.decode.answer(request) as answer:
-                yield answer
-            return
-        source = self.prefill.choose(request, set())
-        transfer = Transfer(
-            self._random.randrange(ROOMS), f"{_bracketed(source.host)}:{self._ports[source.url]}"
-        )
-        failure: RequestError | UpstreamError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._compute_prompt, source, self._half(request, Transfer(transfer.room)))
-            try:
-                async with self.decode.answer(self._half(request, transfer)) as answer:
-                    yield answer
-            except (RequestError, UpstreamError) as error:
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        kind = self.decode if self.decode.healthy or not self.prefill.healthy else self.prefill
+        if kind is self.decode and self._is_halved(request):
+            failure: RequestError | UpstreamError | None = None
+            has_begun = False
+            source = self.prefill.choose(request, set())
+            async with anyio.create_task_group() as tasks:
+                transfer = self._transfer(source)
+                tasks.start_soon(self._compute_prompt, source, self._half(request, Transfer(transfer.room)))
+                try:
+                    async with self.decode.answer(self._half(request, transfer)) as answer:
+                        has_begun = True
+                        yield answer
+                except (RequestError, UpstreamError) as error:
+                    failure = error
+                tasks.cancel_scope.cancel()
+            if failure is None:
+                return
+            if has_begun or not request.is_repeatable or not self.prefill.healthy:
+                raise failure
+            kind = self.prefill  # no server for answers was left
+        async with kind.answer(request) as answer:
+            yield answer
+
+    def _transfer(self, source: Worker) -> Transfer:
+        """A new room, whose prompt this server computes."""
+        host = f"[{source.host}]" if ":" in source.host else source.host
+        return Transfer(self._random.randrange(ROOMS), f"{host}:{self._ports[source.url]}")
 
     def _is_halved(self, request: UpstreamRequest) -> bool:
         path = request.target.partition(b"?")[0]
@@ -172,7 +176,3 @@ class Pairs:
                     LOG.warning("a prompt was refused", url=worker.url, status=answer.status)
         except (Unavailable, UpstreamError) as error:
             LOG.warning("a prompt was not computed", url=worker.url, error=str(error))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -1,5 +1,6 @@
 """A server's part in disaggregation: what it listens on, and which half of a request is for it."""
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 from anyio.abc import TaskGroup
@@ -8,8 +9,9 @@ from msgspec import structs
 from runtime import log
 from runtime.errors import InvalidRequest
 from runtime.messages.requests import GenerateRequest
+from runtime.metrics import Metrics
 from runtime.options.plan import Plan
-from runtime.transfer.fetches import FAKE
+from runtime.transfer.fetches import FAKE, PageFetches
 from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.service import PageService
@@ -37,6 +39,17 @@ class Halves:
         if self._address is not None:
             self.port = await tasks.start(self.service.run, *self._address)
             log.get("transfer").info("pages can be asked for", host=self._address[0], port=self.port)
+
+    def report(self, metrics: Metrics, fetching: Iterable[PageFetches]) -> None:
+        """Sets the metrics of pages that came and went; `fetching`: of each replica."""
+        received = [one.received for one in fetching]
+        sent = self.service.sent
+        metrics.transfer_pages.values |= {"sent": sent.pages, "received": sum(one.pages for one in received)}
+        metrics.transfer_bytes.values |= {"sent": sent.bytes, "received": sum(one.bytes for one in received)}
+        metrics.transfer_refused.value = sent.refused
+        metrics.transfer_fetches.value = sum(one.fetches for one in received)
+        metrics.transfer_failures.value = sum(one.failures for one in received)
+        metrics.transfer_wait_s.value = sum(one.wait_s for one in received)
 
     def take(self, request: GenerateRequest) -> GenerateRequest:
         """The half of a request that this server computes: of one whose answer another server gives, the

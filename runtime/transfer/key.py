@@ -6,9 +6,9 @@ a half for this server only if its header says so with a proof:
 
     x-disaggregation: ROOM SOURCE PROOF      SOURCE: HOST:PORT, or - for the server that computes the prompt
 
-PROOF is HMAC-SHA256 (RFC 2104) with the key over room and source, in hexadecimal. A header that was
-copied from the network can be sent again, and leads to the same room alone; the key itself is never sent. Without this a
-client could make a server connect to an address of the client's choice.
+PROOF is HMAC-SHA256 (RFC 2104) with the key over room and source, in hexadecimal. A header that was copied
+from the network can be sent again, and leads to the same room alone; the key itself is never sent. Without
+this a client could make a server connect to an address of the client's choice.
 """
 
 import hmac

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,3 +85,44 @@ def test_a_server_that_is_killed_costs_no_answer(servers: tuple[Server, Server])
         assert f'runtime_route_worker_health{{worker="{second.url}"}} 0' in lines
         retries = next(line for line in lines if line.startswith("runtime_route_retries_total"))
         assert int(retries.split()[1]) > 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_prompts_and_answers_on_different_servers(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """The server for prompts is killed under load, and at last the one for answers."""
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    key.chmod(0o600)
+    port = free_port()
+    own = "--disaggregation-key-file", str(key)
+    options = "--model-path", str(checkpoint("qwen3")), "--dtype", "float32", "--served-model-name", "tiny"
+    prefill = *options, *own, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port)
+    decode = *options, *own, "--disaggregation-mode", "decode"
+    with serve(*prefill) as first, serve(*prefill[:-1], str(free_port())) as spare, serve(*decode) as second:
+        with httpx.Client(base_url=spare.url, timeout=WAIT_S) as alone:
+            expected = {i: ask(alone, f"prompt {i} " * 30, 32)["choices"] for i in range(NUM_CLIENTS)}
+        servers = "--prefill", first.url, str(port), "--decode", second.url
+        with route("--pd-disaggregation", *own, *servers) as client:
+            wait_healthy(client, 2)
+            usage = ask(client, "prompt 0 " * 30, 32)["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 100
+            assert "runtime_transfer_failures_total 0\n" in second.get("/metrics").text
+            with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+                answers = [clients.submit(ask, client, f"prompt {i} " * 30, 32) for i in range(NUM_CLIENTS)]
+                while second.load()["num_running_reqs"] == 0:
+                    assert not all(one.done() for one in answers)
+                os.kill(first.process.pid, signal.SIGKILL)
+                assert {i: one.result()["choices"] for i, one in enumerate(answers)} == expected
+            assert ask(client, "prompt 3 " * 30, 32)["choices"] == expected[3], "the other one does it all"
+            client.post("/workers", json={"url": spare.url, "worker_type": "prefill", "bootstrap_port": 1})
+            while spare.url not in [
+                one["url"] for one in client.get("/workers").json()["workers"] if one["is_healthy"]
+            ]:
+                pass
+            os.kill(second.process.pid, signal.SIGKILL)
+            assert ask(client, "prompt 5 " * 30, 32)["choices"] == expected[5]

@@ -12,6 +12,7 @@ from msgspec import Struct
 from runtime.http.auth import Keys
 from runtime.http.server import listen, serve
 from runtime.routing.app import RouterApp
+from runtime.routing.pairs import Pairs, PairSettings
 from runtime.routing.workers import RouteSettings, Workers
 
 WAIT_S = 20.0
@@ -114,7 +115,7 @@ async def _read(reader: asyncio.StreamReader) -> Seen:
 class Router:
     """A running router and a client of it."""
 
-    def __init__(self, workers: Workers, client: httpx.AsyncClient) -> None:
+    def __init__(self, workers: Workers | Pairs, client: httpx.AsyncClient) -> None:
         self.workers = workers
         self.client = client
 
@@ -124,14 +125,28 @@ class Router:
 
 @asynccontextmanager
 async def routed(
-    *servers: StandIn, admin_key: str | None = None, is_local: bool = True, **settings: Any
+    *servers: StandIn,
+    admin_key: str | None = None,
+    is_local: bool = True,
+    prefill: tuple[StandIn, ...] = (),
+    pairs: PairSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Router]:
-    """A router before these servers, which all have been found healthy unless their health says otherwise."""
+    """A router before these servers, which all have been found healthy unless their health says otherwise.
+    With `pairs` they answer, and those of `prefill` compute prompts."""
     async with AsyncExitStack() as stack:
-        for server in servers:
+        for server in (*servers, *prefill):
             await stack.enter_async_context(server.run())
         own = {"policy": "round_robin", "health_check_interval_secs": 60.0} | settings
-        workers = Workers([server.url for server in servers], RouteSettings(**own))
+        workers: Workers | Pairs
+        if pairs is None:
+            workers = Workers([server.url for server in servers], RouteSettings(**own))
+        else:
+            workers = Pairs(RouteSettings(**own), RouteSettings(**own), pairs)
+            for number, server in enumerate(prefill):
+                workers.add(server.url, 9000 + number)
+            for server in servers:
+                workers.add(server.url, None)
         sockets, stop = listen("127.0.0.1", 0), anyio.Event()
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         app = RouterApp(workers, Keys(admin=admin_key, is_local=is_local))

@@ -1,0 +1,127 @@
+"""Two ends of a connection, and what one end does when the other one lies, stops or is no server at all."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from msgspec.msgpack import Decoder
+
+from runtime.errors import LinkError
+from runtime.messages.transfer import End, Pages, ToDecode, Waiting
+from runtime.transfer import wire as wire_module
+from runtime.transfer.wire import Wire, accept, connect
+
+pytestmark = pytest.mark.anyio
+
+KEY = b"0123456789abcdef"
+ANSWERS: Decoder[Any] = Decoder(ToDecode)
+
+
+@asynccontextmanager
+async def ends(key: bytes = KEY) -> AsyncIterator[tuple[Wire, Wire]]:
+    """-> the ends of a client and of a server"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        accepted: list[Wire] = []
+
+        async def take() -> None:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            connection.setblocking(False)
+            try:
+                accepted.append(await accept(connection, KEY))
+            except LinkError:
+                connection.close()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            client = await connect("127.0.0.1", listener.getsockname()[1], key)
+        yield client, accepted[0]
+        client.close()
+        accepted[0].close()
+
+
+async def test_messages_and_pages_in_turn() -> None:
+    pages = [bytearray(os.urandom(size)) for size in (1, 3_000_000, 17)]
+    async with ends() as (client, server):
+        await server.send(Waiting())
+        assert isinstance(await client.receive(ANSWERS), Waiting)
+        room = [bytearray(len(page)) for page in pages]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                server.send_pages, lambda: Pages((1, 2, 3)), [memoryview(page) for page in pages]
+            )
+            message = await client.receive(ANSWERS)
+            assert message.checksums == (1, 2, 3)
+            await client.receive_pages([memoryview(page) for page in room])
+        assert room == pages
+        await server.send(End())
+        assert isinstance(await client.receive(ANSWERS), End)
+
+
+async def test_another_key_is_refused() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with ends(KEY[::-1]):
+            pass
+    assert "secret" in str(caught.value.exceptions[0])
+
+
+async def test_what_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "STALL_S", 0.2)
+    async with ends() as (client, server):
+        with pytest.raises(LinkError, match="nothing came"):
+            await client.receive(ANSWERS, 0.05)
+    async with ends() as (client, server):
+        await server.send_pages(lambda: Pages((1,)), [memoryview(b"half")])
+        await client.receive(ANSWERS)
+        with pytest.raises(LinkError, match="no byte moved"):
+            await client.receive_pages([memoryview(bytearray(8))])
+    async with ends() as (client, server):
+        with pytest.raises(LinkError, match="no byte moved"):  # by a client that reads nothing
+            await server.send_pages(lambda: Pages((1,)), [memoryview(bytes(64 << 20))])
+
+
+async def test_what_ends_is_an_error() -> None:
+    async with ends() as (client, server):
+        server.close()
+        with pytest.raises(LinkError, match="closed"):
+            await client.receive(ANSWERS)
+    async with ends() as (client, server):
+        await server.send_pages(lambda: Pages((1,)), [memoryview(b"half")])
+        server.close()
+        await client.receive(ANSWERS)
+        with pytest.raises(LinkError, match="closed|broke"):
+            await client.receive_pages([memoryview(bytearray(8))])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\xff\0", b"\0\0\0\1\0" + b"x" * 17, b"\0\0\0\1\7" + b"x" * 17],
+    ids=["long", "forged", "kind"],
+)
+async def test_what_is_no_record_is_an_error(data: bytes) -> None:
+    async with ends() as (client, server):
+        server._socket.send(data)
+        with pytest.raises(LinkError, match="record"):
+            await client.receive(ANSWERS)
+
+
+async def test_a_message_of_another_kind_is_an_error() -> None:
+    async with ends() as (client, server):
+        await server.send(End())
+        with pytest.raises(LinkError, match="no message"):
+            await client.receive(Decoder(Pages))
+
+
+async def test_no_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(wire_module, "CONNECT_S", 0.1)
+        with pytest.raises(LinkError, match="did not answer"):
+            await connect("127.0.0.1", port, KEY)
+    with pytest.raises(LinkError, match="no connection"):
+        await connect("127.0.0.1", port, KEY)
