@@ -52,18 +52,23 @@ class Found(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Pages(Struct, frozen=True, array_like=True, tag=True):
-    """Behind this message come the bytes of as many pages as it has checksums, each stage by stage, in it
-    rank by rank, and of a rank part by part."""
+    """Behind this message come the bytes of so many pages, each stage by stage, in it rank by rank, and of a
+    rank part by part; and behind these, Checksums."""
 
-    checksums: tuple[int, ...]
+    count: int
 
 
 class State(Struct, frozen=True, array_like=True, tag=True):
     """Behind this message come the bytes of the state that recurrent layers have after the first `depth`
-    pages of the prompt, rank by rank. It comes behind all pages."""
+    pages of the prompt, rank by rank; and behind these, Checksums. It comes behind all pages."""
 
     depth: int
-    checksum: int
+
+
+class Checksums(Struct, frozen=True, array_like=True, tag=True):
+    """Of each page, or of the state, that has come (transfer/checksum.py)."""
+
+    values: tuple[int, ...]
 
 
 class Waiting(Struct, frozen=True, array_like=True, tag=True):

@@ -25,11 +25,10 @@ from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
 from runtime.errors import LinkError
 from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, State, ToDecode, Waiting
 from runtime.scheduling.scheduler import Scheduler
-from runtime.transfer.checksum import checksum
 from runtime.transfer.key import parse_source
 from runtime.transfer.layout import RankPages, mismatch, split
 from runtime.transfer.rooms import Rooms
-from runtime.transfer.wire import Wire, connect
+from runtime.transfer.wire import Bytes, Wire, connect
 
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
@@ -123,10 +122,10 @@ class PageFetches:
         wanted = self._connector.wanted(sequence)
         reserved = self._connector.reserve(len(wanted.keys))
         for host in reserved.hosts:
-            for view in self._pages.views(host):
+            for view in self._pages.page(host).views:
                 view[:] = bytes(len(view))
             if self._pages.needs_copies:
-                self._pages.copy(host)
+                self._pages.copy([host])
         self._connector.adopt(sequence, wanted.first, reserved, len(reserved.hosts))
 
     async def _fetch(self, sequence: Sequence, source: str, room: int, wanted: Wanted) -> None:
@@ -196,13 +195,11 @@ class PageFetches:
             answer = await wire.receive(ANSWERS)
         if isinstance(answer, End):
             return 0
-        if not isinstance(answer, Pages) or not answer.checksums:
-            raise LinkError(f"a {type(answer).__name__} came where pages were due")
-        count = len(answer.checksums)
-        if sequence.is_finished or count * layout.page_bytes > MAX_PORTION_BYTES:
-            raise LinkError(
-                "its request has ended" if sequence.is_finished else f"it sent {count} pages at once"
-            )
+        if not isinstance(answer, Pages) or not 0 < answer.count * layout.page_bytes <= MAX_PORTION_BYTES:
+            raise LinkError(f"{answer} came where pages were due")
+        if sequence.is_finished:
+            raise LinkError("its request has ended")
+        count = answer.count
         reserved = self._connector.reserve(count)
         num_adopted = 0
         try:
@@ -210,7 +207,7 @@ class PageFetches:
                 raise LinkError(
                     "host memory has no room for its pages; raise --hicache-size or --hicache-ratio"
                 )
-            await self._fill(wire, layout, reserved, answer.checksums)
+            await self._fill(wire, layout, reserved)
             num_adopted = count
         finally:
             self._connector.adopt(sequence, first, reserved, num_adopted)
@@ -226,43 +223,27 @@ class PageFetches:
             raise LinkError("host memory has no room for its state; raise --hicache-size or --hicache-ratio")
         depth = 0
         try:
-            views = self._pages.state_views(reserved.place)
-            await wire.receive_pages(views)
-            if await to_thread.run_sync(checksum, views) != state.checksum:
-                raise LinkError("a state came damaged")
+            await wire.receive_pages([self._pages.state(reserved.place)])
             depth = state.depth
         finally:
             self._connector.adopt_state(sequence, depth, reserved)
 
-    async def _fill(
-        self, wire: Wire, layout: PageLayout, reserved: Reserved, checksums: tuple[int, ...]
-    ) -> None:
+    async def _fill(self, wire: Wire, layout: PageLayout, reserved: Reserved) -> None:
         """Reads pages into reserved host pages."""
+        hosts = reserved.hosts
         if layout == self._pages.layout:
-            pages = [self._pages.views(host) for host in reserved.hosts]
-        else:
-            whole = memoryview(bytearray(layout.page_bytes * len(checksums)))
-            size = layout.page_bytes
-            pages = [[whole[at : at + size]] for at in range(0, len(whole), size)]
-        await wire.receive_pages([view for page in pages for view in page])
-        await to_thread.run_sync(self._finish, layout, reserved, pages, checksums)
+            await wire.receive_pages([self._pages.page(host) for host in hosts])
+            if self._pages.needs_copies:
+                await to_thread.run_sync(self._pages.copy, hosts)
+            return
+        pages = [memoryview(bytearray(layout.page_bytes)) for _ in hosts]
+        await wire.receive_pages([Bytes([page], split(page, layout)) for page in pages])
+        await to_thread.run_sync(self._write, layout, hosts, pages)
 
-    def _finish(
-        self,
-        layout: PageLayout,
-        reserved: Reserved,
-        pages: list[list[memoryview]],
-        checksums: tuple[int, ...],
-    ) -> None:
-        """In a worker thread: checks pages, and writes those of another layout where they belong."""
-        for host, page, expected in zip(reserved.hosts, pages, checksums, strict=True):
-            is_own = layout == self._pages.layout
-            if checksum(self._pages.parts(host) if is_own else split(page[0], layout)) != expected:
-                raise LinkError("a page came damaged")
-            if not is_own:
-                self._pages.write(host, page[0], layout)
-            elif self._pages.needs_copies:
-                self._pages.copy(host)
+    def _write(self, layout: PageLayout, hosts: list[int], pages: list[memoryview]) -> None:
+        """In a worker thread: writes pages of another layout where they belong."""
+        for host, page in zip(hosts, pages, strict=True):
+            self._pages.write(host, page, layout)
 
     def _keep(self, source: str, wire: Wire) -> None:
         if len(self._idle[source]) < IDLE_WIRES:

@@ -8,13 +8,14 @@ and stages.
 Heads lie in the order of ranks, so no part needs to know how many there are.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
 
 import numpy as np
 
 from runtime.devices.host_memory import HostPages
 from runtime.messages.transfer import PageLayout
+from runtime.transfer.wire import Bytes
 
 
 class RankPages:
@@ -48,25 +49,23 @@ class RankPages:
         """Whether some ranks have the same heads, which travel once."""
         return self._copies > 1
 
-    def views(self, host: int) -> list[memoryview]:
+    def page(self, host: int) -> Bytes:
         """The bytes of a page as they travel."""
-        return [view for rank in self._senders for view in rank.views(host)]
-
-    def parts(self, host: int) -> list[memoryview]:
-        """The bytes of a page as they travel, part by part."""
-        return [
+        parts = [
             memoryview(rank.part(index)[host])
             for rank in self._senders
             for index in range(len(rank.part_bytes))
         ]
+        return Bytes([view for rank in self._senders for view in rank.views(host)], parts)
 
-    def state_views(self, place: int) -> list[memoryview]:
+    def state(self, place: int) -> Bytes:
         """The bytes of a state."""
-        return [view for rank in self._states for view in rank.views(place)]
+        views = [view for rank in self._states for view in rank.views(place)]
+        return Bytes(views, views)
 
-    def copy(self, host: int) -> None:
-        """Gives every rank what the first one with its heads has."""
-        for stage in self._stages:
+    def copy(self, hosts: Iterable[int]) -> None:
+        """Gives every rank what the first one with its heads has of these pages."""
+        for host, stage in product(hosts, self._stages):
             for place, rank in enumerate(stage):
                 first = stage[place - place % self._copies]
                 if rank is not first:

@@ -7,7 +7,6 @@ earlier ones are on their way.
 
 import asyncio
 import socket
-from functools import partial
 from time import monotonic
 
 import anyio
@@ -19,15 +18,13 @@ from runtime import log
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import Ask, End, Found, Pages, Refused, State, Waiting
-from runtime.transfer.checksum import checksum
-from runtime.transfer.layout import RankPages
 from runtime.transfer.rooms import Room, Rooms
 from runtime.transfer.wire import Wire, accept
 
 LOG = log.get("transfer")
 BEAT_S = 2.0  # between two notices that pages are still to come
 ROOM_S = 10.0  # within which the request of a room must come, once it was asked for
-PORTION_BYTES = 4 << 20  # of pages behind one message
+PORTION_BYTES = 16 << 20  # of pages behind one message
 MAX_CONNECTIONS = 1024
 QUESTIONS = Decoder(Ask)
 OTHER_MODEL = "it has another model, other weights, or other options that decide about keys and values"
@@ -119,9 +116,8 @@ class PageService:
         return position
 
     async def _send_state(self, wire: Wire, room: Room, depth: int, pin: StatePin) -> None:
-        views = room.pages.state_views(pin.host)
         try:
-            await wire.send_pages(lambda: State(depth, checksum(views)), views)
+            await wire.send_pages(State(depth), [room.pages.state(pin.host)])
         finally:
             pin.release()
 
@@ -136,10 +132,8 @@ class PageService:
         return room
 
     async def _send(self, wire: Wire, room: Room, pins: list[Pin]) -> None:
-        pages, hosts = room.pages, [pin.host for pin in pins]
         try:
-            views = [view for host in hosts for view in pages.views(host)]
-            await wire.send_pages(partial(_describe, pages, hosts), views)
+            await wire.send_pages(Pages(len(pins)), [room.pages.page(pin.host) for pin in pins])
         finally:
             for pin in pins:
                 pin.release()
@@ -160,10 +154,6 @@ class _Beat:
         if monotonic() - self._notice_s >= BEAT_S:
             await self._wire.send(Waiting())
             self._notice_s = monotonic()
-
-
-def _describe(pages: RankPages, hosts: list[int]) -> Pages:
-    return Pages(tuple([checksum(pages.parts(host)) for host in hosts]))
 
 
 def listen(host: str, port: int) -> socket.socket:

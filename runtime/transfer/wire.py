@@ -9,7 +9,7 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -17,6 +17,7 @@ from anyio import to_thread
 from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
+from runtime.messages.transfer import Checksums
 from runtime.nodes.handshake import (
     MAGIC,
     NONCE_BYTES,
@@ -26,11 +27,13 @@ from runtime.nodes.handshake import (
     ServerHandshake,
 )
 from runtime.nodes.records import MAX_RECORD_BYTES, TAG_BYTES, Opener, Sealer
+from runtime.transfer.checksum import checksum
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
 STALL_S = 10.0  # without a byte, after which the other side counts as gone
 MAX_BUFFERS = 512  # of one system call; Linux takes 1024
+CHECKSUMS = Decoder(Checksums)
 RECORD_HEAD = 5  # uint32 size, kind
 T = TypeVar("T")
 
@@ -56,15 +59,15 @@ class Wire:
         except msgspec.MsgspecError as error:
             raise LinkError(f"it sent what is no message of this version: {error}") from None
 
-    async def send_pages(
-        self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]
-    ) -> None:
-        """Sends a message that takes time to make, and `views` behind it. Raises LinkError."""
-        await to_thread.run_sync(self._send_pages, make_message, views)
+    async def send_pages(self, head: msgspec.Struct, records: Sequence["Bytes"]) -> None:
+        """Sends a message, the records behind it, and their checksums. Raises LinkError."""
+        await to_thread.run_sync(self._send_pages, head, records)
 
-    async def receive_pages(self, views: Sequence[memoryview]) -> None:
-        """Fills `views` with what follows the last message. Raises LinkError."""
-        await to_thread.run_sync(self._receive_pages, views)
+    async def receive_pages(self, records: Sequence["Bytes"]) -> None:
+        """Fills records with what follows the last message. Raises LinkError, also for what came damaged."""
+        found = await to_thread.run_sync(self._receive_pages, records)
+        if (await self.receive(CHECKSUMS)).values != tuple(found):
+            raise LinkError("pages came damaged")
 
     def close(self) -> None:
         """Ends the connection."""
@@ -83,15 +86,34 @@ class Wire:
             return head + await _receive(self._socket, size + TAG_BYTES)
         raise LinkError("a record stopped in the middle")
 
-    def _send_pages(self, make_message: Callable[[], msgspec.Struct], views: Sequence[memoryview]) -> None:
-        message = self._sealer.seal(msgspec.msgpack.encode(make_message()))
-        _move(self._socket, [memoryview(message), *views], self._socket.sendmsg, select.POLLOUT)
+    def _send_pages(self, head: msgspec.Struct, records: Sequence["Bytes"]) -> None:
+        self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(head)))])
+        values: list[int] = []
+        for record in records:  # a checksum of what was just sent finds it in the cache of the processor
+            self._write(record.views)
+            values.append(checksum(record.parts))
+        self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(Checksums(tuple(values)))))])
 
-    def _receive_pages(self, views: Sequence[memoryview]) -> None:
-        def take(buffers: Sequence[memoryview]) -> int:
-            return self._socket.recvmsg_into(buffers)[0]
+    def _receive_pages(self, records: Sequence["Bytes"]) -> list[int]:
+        values: list[int] = []
+        for record in records:
+            _move(self._socket, record.views, self._read, select.POLLIN)
+            values.append(checksum(record.parts))
+        return values
 
-        _move(self._socket, views, take, select.POLLIN)
+    def _write(self, views: Sequence[memoryview]) -> None:
+        _move(self._socket, views, self._socket.sendmsg, select.POLLOUT)
+
+    def _read(self, views: Sequence[memoryview]) -> int:
+        return self._socket.recvmsg_into(views)[0]
+
+
+class Bytes(NamedTuple):
+    """A page or a state in memory: in as few pieces as possible, and in the pieces of its checksum, which are
+    those of every layout of memory."""
+
+    views: list[memoryview]
+    parts: list[memoryview]
 
 
 async def connect(host: str, port: int, key: bytes) -> Wire:

@@ -59,15 +59,15 @@ def test_a_page_arrives_whole(theirs: tuple[int, int], own: tuple[int, int]) -> 
     fill(sender, 1)
     fill(expected, 2)
     assert mismatch(sender.layout, receiver.layout) is None
-    page = memoryview(b"".join(sender.views(1)))
+    page = memoryview(b"".join(sender.page(1).views))
     assert len(page) == sender.layout.page_bytes == 2 * LAYERS * TOKENS * HEADS * DIM
-    assert checksum(sender.parts(1)) == checksum(split(page, sender.layout))
+    assert checksum(sender.page(1).parts) == checksum(split(page, sender.layout))
     receiver.write(2, page, sender.layout)
     assert content(receiver, 2) == content(expected, 2)
     if theirs == own:
-        for target, source in zip(receiver.views(1), split(page, sender.layout), strict=True):
+        for target, source in zip(receiver.page(1).parts, split(page, sender.layout), strict=True):
             target[:] = source
-        receiver.copy(1)
+        receiver.copy([1])
         assert content(receiver, 1) == content(expected, 2)
 
 

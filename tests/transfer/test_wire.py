@@ -14,11 +14,12 @@ from msgspec.msgpack import Decoder
 from runtime.errors import LinkError
 from runtime.messages.transfer import End, Pages, ToDecode, Waiting
 from runtime.transfer import wire as wire_module
-from runtime.transfer.wire import Wire, accept, connect
+from runtime.transfer.wire import Bytes, Wire, accept, connect
 
 pytestmark = pytest.mark.anyio
 
 KEY = b"0123456789abcdef"
+HALF = [Bytes([memoryview(b"half")], [])]
 ANSWERS: Decoder[Any] = Decoder(ToDecode)
 
 
@@ -45,22 +46,33 @@ async def ends(key: bytes = KEY) -> AsyncIterator[tuple[Wire, Wire]]:
         accepted[0].close()
 
 
+def records(*sizes: int) -> list[Bytes]:
+    """Random ones."""
+    found = [memoryview(bytearray(os.urandom(size))) for size in sizes]
+    return [Bytes([one], [one]) for one in found]
+
+
 async def test_messages_and_pages_in_turn() -> None:
-    pages = [bytearray(os.urandom(size)) for size in (1, 3_000_000, 17)]
+    pages, room = records(1, 3_000_000, 17), records(1, 3_000_000, 17)
     async with ends() as (client, server):
         await server.send(Waiting())
         assert isinstance(await client.receive(ANSWERS), Waiting)
-        room = [bytearray(len(page)) for page in pages]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(
-                server.send_pages, lambda: Pages((1, 2, 3)), [memoryview(page) for page in pages]
-            )
-            message = await client.receive(ANSWERS)
-            assert message.checksums == (1, 2, 3)
-            await client.receive_pages([memoryview(page) for page in room])
+            tasks.start_soon(server.send_pages, Pages(3), pages)
+            assert (await client.receive(ANSWERS)).count == 3
+            await client.receive_pages(room)
         assert room == pages
         await server.send(End())
         assert isinstance(await client.receive(ANSWERS), End)
+
+
+async def test_what_came_damaged_is_an_error() -> None:
+    page = records(8192)[0]
+    async with ends() as (client, server):
+        await server.send_pages(Pages(1), [Bytes(page.views, [memoryview(bytes(8192))])])
+        await client.receive(ANSWERS)
+        with pytest.raises(LinkError, match="damaged"):
+            await client.receive_pages(records(8192))
 
 
 async def test_another_key_is_refused() -> None:
@@ -76,13 +88,13 @@ async def test_what_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LinkError, match="nothing came"):
             await client.receive(ANSWERS, 0.05)
     async with ends() as (client, server):
-        await server.send_pages(lambda: Pages((1,)), [memoryview(b"half")])
+        await server.send_pages(Pages(1), HALF)
         await client.receive(ANSWERS)
         with pytest.raises(LinkError, match="no byte moved"):
-            await client.receive_pages([memoryview(bytearray(8))])
+            await client.receive_pages(records(4 + 4096))
     async with ends() as (client, server):
         with pytest.raises(LinkError, match="no byte moved"):  # by a client that reads nothing
-            await server.send_pages(lambda: Pages((1,)), [memoryview(bytes(64 << 20))])
+            await server.send_pages(Pages(1), records(64 << 20))
 
 
 async def test_what_ends_is_an_error() -> None:
@@ -91,11 +103,11 @@ async def test_what_ends_is_an_error() -> None:
         with pytest.raises(LinkError, match="closed"):
             await client.receive(ANSWERS)
     async with ends() as (client, server):
-        await server.send_pages(lambda: Pages((1,)), [memoryview(b"half")])
+        await server.send_pages(Pages(1), HALF)
         server.close()
         await client.receive(ANSWERS)
         with pytest.raises(LinkError, match="closed|broke"):
-            await client.receive_pages([memoryview(bytearray(8))])
+            await client.receive_pages(records(4 + 4096))
 
 
 @pytest.mark.parametrize(

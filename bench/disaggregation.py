@@ -1,0 +1,224 @@
+"""What it costs to compute prompts on another server.
+
+    python -m bench.disaggregation [--mib 512] [--prompts 20] [--tokens 256 960]
+
+Pages: MiB/s of pages from host memory to host memory over loopback, as two servers move them (checksums on
+both sides), beside a plain socket that moves the same bytes between two processes, in turns.
+
+First token: time from sending a prompt to the first token, of one server that does all, and of a pair that is
+asked as a router asks them, in turns, on random prompts. The model is random: --model-path takes another one.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from anyio import run
+from msgspec.msgpack import Decoder
+
+from bench.record import record
+from bench.serve import server
+from runtime.devices.host_memory import HostPages
+from runtime.messages.transfer import Pages, Transfer
+from runtime.transfer.key import HEADER, header_value
+from runtime.transfer.layout import RankPages
+from runtime.transfer.service import PORTION_BYTES
+from runtime.transfer.wire import accept, connect
+
+KEY = secrets.token_hex(16).encode()
+PART = 64 << 10  # bytes of a layer's keys in a page of 64 tokens: 4 heads of 128 in 16 bits
+LAYERS = 32
+ROUNDS = 7
+PAGES = Decoder(Pages)
+
+
+def host(num_pages: int) -> RankPages:
+    """Host memory of one rank, every page touched."""
+    parts = (PART,) * (2 * LAYERS)
+    fd = os.memfd_create("pages")
+    os.ftruncate(fd, num_pages * sum(parts))
+    pages = HostPages(fd, num_pages, parts, "page_first")
+    os.close(fd)
+    for number in range(num_pages):
+        for view in pages.views(number):
+            view[:] = bytes([number % 251]) * len(view)
+    return RankPages([pages], [], 64, 1, num_heads=4)
+
+
+def portions(pages: RankPages, num_pages: int) -> list[range]:
+    """Pages behind one message."""
+    size = max(1, PORTION_BYTES // pages.layout.page_bytes)
+    return [range(at, min(at + size, num_pages)) for at in range(0, num_pages, size)]
+
+
+async def send_pages(connection: socket.socket, num_pages: int) -> None:
+    """The sender's side."""
+    pages, wire = host(num_pages), await accept(connection, KEY)
+    for _ in range(ROUNDS):
+        await wire.receive(PAGES, None)
+        for part in portions(pages, num_pages):
+            await wire.send_pages(Pages(len(part)), [pages.page(number) for number in part])
+
+
+async def receive_pages(port: int, num_pages: int) -> float:
+    """-> MiB/s of the median round"""
+    pages, wire = host(num_pages), await connect("127.0.0.1", port, KEY)
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        await wire.send(Pages(0))
+        for part in portions(pages, num_pages):
+            await wire.receive(PAGES)
+            await wire.receive_pages([pages.page(number) for number in part])
+        times.append(time.perf_counter() - begin)
+    wire.close()
+    return num_pages * pages.layout.page_bytes / 2**20 / median(times)
+
+
+def send_plain(connection: socket.socket, num_bytes: int) -> None:
+    """The same bytes, without anything else."""
+    data = memoryview(os.urandom(PORTION_BYTES))
+    for _ in range(ROUNDS):
+        connection.recv(1)
+        for _ in range(num_bytes // PORTION_BYTES):
+            connection.sendall(data)
+
+
+def receive_plain(port: int, num_bytes: int) -> float:
+    """-> MiB/s of the median round"""
+    times: list[float] = []
+    room = memoryview(bytearray(num_bytes))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            connection.send(b"x")
+            at = 0
+            while at < num_bytes:
+                at += connection.recv_into(room[at : at + PORTION_BYTES])
+            times.append(time.perf_counter() - begin)
+    return num_bytes / 2**20 / median(times)
+
+
+def _sender(listener: socket.socket, num_pages: int, *, is_plain: bool) -> None:
+    connection, _ = listener.accept()
+    if is_plain:
+        send_plain(connection, num_pages * 2 * LAYERS * PART)
+    else:
+        connection.setblocking(False)
+        run(send_pages, connection, num_pages)
+
+
+def move(num_pages: int, *, is_plain: bool) -> float:
+    """One run with a process for the sender. -> MiB/s"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = multiprocessing.get_context("fork").Process(
+            target=_sender, args=(listener, num_pages), kwargs={"is_plain": is_plain}
+        )
+        sender.start()
+        port: int = listener.getsockname()[1]
+        if is_plain:
+            speed = receive_plain(port, num_pages * 2 * LAYERS * PART)
+        else:
+            speed = run(receive_pages, port, num_pages)
+        sender.join()
+    return speed
+
+
+def first_token_ms(port: int, ids: list[int], transfer: Transfer | None) -> float:
+    """Time to the first token of a server."""
+    body = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    headers = {"content-type": "application/json"}
+    if transfer is not None:
+        headers[HEADER] = header_value(KEY, transfer)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), headers)
+    begin = time.perf_counter()
+    with urllib.request.urlopen(request) as answer:
+        answer.read()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def pair_ms(prefill: int, decode: int, source: str, ids: list[int]) -> float:
+    """Time to the first token of a pair."""
+    room = secrets.randbits(60)
+    prompt = threading.Thread(target=first_token_ms, args=(prefill, ids, Transfer(room)))
+    prompt.start()
+    taken = first_token_ms(decode, ids, Transfer(room, source))
+    prompt.join()
+    return taken
+
+
+def first_tokens(args: Any) -> list[dict[str, Any]]:
+    """Rows of first tokens, by length of prompts."""
+    rows = []
+    with TemporaryDirectory() as folder:
+        key = Path(folder) / "key"
+        key.write_bytes(KEY)
+        key.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            pages_port = free.getsockname()[1]
+        options = "--model-path", args.model_path, "--log-level", "error", "--num-threads", "1"
+        own = *options, "--disaggregation-key-file", str(key)
+        prefill = "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(pages_port)
+        with (
+            server(*options) as (alone, _, _),
+            server(*own, *prefill) as (first, _, _),
+            server(*own, "--disaggregation-mode", "decode") as (second, _, _),
+        ):
+            for length in args.tokens:
+                times: dict[str, list[float]] = {"alone": [], "pair": []}
+                for number in range(args.prompts + 2):
+                    ids = [random.randrange(200) for _ in range(length)]
+                    one = first_token_ms(alone, ids, None)
+                    two = pair_ms(first, second, f"127.0.0.1:{pages_port}", ids)
+                    if number > 1:  # after a warm-up
+                        times["alone"].append(one)
+                        times["pair"].append(two)
+                one, two = median(times["alone"]), median(times["pair"])
+                rows.append(
+                    {
+                        "tokens": length,
+                        "one_server_ms": round(one, 1),
+                        "pair_ms": round(two, 1),
+                        "more_ms": round(two - one, 1),
+                    }
+                )
+    return rows
+
+
+def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=512, help="of pages in each round")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 960])
+    parser.add_argument("--model-path", default="pocket")
+    args = parser.parse_args()
+    num_pages = args.mib * 2**20 // (2 * LAYERS * PART)
+    speeds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(3):
+        for is_plain in (True, False):
+            speeds[is_plain].append(move(num_pages, is_plain=is_plain))
+    plain, pages = median(speeds[True]), median(speeds[False])
+    result = {
+        "plain_socket_mib_per_s": round(plain),
+        "pages_mib_per_s": round(pages),
+        "pages_by_plain": round(pages / plain, 2),
+        "first_token": first_tokens(args),
+    }
+    print(json.dumps(result, indent=2))
+    record("disaggregation", result)
+
+
+if __name__ == "__main__":
+    main()
