@@ -134,8 +134,10 @@ class Pairs:
             has_begun = False
             source = self.prefill.choose(request, set())
             async with anyio.create_task_group() as tasks:
-                transfer = self._transfer(source)
-                tasks.start_soon(self._compute_prompt, source, self._half(request, Transfer(transfer.room)))
+                room, host = self._random.randrange(ROOMS), source.host
+                host = f"[{host}]" if ":" in host else host
+                transfer = Transfer(room, f"{host}:{self._ports[source.url]}")
+                tasks.start_soon(self._compute_prompt, source, self._half(request, Transfer(room)))
                 try:
                     async with self.decode.answer(self._half(request, transfer)) as answer:
                         has_begun = True
@@ -150,11 +152,6 @@ class Pairs:
             kind = self.prefill  # no server for answers was left
         async with kind.answer(request) as answer:
             yield answer
-
-    def _transfer(self, source: Worker) -> Transfer:
-        """A new room, whose prompt this server computes."""
-        host = f"[{source.host}]" if ":" in source.host else source.host
-        return Transfer(self._random.randrange(ROOMS), f"{host}:{self._ports[source.url]}")
 
     def _is_halved(self, request: UpstreamRequest) -> bool:
         path = request.target.partition(b"?")[0]
