@@ -145,7 +145,7 @@ class PageFetches:
             self._keep(source, wire)
             if first < wanted.first + len(wanted.keys) and not sequence.is_finished:
                 raise LinkError(f"it has {first - wanted.first} of {len(wanted.keys)} pages")
-        except LinkError as error:
+        except (LinkError, OSError) as error:
             self.received.failures += 1
             self._log(source, error)
         finally:
@@ -251,7 +251,7 @@ class PageFetches:
         else:
             wire.close()
 
-    def _log(self, source: str, error: LinkError) -> None:
+    def _log(self, source: str, error: Exception) -> None:
         now = monotonic()
         if now - self._logged_s.get(source, -LOG_AGAIN_S) >= LOG_AGAIN_S:
             self._logged_s = {name: at for name, at in self._logged_s.items() if now - at < LOG_AGAIN_S}

@@ -29,56 +29,70 @@ class Room(Struct, frozen=True):
     pages: RankPages
     opened_s: float
 
-    def ready(self, first: int, keys: bytes, most: int) -> list[Pin]:
-        """Pins for pages `first`, `first` + 1, ... of the prompt that are complete in host memory and have
-        these keys, up to `most` of them and to the first that is missing."""
-        wanted = [keys[at : at + KEY_BYTES] for at in range(0, min(len(keys), most * KEY_BYTES), KEY_BYTES)]
-        path = self._path(first + len(wanted))[first:]
-        pins = list[Pin]()
-        for node, key in zip(path, wanted, strict=False):
-            if not node.host or node.save_step or self.connector.key(node) != key:
+
+class Reader:
+    """Reads the pages of a room in their order. Each look costs what is new, not the length of the prompt."""
+
+    def __init__(self, room: Room, first: int, keys: bytes) -> None:
+        """`keys`: of pages `first`, `first` + 1, ... of the prompt, as they were asked for."""
+        self._room = room
+        self._first = first
+        self._keys = keys
+        self._node: Node | None = None  # where the last look has ended
+
+    def ready(self, position: int, most: int) -> list[Pin]:
+        """Pins for the pages that were asked for from number `position` on that are complete in host memory,
+        up to `most` of them and to the first that is missing."""
+        connector, pins = self._room.connector, list[Pin]()
+        for node in self._path(position, position + most):
+            if not node.host or node.save_step or connector.key(node) != self._key(node):
                 break
-            pins.append(self.connector.pin(node))
+            pins.append(connector.pin(node))
         return pins
 
-    def is_coming(self, depth: int) -> bool:
-        """Whether the last of the first `depth` pages, which is not ready, may yet be."""
-        path = self._path(depth)
-        if len(path) < depth:
-            return not self.sequence.is_finished
-        node = path[-1]
-        return node.is_due or node.save_step != 0
+    def is_coming(self, position: int) -> bool:
+        """Whether the page of this number, which is not ready, may yet be."""
+        path = self._path(position, position + 1)
+        if not path:
+            return not self._room.sequence.is_finished
+        return path[0].is_due or path[0].save_step != 0
 
-    def state(self, first: int, keys: bytes) -> tuple[int, StatePin] | None:
-        """The last state behind one of these pages, `first` and those after it, and how many pages of the
+    def state(self, end: int) -> tuple[int, StatePin] | None:
+        """The last state behind one of the first `end` pages that were asked for, and how many pages of the
         prompt stand before it; pinned. None: there is none."""
-        states = self.connector.cache.host.states
-        path = self._path(first + len(keys) // KEY_BYTES)
-        for node in reversed(path[first:] if states is not None else []):
-            assert states is not None
-            at = (node.depth - 1 - first) * KEY_BYTES
-            key = keys[at : at + KEY_BYTES]
-            if node.host_state and not is_saving(states, node) and self.connector.key(node) == key:
-                states.places.pin([node.host_state])
-                return node.depth, StatePin(key, node.host_state, states)
+        states = self._room.connector.cache.host.states
+        if states is None:
+            return None
+        for node in reversed(self._path(0, end)):
+            if node.host_state and not is_saving(states, node):
+                if (key := self._room.connector.key(node)) == self._key(node):
+                    states.places.pin([node.host_state])
+                    return node.depth, StatePin(key, node.host_state, states)
         return None
 
-    def is_state_coming(self, first: int, depth: int) -> bool:
-        """Whether another state behind one of the pages from `first` to `depth` may yet be there."""
-        states = self.connector.cache.host.states
+    def is_state_coming(self, end: int) -> bool:
+        """Whether another state behind one of these pages may yet be there."""
+        states = self._room.connector.cache.host.states
         if states is None:
             return False
-        path = self._path(depth)[first:]
-        return not self.sequence.is_finished or any(is_saving(states, node) for node in path)
+        is_computed = self._room.sequence.is_finished
+        return not is_computed or any(is_saving(states, node) for node in self._path(0, end))
 
-    def _path(self, depth: int) -> list[Node]:
-        """The nodes of the first `depth` pages, as far as the tree has them."""
-        tree, tokens = self.connector.cache.tree, self.sequence.tokens
-        last = min(depth, len(tokens) // tree.page_size)
-        node = tree.probe(None, self.sequence.request.namespace, tokens, last)
+    def _key(self, node: Node) -> bytes:
+        """The key that was given for its page."""
+        at = (node.depth - 1 - self._first) * KEY_BYTES
+        return self._keys[at : at + KEY_BYTES]
+
+    def _path(self, begin: int, end: int) -> list[Node]:
+        """The nodes of pages `begin` to `end` of those that were asked for, as far as the tree has them."""
+        tree, sequence = self._room.connector.cache.tree, self._room.sequence
+        num_pages = min(end, len(self._keys) // KEY_BYTES)
+        last = min(self._first + num_pages, len(sequence.tokens) // tree.page_size)
+        node = self._node = tree.probe(self._node, sequence.request.namespace, sequence.tokens, last)
         path = list[Node]()
-        while node.parent is not None:
-            path.append(node)
+        while node.parent is not None and node.depth > self._first + begin:
+            if node.depth <= last:
+                path.append(node)
             node = node.parent
         return path[::-1]
 

@@ -18,7 +18,7 @@ from runtime import log
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import Ask, End, Found, Pages, Refused, State, Waiting
-from runtime.transfer.rooms import Room, Rooms
+from runtime.transfer.rooms import Reader, Room, Rooms
 from runtime.transfer.wire import Wire, accept
 
 LOG = log.get("transfer")
@@ -79,7 +79,7 @@ class PageService:
             wire = await accept(connection, self._key)
             while True:
                 await self._answer(wire, await wire.receive(QUESTIONS, None))
-        except LinkError as error:
+        except (LinkError, OSError) as error:
             LOG.debug("a connection for pages ended", peer=peer, reason=str(error))
         finally:
             connection.close()
@@ -92,24 +92,23 @@ class PageService:
             await wire.send(Refused("its request did not come" if room is None else OTHER_MODEL))
             return
         await wire.send(Found(room.pages.layout))
-        beat = _Beat(wire, self.rooms)
-        end = await self._send_pages(wire, room, ask, beat)
-        while room.is_state_coming(ask.first, ask.first + end):
+        beat, reader = _Beat(wire, self.rooms), Reader(room, ask.first, ask.keys)
+        end = await self._send_pages(wire, room, ask, reader, beat)
+        while reader.is_state_coming(end):
             await beat.wait()
-        if (found := room.state(ask.first, ask.keys[: end * KEY_BYTES])) is not None:
+        if (found := reader.state(end)) is not None:
             await self._send_state(wire, room, *found)
         await wire.send(End())
 
-    async def _send_pages(self, wire: Wire, room: Room, ask: Ask, beat: "_Beat") -> int:
+    async def _send_pages(self, wire: Wire, room: Room, ask: Ask, reader: Reader, beat: "_Beat") -> int:
         """Sends pages as they become ready. -> how many of those that were asked for are on the other side"""
         portion = max(1, PORTION_BYTES // room.pages.layout.page_bytes)
         position = ask.num_there
-        while position * KEY_BYTES < len(ask.keys):
-            pins = room.ready(ask.first + position, ask.keys[position * KEY_BYTES :], portion)
-            if pins:
+        while position < len(ask.keys) // KEY_BYTES:
+            if pins := reader.ready(position, portion):
                 await self._send(wire, room, pins)
                 position += len(pins)
-            elif room.is_coming(ask.first + position + 1):
+            elif reader.is_coming(position):
                 await beat.wait()
             else:
                 break

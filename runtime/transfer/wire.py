@@ -122,10 +122,10 @@ async def connect(host: str, port: int, key: bytes) -> Wire:
     with anyio.move_on_after(CONNECT_S):
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise LinkError(f"{host} has no address ({error})") from None
-        family, kind, protocol, _, address = found[0]
-        connection = socket.socket(family, kind, protocol)
+            family, kind, protocol, _, address = found[0]
+            connection = socket.socket(family, kind, protocol)
+        except (OSError, UnicodeError) as error:  # of a name that is none, too many open files
+            raise LinkError(f"{host} can't be connected to ({error})") from None
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -189,3 +189,42 @@ async def test_another_model_or_key_is_refused(
                 0,
             )
             assert counts(engine).failures == 2
+
+
+@pytest.mark.parametrize("full", ["prefill", "decode"])
+async def test_what_finds_no_room_is_computed(
+    full: str, checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
+) -> None:
+    """Host memory has room for fewer pages than the prompt has."""
+    small = {full: {"hicache_ratio": 0.08}}
+    async with server("prefill", checkpoint("llama"), **options | small.get("prefill", {})) as prefill:
+        async with server("decode", checkpoint("llama"), **options | small.get("decode", {})) as (
+            engine,
+            decode,
+        ):
+            for room in range(3):
+                prompt = [*range(room, room + 50), *PROMPT]
+                found = await both(prefill, decode, prompt, room)
+                assert found[0] == reference("llama", prompt, COUNT)
+                assert found[1] < 144
+            assert counts(engine).failures
+            load = engine.load()
+            assert load.running == load.waiting == 0
+
+
+async def test_many_at_once(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
+    prompts = [[number, *PROMPT] for number in range(16)]
+    async with server("prefill", checkpoint("llama"), **options) as prefill:
+        async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+            answers: dict[int, Any] = {}
+
+            async def answer(room: int) -> None:
+                answers[room] = await both(prefill, decode, prompts[room], room)
+
+            async with anyio.create_task_group() as tasks:
+                for room in range(len(prompts)):
+                    tasks.start_soon(answer, room)
+            expected = {room: (reference("llama", prompts[room], COUNT), FULL) for room in answers}
+            assert answers == expected and not counts(engine).failures
+            load = engine.load()
+            assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
