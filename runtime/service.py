@@ -17,6 +17,7 @@ from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
+from runtime.messages.transfer import Role
 from runtime.models.config.pooling import Pooling
 from runtime.parsing.detect import AnswerFormats
 
@@ -170,6 +171,15 @@ class ExpertControls(Protocol):
         ...
 
 
+class HalfControls(Protocol):
+    """Which half of requests a server computes (--disaggregation-mode)."""
+
+    async def change(self, mode: Literal["prefill", "decode"]) -> Role:
+        """Takes the other half of requests from now on. -> what the server does now. Raises InvalidRequest
+        where it cannot, Unavailable while it starts."""
+        ...
+
+
 class Controls(Protocol):
     """What operators can do besides sending requests. Everything raises Unavailable while the model loads,
     and when it cannot be served any more."""
@@ -177,6 +187,11 @@ class Controls(Protocol):
     @property
     def experts(self) -> ExpertControls:
         """Counts of tokens per expert."""
+        ...
+
+    @property
+    def halves(self) -> HalfControls | None:
+        """Of a server that computes a half of each request."""
         ...
 
     def configure_logging(self, change: LogChange) -> LogChange:

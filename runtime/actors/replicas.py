@@ -51,6 +51,7 @@ class Replicas:
         `processes` are the first replica's."""
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self.halves = halves
         self._replicas: list[Replica] = []
         groups = plan.parallel.attention_groups
         for index, inbox in enumerate(dispatcher.inboxes):

@@ -45,6 +45,7 @@ class Control:
         metrics: Metrics,
         logs: RequestLogs,
     ) -> None:
+        self.halves = replicas.halves
         self._logs = logs
         self.experts = ExpertLoad(
             [replica.commands.count_experts for replica in replicas.owners],

@@ -47,6 +47,7 @@ ADMIN = frozenset(
     {
         "/flush_cache",
         "/clear_hicache_storage_backend",
+        "/disaggregation_mode",
         "/attach_hicache_storage_backend",
         "/detach_hicache_storage_backend",
         "/pause_generation",

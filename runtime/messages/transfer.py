@@ -6,6 +6,8 @@
                   ◄── Refused ──
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 ROOMS = 2**63  # ids of rooms are below it
@@ -18,6 +20,13 @@ class Transfer(Struct, frozen=True, array_like=True):
     room: int
     source: str = ""  # HOST:PORT of the server that computes the prompt; "": this one does
     proof: bytes = b""  # that it comes from a router with the key (transfer/key.py)
+
+
+class Role(Struct, frozen=True):
+    """What a server does for a router of pairs."""
+
+    mode: Literal["prefill", "decode"]
+    bootstrap_port: int | None = None  # at which pages can be asked for; None: nowhere
 
 
 class PageLayout(Struct, frozen=True, array_like=True):

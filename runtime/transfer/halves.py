@@ -1,14 +1,15 @@
 """A server's part in disaggregation: what it listens on, and which half of a request is for it."""
 
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from anyio.abc import TaskGroup
 from msgspec import structs
 
 from runtime import log
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, StartError, Unavailable
 from runtime.messages.requests import GenerateRequest
+from runtime.messages.transfer import Role
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 from runtime.transfer.fetches import FAKE, PageFetches
@@ -16,18 +17,23 @@ from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.service import PageService
 
+Mode = Literal["prefill", "decode"]
+
 
 class Halves:
     """Rooms and pages of a server with --disaggregation-mode."""
 
-    def __init__(self, mode: str, host: str, port: int | None, key: bytes) -> None:
-        """`host` and `port`: where pages can be asked for; port None: nowhere."""
+    def __init__(self, mode: Mode, host: str, port: int | None, key: bytes, *, can_change: bool) -> None:
+        """`host` and `port`: where pages can be asked for; port None: they are made up. `can_change`: what is
+        computed here lies in host memory, so that the other half could be this server's as well."""
         self.rooms = Rooms()
         self.service = PageService(self.rooms, link_key(key))
-        self.port = port or 0  # 0: a free one, until it is listened on
-        self._mode = mode
+        self.port: int | None = None  # at which pages can be asked for now
+        self._mode: Mode = mode
         self._address = None if port is None else (host, port)
         self._key = key
+        self._can_change = can_change
+        self._tasks: TaskGroup | None = None  # from `start` on
 
     @property
     def link_key(self) -> bytes:
@@ -36,7 +42,32 @@ class Halves:
 
     async def start(self, tasks: TaskGroup) -> None:
         """Listens, if this server computes prompts for others. Raises StartError."""
-        if self._address is not None:
+        self._tasks = tasks
+        if self._mode == "prefill":
+            await self._listen(tasks)
+
+    async def change(self, mode: Mode) -> Role:
+        """Computes the other half of requests that come from now on; those that run end as they began. Raises
+        InvalidRequest where that cannot be, Unavailable while the server starts."""
+        if self._tasks is None:
+            raise Unavailable("the server starts; try again later")
+        if mode != self._mode:
+            if not self._can_change:
+                raise InvalidRequest(
+                    "this server copies no pages to host memory, so none could be asked for; start it with "
+                    "--disaggregation-decode-enable-offload-kvcache",
+                    param="mode",
+                )
+            if mode == "prefill":
+                try:
+                    await self._listen(self._tasks)
+                except StartError as error:
+                    raise InvalidRequest(str(error), param="mode") from None
+            self._mode = mode
+        return Role(self._mode, self.port)
+
+    async def _listen(self, tasks: TaskGroup) -> None:
+        if self._address is not None and self.port is None:
             self.port = await tasks.start(self.service.run, *self._address)
             log.get("transfer").info("pages can be asked for", host=self._address[0], port=self.port)
 
@@ -87,6 +118,11 @@ def open_halves(plan: Plan) -> Halves | None:
     mode = plan.disaggregation.disaggregation_mode
     if mode == "null":
         return None
-    is_asked = mode == "prefill" and plan.disaggregation.disaggregation_transfer_backend != FAKE
-    port = plan.disaggregation.disaggregation_bootstrap_port if is_asked else None
-    return Halves(mode, plan.http.host, port, read_key(plan.disaggregation.disaggregation_key_file))
+    is_fake = plan.disaggregation.disaggregation_transfer_backend == FAKE
+    return Halves(
+        mode,
+        plan.http.host,
+        None if is_fake else plan.disaggregation.disaggregation_bootstrap_port,
+        read_key(plan.disaggregation.disaggregation_key_file),
+        can_change=mode == "prefill" or plan.disaggregation.disaggregation_decode_enable_offload_kvcache,
+    )

@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 import runtime
-from runtime.messages.transfer import Transfer
+from runtime.errors import InvalidRequest, Unavailable
+from runtime.messages.transfer import Role, Transfer
+from runtime.transfer.halves import Halves
 from runtime.transfer.key import HEADER, header_value
 from tests.e2e.conftest import Generate
 
@@ -228,3 +230,26 @@ async def test_many_at_once(checkpoint: Checkpoint, reference: Generate, options
             assert answers == expected and not counts(engine).failures
             load = engine.load()
             assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
+
+
+async def change(engine: runtime.Engine, mode: Any) -> Role:
+    halves = engine._core.control.halves
+    assert halves is not None
+    return await halves.change(mode)
+
+
+async def test_roles_change(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
+    both_ways = options | {"disaggregation_decode_enable_offload_kvcache": True}
+    async with server("prefill", checkpoint("llama"), **options) as first:
+        async with server("decode", checkpoint("llama"), **both_ways) as second:
+            assert await both(first, second[1], PROMPT) == (reference("llama", PROMPT, COUNT), FULL)
+            with pytest.raises(Unavailable):
+                await Halves("decode", "", 0, KEY, can_change=True).change("prefill")
+            assert (await change(second[0], "prefill")).bootstrap_port
+            assert (await change(first[0], "decode")).mode == "decode"
+            other = PROMPT[::-1]
+            assert await both(second, first[1], other, 2) == (reference("llama", other, COUNT), FULL)
+            assert counts(first[0]).pages == FULL // 16
+    async with server("decode", checkpoint("llama"), **options) as (engine, _):
+        with pytest.raises(InvalidRequest, match="offload"):
+            await change(engine, "prefill")

@@ -34,6 +34,7 @@ from runtime.messages.sampling import Limits, check
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.parsing.detect import AnswerFormats
 from runtime.service import AdapterCard, Health, Load, LogChange, ModelCard, OpenRequest, TokenizerInfo
+from tests.http.fake_halves import WithHalves
 
 VOCAB = 1000
 WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", ' "fox"', "\n", " end"]
@@ -72,7 +73,7 @@ class Running:
 
 
 @dataclass
-class FakeControls:
+class FakeControls(WithHalves):
     """Controls that record their calls."""
 
     calls: list[Any] = field(default_factory=list)

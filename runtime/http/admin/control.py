@@ -12,6 +12,7 @@ from runtime.errors import InvalidRequest
 from runtime.http.operation import EmptyBody, Operation
 from runtime.messages.ranks import Profile
 from runtime.messages.scheduler import PauseMode
+from runtime.messages.transfer import Role
 from runtime.service import OpenRequest, Service
 
 MAX_LISTED = 500  # open requests in one answer
@@ -21,6 +22,12 @@ class PauseBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of /pause_generation."""
 
     mode: PauseMode = "abort"  # as in SGLang
+
+
+class RoleBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of /disaggregation_mode."""
+
+    mode: Literal["prefill", "decode"]
 
 
 class AbortBody(Struct, frozen=True):
@@ -91,6 +98,14 @@ async def clear_storage(service: Service, _: EmptyBody) -> Response:
     return Response(f"Storage cleared: {pages} pages are gone.\n", media_type="text/plain")
 
 
+async def change_role(service: Service, body: RoleBody) -> dict[str, object]:
+    """Takes the other half of requests from now on."""
+    if (halves := service.control.halves) is None:
+        raise InvalidRequest("this server computes whole requests (--disaggregation-mode)", param="mode")
+    role: dict[str, object] = msgspec.to_builtins(await halves.change(body.mode))
+    return role
+
+
 async def abort(service: Service, body: AbortBody) -> dict[str, object]:
     """Aborts requests whose id begins with `rid`, or all. Raises InvalidRequest when neither is given."""
     if not body.rid and not body.abort_all:
@@ -146,6 +161,15 @@ OPERATIONS = (
         "Empty the storage tier",
         media="text",
         call=clear_storage,
+    ),
+    Operation(
+        "POST",
+        "/disaggregation_mode",
+        "Compute the other half of requests",
+        body=RoleBody,
+        example={"mode": "prefill"},
+        answers=(Role,),
+        call=change_role,
     ),
     Operation(
         "POST",

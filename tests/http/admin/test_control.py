@@ -28,6 +28,7 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
         ("/continue_generation", {}, "resume"),
         ("/flush_cache", {}, "flush"),
         ("/clear_hicache_storage_backend", {}, "clear"),
+        ("/disaggregation_mode", {"mode": "prefill"}, ("role", "prefill")),
         ("/abort_request", {"rid": "batch-7"}, ("abort", "batch-7")),
         ("/abort_request", {"abort_all": True}, ("abort", "")),
         (
