@@ -26,6 +26,7 @@ from runtime.options.profile import read_profile
 from runtime.options.table import rows
 from runtime.text.builtin_templates import template_sources
 from runtime.text.infill import find_format
+from runtime.transfer.key import read_key
 
 POCKET = Path(__file__).parents[2] / "runtime/pocket"
 LIMIT_S = 20  # for a read that would never end
@@ -57,6 +58,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         POCKET,
         read_config(POCKET),
     ),
+    "--disaggregation-key-file": lambda file: read_key(str(file)),
     "--dist-secret-file": lambda file: read_secret(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
