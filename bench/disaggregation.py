@@ -24,7 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from anyio import run
+from anyio import CapacityLimiter, run
 from msgspec.msgpack import Decoder
 
 from bench.record import record
@@ -64,7 +64,7 @@ def portions(pages: RankPages, num_pages: int) -> list[range]:
 
 async def send_pages(connection: socket.socket, num_pages: int) -> None:
     """The sender's side."""
-    pages, wire = host(num_pages), await accept(connection, KEY)
+    pages, wire = host(num_pages), await accept(connection, KEY, CapacityLimiter(1))
     for _ in range(ROUNDS):
         await wire.receive(PAGES, None)
         for part in portions(pages, num_pages):
@@ -73,7 +73,7 @@ async def send_pages(connection: socket.socket, num_pages: int) -> None:
 
 async def receive_pages(port: int, num_pages: int) -> float:
     """-> MiB/s of the median round"""
-    pages, wire = host(num_pages), await connect("127.0.0.1", port, KEY)
+    pages, wire = host(num_pages), await connect("127.0.0.1", port, KEY, CapacityLimiter(1))
     times: list[float] = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import anyio
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.msgpack import Decoder
@@ -28,7 +28,7 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.key import parse_source
 from runtime.transfer.layout import RankPages, mismatch, split
 from runtime.transfer.rooms import Rooms
-from runtime.transfer.wire import Bytes, Wire, connect
+from runtime.transfer.wire import MOVES, Bytes, Wire, connect
 
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
@@ -78,6 +78,7 @@ class PageFetches:
         self._is_fake, self._fakes_all = is_fake, fakes_all
         self._wake = wake
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
+        self._threads = CapacityLimiter(MOVES)
         self._tasks: TaskGroup | None = None
         self._idle: defaultdict[str, list[Wire]] = defaultdict(list)
         self._logged_s: dict[str, float] = {}
@@ -146,8 +147,9 @@ class PageFetches:
             if first < wanted.first + len(wanted.keys) and not sequence.is_finished:
                 raise LinkError(f"it has {first - wanted.first} of {len(wanted.keys)} pages")
         except (LinkError, OSError) as error:
-            self.received.failures += 1
-            self._log(source, error)
+            if not sequence.is_finished:
+                self.received.failures += 1
+                self._log(source, error)
         finally:
             self.received.wait_s += monotonic() - begin
             self._scheduler.roster.waiting.release(sequence)
@@ -155,34 +157,30 @@ class PageFetches:
 
     async def _ask(self, source: str, ask: Ask) -> tuple[Wire, PageLayout]:
         """Asks over a connection that is open, or else a new one. Raises LinkError."""
+        wire, answer = await self._send(source, ask)
+        match answer:
+            case Found(layout=layout):
+                if (reason := mismatch(layout, self._pages.layout)) is None:
+                    return wire, layout
+            case Refused(reason=reason):
+                pass
+            case _:
+                reason = f"a {type(answer).__name__} came where a layout was due"
+        wire.close()
+        raise LinkError(reason)
+
+    async def _send(self, source: str, ask: Ask) -> tuple[Wire, ToDecode]:
+        """-> the connection, and what came first of all that is no notice"""
         while self._idle[source]:
             wire = self._idle[source].pop()
             try:
-                return wire, await self._layout(wire, ask)
-            except LinkError as error:  # it may have ended since
-                wire.close()
+                return wire, await _first_answer(wire, ask)
+            except LinkError as error:  # it has ended since
                 LOG.debug("a connection has ended", source=source, reason=str(error))
         address = parse_source(source)
         assert address is not None, "checked with the header"
-        wire = await connect(*address, self._key)
-        try:
-            return wire, await self._layout(wire, ask)
-        except BaseException:
-            wire.close()
-            raise
-
-    async def _layout(self, wire: Wire, ask: Ask) -> PageLayout:
-        await wire.send(ask)
-        while isinstance(answer := await wire.receive(ANSWERS), Waiting):
-            pass
-        match answer:
-            case Found(layout=layout):
-                if (reason := mismatch(layout, self._pages.layout)) is not None:
-                    raise LinkError(reason)
-                return layout
-            case Refused(reason=reason):
-                raise LinkError(reason)
-        raise LinkError(f"a {type(answer).__name__} came where a layout was due")
+        wire = await connect(*address, self._key, self._threads)
+        return wire, await _first_answer(wire, ask)
 
     async def _receive(self, wire: Wire, layout: PageLayout, sequence: Sequence, first: int) -> int:
         """Takes the next pages, which begin with page `first` of the sequence. -> how many; 0: no more will
@@ -234,11 +232,11 @@ class PageFetches:
         if layout == self._pages.layout:
             await wire.receive_pages([self._pages.page(host) for host in hosts])
             if self._pages.needs_copies:
-                await to_thread.run_sync(self._pages.copy, hosts)
+                await to_thread.run_sync(self._pages.copy, hosts, limiter=self._threads)
             return
         pages = [memoryview(bytearray(layout.page_bytes)) for _ in hosts]
         await wire.receive_pages([Bytes([page], split(page, layout)) for page in pages])
-        await to_thread.run_sync(self._write, layout, hosts, pages)
+        await to_thread.run_sync(self._write, layout, hosts, pages, limiter=self._threads)
 
     def _write(self, layout: PageLayout, hosts: list[int], pages: list[memoryview]) -> None:
         """In a worker thread: writes pages of another layout where they belong."""
@@ -261,3 +259,15 @@ class PageFetches:
                 source=source,
                 reason=str(error),
             )
+
+
+async def _first_answer(wire: Wire, ask: Ask) -> ToDecode:
+    """Asks. Closes the connection if that fails. Raises LinkError."""
+    try:
+        await wire.send(ask)
+        while isinstance(answer := await wire.receive(ANSWERS), Waiting):
+            pass
+    except BaseException:
+        wire.close()
+        raise
+    return answer

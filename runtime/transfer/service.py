@@ -10,6 +10,7 @@ import socket
 from time import monotonic
 
 import anyio
+from anyio import CapacityLimiter
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 from msgspec.msgpack import Decoder
@@ -19,9 +20,10 @@ from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import Ask, End, Found, Pages, Refused, State, Waiting
 from runtime.transfer.rooms import Reader, Room, Rooms
-from runtime.transfer.wire import Wire, accept
+from runtime.transfer.wire import MOVES, Wire, accept
 
 LOG = log.get("transfer")
+IDLE_S = 600.0  # without a question, after which a connection ends; a decode server makes another one
 BEAT_S = 2.0  # between two notices that pages are still to come
 ROOM_S = 10.0  # within which the request of a room must come, once it was asked for
 PORTION_BYTES = 16 << 20  # of pages behind one message
@@ -47,6 +49,7 @@ class PageService:
         self.identity = b""  # set before the first room opens
         self.sent = Sent()
         self._key = key
+        self._threads = CapacityLimiter(MOVES)
 
     async def run(self, host: str, port: int, *, task_status: TaskStatus[int]) -> None:
         """Serves until cancelled; reports the port. Raises StartError."""
@@ -76,9 +79,9 @@ class PageService:
     async def _serve(self, connection: socket.socket, peer: str) -> None:
         connection.setblocking(False)
         try:
-            wire = await accept(connection, self._key)
+            wire = await accept(connection, self._key, self._threads)
             while True:
-                await self._answer(wire, await wire.receive(QUESTIONS, None))
+                await self._answer(wire, await wire.receive(QUESTIONS, IDLE_S))
         except (LinkError, OSError) as error:
             LOG.debug("a connection for pages ended", peer=peer, reason=str(error))
         finally:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 import msgspec
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
@@ -32,6 +32,7 @@ from runtime.transfer.checksum import checksum
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
 STALL_S = 10.0  # without a byte, after which the other side counts as gone
+MOVES = 16  # at once, of a server: threads that a stalled peer may hold for STALL_S
 MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 CHECKSUMS = Decoder(Checksums)
 RECORD_HEAD = 5  # uint32 size, kind
@@ -41,7 +42,11 @@ T = TypeVar("T")
 class Wire:
     """A connection whose other side has proved that it has the key."""
 
-    def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener) -> None:
+    def __init__(
+        self, connection: socket.socket, sealer: Sealer, opener: Opener, threads: CapacityLimiter
+    ) -> None:
+        """`threads`: how many may move pages at once, of all connections of one kind."""
+        self._threads = threads
         self._socket = connection
         self._sealer, self._opener = sealer, opener
 
@@ -61,11 +66,11 @@ class Wire:
 
     async def send_pages(self, head: msgspec.Struct, records: Sequence["Bytes"]) -> None:
         """Sends a message, the records behind it, and their checksums. Raises LinkError."""
-        await to_thread.run_sync(self._send_pages, head, records)
+        await to_thread.run_sync(self._send_pages, head, records, limiter=self._threads)
 
     async def receive_pages(self, records: Sequence["Bytes"]) -> None:
         """Fills records with what follows the last message. Raises LinkError, also for what came damaged."""
-        found = await to_thread.run_sync(self._receive_pages, records)
+        found = await to_thread.run_sync(self._receive_pages, records, limiter=self._threads)
         if (await self.receive(CHECKSUMS)).values != tuple(found):
             raise LinkError("pages came damaged")
 
@@ -116,31 +121,36 @@ class Bytes(NamedTuple):
     parts: list[memoryview]
 
 
-async def connect(host: str, port: int, key: bytes) -> Wire:
-    """A connection to the server at this address. Raises LinkError."""
-    loop = asyncio.get_running_loop()
+async def connect(host: str, port: int, key: bytes, threads: CapacityLimiter) -> Wire:
+    """A connection to the server at this address, whose pages `threads` move. Raises LinkError."""
+    failure: OSError | UnicodeError | None = None
     with anyio.move_on_after(CONNECT_S):
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            connection = socket.socket(family, kind, protocol)
-        except (OSError, UnicodeError) as error:  # of a name that is none, too many open files
-            raise LinkError(f"{host} can't be connected to ({error})") from None
-        try:
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(connection, address)
-            return await _shake_as_client(connection, key)
-        except OSError as error:
-            connection.close()
-            raise LinkError(f"no connection to {host}:{port} ({error.strerror or error})") from None
-        except BaseException:
-            connection.close()
-            raise
+            for family, kind, protocol, _, address in await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            ):
+                try:
+                    return await _connect(socket.socket(family, kind, protocol), address, key, threads)
+                except OSError as error:  # a name may have addresses at which nothing listens
+                    failure = error
+        except (OSError, UnicodeError) as error:  # of the name
+            failure = error
+        raise LinkError(f"no connection to {host}:{port} ({failure})")
     raise LinkError(f"{host}:{port} did not answer within {CONNECT_S:g} s")
 
 
-async def accept(connection: socket.socket, key: bytes) -> Wire:
+async def _connect(connection: socket.socket, address: object, key: bytes, threads: CapacityLimiter) -> Wire:
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(connection, address)  # type: ignore[arg-type]
+        return await _shake_as_client(connection, key, threads)
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def accept(connection: socket.socket, key: bytes, threads: CapacityLimiter) -> Wire:
     """The other end of `connect`. Raises LinkError; the caller closes the connection then."""
     handshake = ServerHandshake(key)
     with anyio.move_on_after(HANDSHAKE_S):
@@ -150,16 +160,16 @@ async def accept(connection: socket.socket, key: bytes) -> Wire:
         await _send(connection, reply)
         if handshake.keys is None:
             raise LinkError(OTHER_SECRET)
-        return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive))
+        return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive), threads)
     raise LinkError(f"it did not prove its key within {HANDSHAKE_S:g} s")
 
 
-async def _shake_as_client(connection: socket.socket, key: bytes) -> Wire:
+async def _shake_as_client(connection: socket.socket, key: bytes, threads: CapacityLimiter) -> Wire:
     handshake = ClientHandshake(key)
     await _send(connection, handshake.receive(await _receive(connection, len(MAGIC) + NONCE_BYTES)))
     handshake.receive(await _receive(connection, PROOF_BYTES))
     assert handshake.keys is not None, "else it raises"
-    return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive))
+    return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive), threads)
 
 
 async def _send(connection: socket.socket, data: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio import CapacityLimiter
 from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
@@ -34,13 +35,13 @@ async def ends(key: bytes = KEY) -> AsyncIterator[tuple[Wire, Wire]]:
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             connection.setblocking(False)
             try:
-                accepted.append(await accept(connection, KEY))
+                accepted.append(await accept(connection, KEY, CapacityLimiter(2)))
             except LinkError:
                 connection.close()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
-            client = await connect("127.0.0.1", listener.getsockname()[1], key)
+            client = await connect("127.0.0.1", listener.getsockname()[1], key, CapacityLimiter(2))
         yield client, accepted[0]
         client.close()
         accepted[0].close()
@@ -134,6 +135,45 @@ async def test_no_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         port = listener.getsockname()[1]
         monkeypatch.setattr(wire_module, "CONNECT_S", 0.1)
         with pytest.raises(LinkError, match="did not answer"):
-            await connect("127.0.0.1", port, KEY)
+            await connect("127.0.0.1", port, KEY, CapacityLimiter(2))
     with pytest.raises(LinkError, match="no connection"):
-        await connect("127.0.0.1", port, KEY)
+        await connect("127.0.0.1", port, KEY, CapacityLimiter(2))
+
+
+async def test_each_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of localhost, where a server listens at one of two."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nowhere = gone.getsockname()
+    tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        there = listener.getsockname()
+
+        async def addresses(*_: Any, **__: Any) -> list[Any]:
+            return [(*tcp, nowhere), (*tcp, there)]
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(wire_module.asyncio, "get_running_loop", lambda: Loop(loop, addresses))
+        ends: list[Wire] = []
+
+        async def take() -> None:
+            connection, _ = await loop.sock_accept(listener)
+            connection.setblocking(False)
+            ends.append(await accept(connection, KEY, CapacityLimiter(2)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            ends.append(await connect("name", 1, KEY, CapacityLimiter(2)))
+        for end in ends:
+            end.close()
+
+
+class Loop:
+    """An event loop that finds other addresses."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, getaddrinfo: Any) -> None:
+        self._loop = loop
+        self.getaddrinfo = getaddrinfo
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
