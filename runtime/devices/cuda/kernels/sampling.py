@@ -55,7 +55,7 @@ def chunk_sums_kernel(
     chunk_sums: tl.tensor,
     counts: tl.tensor,
     sums: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -64,11 +64,11 @@ def chunk_sums_kernel(
     MARKS: tl.constexpr,
 ) -> None:
     """Grid (rows, chunks): the weight of each chunk, and the number and weight of its tokens above each mark.
-    `params` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
+    `settings` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(params + row * 3)
+    temperature = tl.load(settings + row * 3)
     if temperature > 0:
-        is_cut = (tl.load(params + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
+        is_cut = (tl.load(settings + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
         chunks = tl.arange(0, CHUNKS)
         num_chunks = tl.num_programs(1)
         row_max = tl.max(
@@ -78,7 +78,7 @@ def chunk_sums_kernel(
         weights = token_weight(
             tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), row_max, temperature
         )
-        least = tl.where(is_cut, 0.0, tl.load(params + row * 3 + 2))
+        least = tl.where(is_cut, 0.0, tl.load(settings + row * 3 + 2))
         place = row * num_chunks + chunk
         tl.store(chunk_sums + place, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0))
         if is_cut:
@@ -97,7 +97,7 @@ def collect_candidates_kernel(
     sums: tl.tensor,
     candidates: tl.tensor,
     num_candidates: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -109,8 +109,8 @@ def collect_candidates_kernel(
     weight where there is no top_k."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p, top_k = (
-        tl.load(params + row * 3),
-        tl.load(params + row * 3 + 1),
+        tl.load(settings + row * 3),
+        tl.load(settings + row * 3 + 1),
         tl.load(bounds + row),
     )
     if (temperature > 0) & ((top_p < 1) | (top_k < vocab)):
@@ -183,7 +183,7 @@ def sample_kernel(
     chunk_sums: tl.tensor,
     candidates: tl.tensor,
     num_candidates: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     uniforms: tl.tensor,
     vocab: tl.tensor,
@@ -195,8 +195,8 @@ def sample_kernel(
 ) -> None:
     """Grid (rows,): the token id of each row, int64."""
     row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(params + row * 3)
-    top_p, min_p = tl.load(params + row * 3 + 1), tl.load(params + row * 3 + 2)
+    temperature = tl.load(settings + row * 3)
+    top_p, min_p = tl.load(settings + row * 3 + 1), tl.load(settings + row * 3 + 2)
     top_k, uniform = tl.load(bounds + row), tl.load(uniforms + row)
     line = logits + row * stride
     chunks = tl.arange(0, CHUNKS)
@@ -232,7 +232,7 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
         return torch.empty(num, *shape, dtype=dtype, device=logits.device)
 
     num_chunks = triton.cdiv(vocab, chunk)
-    params = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
+    settings = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
     bounds = torch.where(inputs.top_k > 0, inputs.top_k, vocab).clamp_max(vocab).int()
     chunk_max, chunk_argmax = empty(torch.float32, num_chunks), empty(torch.int32, num_chunks)
     chunk_sums = empty(torch.float64, num_chunks)
@@ -240,7 +240,7 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
     candidates, num_candidates = empty(torch.int32, vocab), empty(torch.int32)
     grid, stride = (num, num_chunks), logits.stride(0)
     sizes = {"CHUNKS": next_power_of_2(num_chunks, 2), "CHUNK": chunk, "num_warps": 8}
-    rows = (params, bounds, vocab, stride)
+    rows = (settings, bounds, vocab, stride)
     chunk_max_kernel[grid](logits, chunk_max, chunk_argmax, vocab, stride, CHUNK=chunk, num_warps=8)
     chunk_sums_kernel[grid](logits, chunk_max, chunk_sums, *marks, *rows, MARKS=NUM_MARKS, **sizes)
     collect_candidates_kernel[grid](
@@ -254,7 +254,7 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
         chunk_sums,
         candidates,
         num_candidates,
-        params,
+        settings,
         bounds,
         inputs.uniform,
         vocab,
