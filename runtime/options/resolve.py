@@ -133,7 +133,7 @@ def resolve(
         model,
     )
     _choose_kernels(c, model, device, machine)
-    _choose_graph_sizes(c, device)
+    _choose_graph_sizes(c, model, device)
     _choose_drafts(c)
     c.auto(weights.packed_weights_dir, machine)
     c.auto(lora.enable_lora, c["lora_paths"])
@@ -186,7 +186,7 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.grammar_backend, device, machine, model, c["skip_tokenizer_init"])
 
 
-def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
+def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> None:
     c.auto(
         graphs.cuda_graph_max_bs,
         device,
@@ -198,6 +198,21 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
         c["enable_dp_attention"],
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
+    c.auto(
+        graphs.enable_piecewise_cuda_graph,
+        device,
+        model,
+        c["disable_cuda_graph"],
+        {
+            "--pipeline-parallel-size": c["pipeline_parallel_size"] > 1,
+            "--enable-dp-attention": c["enable_dp_attention"],
+            "--attention-context-parallel-size": c["attention_context_parallel_size"] > 1,
+            "--moe-a2a-backend": c["moe_a2a_backend"] != "none",
+            "--enable-two-batch-overlap": c["enable_two_batch_overlap"],
+            "--cpu-offload-gb": c["cpu_offload_gb"] > 0,
+            "--offload-group-size": c["offload_group_size"] > 0,
+        },
+    )
     c.auto(
         graphs.piecewise_cuda_graph_max_tokens,
         c["enable_piecewise_cuda_graph"],

@@ -93,7 +93,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     graphs = (
         CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
-        if start.graph_sizes
+        if start.graph_sizes or start.piecewise_sizes
         else None
     )
     ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)

@@ -14,6 +14,7 @@ FACTS = DeviceFacts(
     attention_backend="triton",
     sampling_backends=("pytorch",),
     graph_max_running=256,
+    captures_prompts=True,  # 32 tokens of Llama-3.1-8B on an H200: 27.8 ms kernel by kernel, 7.5 ms in pieces
     is_numbered=True,
     standby_bytes=400 << 20,
     schemes=SCHEMES,

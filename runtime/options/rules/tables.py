@@ -41,7 +41,6 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("expert_distribution_recorder_buffer_size", ("expert_distribution_recorder_mode",)),
     ("torch_compile_max_bs", ("enable_torch_compile",)),
     ("enable_torch_compile_debug_mode", ("enable_torch_compile", "piecewise_cuda_graph_compiler")),
-    ("piecewise_cuda_graph_", ("enable_piecewise_cuda_graph",)),
     ("prompt_tokens_buckets", ("collect_tokens_histogram",)),
     ("generation_tokens_buckets", ("collect_tokens_histogram",)),
     ("enable_prefix_mm_cache", ("encoder_only",)),
