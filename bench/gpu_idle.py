@@ -61,7 +61,7 @@ def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, A
     activities = [ProfilerActivity.CPU] if model.is_dry else [ProfilerActivity.CUDA]
     with TemporaryDirectory() as folder:
         with profile(activities=activities) as recording:
-            model.decode(rows, length, steps)
+            model.decode(rows, steps)
         recording.export_chrome_trace(str(Path(folder) / "trace.json"))
         return json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
 
@@ -80,8 +80,8 @@ def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
                 step_tokens=rows + (8 if is_dry else 512),
             )
             model.capture(rows)
-            model.begin(rows, length, 2 * steps)
-            seconds = model.decode(rows, length, steps)
+            model.begin([length] * rows, 2 * steps)
+            seconds = model.decode(rows, steps)
             events = traced(model, rows, length + steps, steps)
             kinds = ("cpu_op",) if is_dry else BUSY
             found[f"{rows} sequences"] = {

@@ -62,12 +62,12 @@ def parts() -> dict[str, list[Section]]:
         "A": [
             tests("kernels are right", kernels, 30, 200, *chosen, *spread()),
             tests("ranks are right", "tests/cuda --durations=5", 20, 120, "-m", "cuda"),
-            Section("kernels", ("bench.gpu", "--only", "attention", "rows", "sampling"), 20, 100),
-            Section("whole steps", ("bench.gpu", "--only", "shapes"), 40, 150),
+            Section("kernels", ("bench.gpu",), 20, 100),
+            Section("whole steps", ("bench.gpu_steps",), 40, 200),
         ],
         "B": [
             Section("idle", ("bench.gpu_idle",), 30, 90),
-            Section("http", ("bench.gpu", "--only", "http"), 60, 200),
+            Section("http", ("bench.gpu_serve",), 60, 200),
             Section("products and experts", ("bench.gpu_gemm",), 30, 250),
         ],
         "C": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
