@@ -81,8 +81,8 @@ class Bench:
         return 2 * side**3 / self.seconds(lambda: left @ right)
 
     def seconds(self, call: Callable[[], Any], *, is_captured: bool = False) -> float:
-        """Median seconds of a call; `is_captured`: in a graph of many, as a step launches it, without the time
-        of the host."""
+        """Median seconds of a call; `is_captured`: in a graph of many, as a step launches it, without
+        the time of the host."""
         if self.is_dry:
             begin = perf_counter()
             call()
@@ -174,9 +174,7 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
         ]
         figures[f"decode {rows} x {length}"] = {
-            "ours": bench.by_bytes(
-                size, lambda: ops.attention(q, *caches, plan, SCORES), is_captured=True
-            ),
+            "ours": bench.by_bytes(size, lambda: ops.attention(q, *caches, plan, SCORES), is_captured=True),
             "torch": bench.by_bytes(
                 size,
                 lambda: scaled_dot_product_attention(q.unsqueeze(2), *contiguous, enable_gqa=True),

@@ -247,8 +247,8 @@ class Model:
         return median(np.diff(times[steps // 2 :]).tolist())
 
     def prefill(self, tokens: int, times: int, decodes: int = 0) -> float:
-        """Seconds from launch to result of a prompt, the median; in a step with the first `decodes` sequences,
-        whose slots the prompt's follows."""
+        """Seconds from launch to result of a prompt, the median; in a step with the first `decodes`
+        sequences, whose slots the prompt's follows."""
         pages = -(-tokens // PAGE)
         counts, found = np.array([1] * decodes + [tokens], np.int32), []
         for _ in range(times):

@@ -1,5 +1,6 @@
-"""Steps of whole models on a GPU, one rank without the server: decodes as fractions of the bandwidth that reads
-weights, keys and values, prompts as fractions of the peak of bf16 products, both measured in the same run.
+"""Steps of whole models on a GPU, one rank without the server: decodes as fractions of the bandwidth that
+reads weights, keys and values, prompts as fractions of the peak of bf16 products. Both limits are measured in
+the same run.
 
     python -m bench.gpu_steps                         # on a GPU; about three minutes, to gpu.jsonl
     python -m bench.gpu_steps --only "llama-3.1-8b"
@@ -67,7 +68,10 @@ def open_model(case: Case, folder: Any, *, is_dry: bool) -> Model:
     """A rank with room for the largest of its steps."""
     steps = 3 if is_dry else STEPS
     longest = max(*case.prompts, *(length for _, length in case.decodes), 512)
-    room = max(pages_for(rows, 2 * length if case.has_variants else length, 4 * steps) for rows, length in case.decodes)
+    room = max(
+        pages_for(rows, 2 * length if case.has_variants else length, 4 * steps)
+        for rows, length in case.decodes
+    )
     rows = max(rows for rows, _ in case.decodes)
     return Model.open(
         folder,

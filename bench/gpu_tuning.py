@@ -63,7 +63,10 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
 
     def timed(call: Callable[[Any], Any], each: list[Any]) -> dict[str, float]:
         seconds = bench.seconds(lambda: [call(one) for one in each], is_captured=True) / copies
-        return {"us": round(seconds * 1e6, 2), "of_bandwidth": round(num_bytes / seconds / bench.bandwidth, 3)}
+        return {
+            "us": round(seconds * 1e6, 2),
+            "of_bandwidth": round(num_bytes / seconds / bench.bandwidth, 3),
+        }
 
     found: dict[str, Any] = {"cublas": timed(lambda one: torch.nn.functional.linear(x, one), weights)}
     packed = [pack_dense(one.unsqueeze(0)) for one in weights]
@@ -139,7 +142,11 @@ def main() -> None:
     if args.compile:
         pool = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
         with pool:
-            list(pool.map(compile_one, *zip(*((name, rows) for name in LINEARS for rows in TILES), strict=True)))
+            list(
+                pool.map(
+                    compile_one, *zip(*((name, rows) for name in LINEARS for rows in TILES), strict=True)
+                )
+            )
         return
     from runtime.devices.cuda.kernels.launch import gpu_of
 

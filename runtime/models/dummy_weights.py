@@ -43,7 +43,8 @@ def _generator(seed: int, name: str, part: str) -> torch.Generator:
 
 
 def _rows(shape: tuple[int, ...], most: int) -> int:
-    """How many rows of a tensor have numbers of their own: to make 8 billion one by one would take minutes."""
+    """How many rows of a tensor have numbers of their own: to make 8 billion one by one would take
+    minutes."""
     return min(shape[0], max(1, most // max(1, math.prod(shape[1:])))) if shape else 0
 
 

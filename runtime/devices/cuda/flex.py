@@ -123,8 +123,8 @@ def flat_ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.
 
 @cache
 def soft_cap(cap: float, torch_device: torch.device) -> Callable[..., Tensor]:
-    """A score_mod that caps scores, cached because a new function would be compiled again. The cap is a number
-    on the device: with dynamic sizes, torch 2.11 makes an input of a Python float, which it cannot read in a
-    score_mod."""
+    """A score_mod that caps scores, cached because a new function would be compiled again. The cap is a
+    number on the device: with dynamic sizes, torch 2.11 makes an input of a Python float, which it cannot
+    read in a score_mod."""
     limit = torch.tensor(cap, dtype=torch.float32, device=torch_device)
     return lambda score, b, h, q, k: limit * torch.tanh(score / limit)

@@ -66,10 +66,10 @@ def piecewise_graphs_can_be_captured(plan: Plan, model: ModelFacts, device: Devi
     if not plan.graphs.enable_piecewise_cuda_graph:
         names = (row.name for row in rows() if row.name.startswith("piecewise_cuda_graph_"))
         given = [flag(name) for name in names if plan.why[name].source not in ("default", "derived")]
+        reason = plan.why["enable_piecewise_cuda_graph"].reason or "--no-enable-piecewise-cuda-graph"
         return (
-            f"{' and '.join(given)}: there are no piecewise graphs "
-            f"({plan.why['enable_piecewise_cuda_graph'].reason or '--no-enable-piecewise-cuda-graph'}); leave it "
-            "out, or what keeps steps with prompts from being captured"
+            f"{' and '.join(given)}: there are no piecewise graphs ({reason}); leave it out, or what keeps "
+            "steps with prompts from being captured"
             if given
             else None
         )
