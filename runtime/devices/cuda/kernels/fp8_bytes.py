@@ -1,9 +1,9 @@
 """Conversion of 8-bit floats from and to bytes: keys and values of --kv-cache-dtype fp8_*.
 
-Writing works on bits, so that the result is the same on every GPU: the interpreter rounds differently. Reading
-is exact either way. On GPUs before sm_89 it costs three integer operations and a multiplication, next to a
-load from memory; from sm_89 on the hardware converts e4m3 (`native`). Numbers beyond the range become the
-largest number. NaN is stored as NaN; on bits NaN of e4m3 is read as 480, so that reading has no branch.
+Writing works on bits, so that the result is the same on every GPU: the interpreter rounds differently.
+Reading is exact either way. On GPUs before sm_89 it costs three integer operations and a multiplication, next
+to a load from memory; from sm_89 on the hardware converts e4m3 (`native`). Numbers beyond the range become
+the largest number. NaN is stored as NaN; on bits NaN of e4m3 is read as 480, so that reading has no branch.
 """
 
 import triton
