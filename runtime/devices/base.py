@@ -28,6 +28,7 @@ from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.experts import Experts
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages
+from runtime.devices.kernel_compiler import KernelCompiler
 from runtime.devices.lora import LoraOps
 from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
@@ -350,6 +351,7 @@ class Device:
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
+    compiler: KernelCompiler | None = None  # None: no kernel is compiled at its first launch
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded

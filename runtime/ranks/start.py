@@ -37,6 +37,7 @@ from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
+from runtime.ranks.kernel_steps import compile_kernels
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.pipeline import of_stage, open_pipeline
@@ -89,7 +90,7 @@ def start_torch_rank(
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
     budget -= kept_bytes(config.media if device.stage.is_first else None, dtype.itemsize)
-    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft))
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, progress))
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
@@ -259,9 +260,10 @@ def memory_for_pages(
     config: ModelConfig,
     dtypes: Dtypes,
     draft: LoadedDraft | None,
+    progress: Progress,
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
-    measure what that takes."""
+    measure what that takes. Kernels are compiled before it is measured."""
     if config.encoder is not None or config.pooling is not None:
         return device.memory.free_bytes()
 
@@ -291,6 +293,7 @@ def memory_for_pages(
             drafts=drafts,
             pipeline=open_pipeline(device, start, config, dtypes.activations),
         )
+        compile_kernels(runner, start, progress)
         run_largest_step(runner, start)
 
     return device.memory.free_bytes() - device.memory.measure_peak(run)

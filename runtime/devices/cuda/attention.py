@@ -22,7 +22,8 @@ from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot
 from runtime.layers.upload import upload
 
 FILL = 3  # programs per multiprocessor below which keys are split
-MERGE_BLOCK = 8192  # numbers of partial results that a program of merge_splits_kernel holds
+MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
+MAX_SPLITS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> i
     """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
     least four tiles."""
     wanted = FILL * gpu.num_cores // max(1, num_programs)
-    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), 128).bit_length() - 1)
+    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), MAX_SPLITS).bit_length() - 1)
 
 
 def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
@@ -233,14 +234,15 @@ def launch_attention(
     partials = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dim_v, dtype=torch.float32)
     lse = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dtype=torch.float32)
     _launch_kernel(partials, lse, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
-    block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK // grid.splits)
+    block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK)
     merge_splits_kernel[(launch.num_queries, q.shape[1], triton.cdiv(dim_v, block))](
         out,
         partials,
         lse,
         lse if scores.sinks is None else scores.sinks,
-        SPLITS=grid.splits,
+        grid.splits,
         HAS_SINKS=scores.sinks is not None,
+        MOST=MAX_SPLITS,
         DV=dim_v,
         BLOCK=block,
     )
@@ -292,8 +294,7 @@ def _launch_kernel(
         scores.cap * LOG2E.value,
         GROUP=grid.group,
         HEADS=grid.heads,
-        KV_HEADS=keys.shape[1],
-        SPLITS=grid.splits,
+        SPLIT=grid.splits > 1,
         TILED=grid.tiles is not None,
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,

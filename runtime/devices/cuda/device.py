@@ -70,6 +70,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
+        from runtime.devices.cuda.compile_ahead import open_compiler
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaLoraOps
@@ -113,6 +114,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         lora_ops=adapters,
         fused=CudaFusedOps(),
         streams=torch.cuda,
+        compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,
