@@ -24,6 +24,8 @@ from runtime.layers.upload import upload
 FILL = 3  # programs per multiprocessor below which keys are split
 MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
 MAX_SPLITS = 128
+# a page that holds any sequence: for keys that are contiguous, of as many heads as there is memory for
+ONE_PAGE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,8 @@ def _launch_kernel(
         scores.cap * LOG2E.value,
         GROUP=grid.group,
         HEADS=grid.heads,
+        # a constant saves the decode kernel 35 registers
+        KV_HEADS=0 if plan.page_size == ONE_PAGE else keys.shape[1],
         SPLIT=grid.splits > 1,
         TILED=grid.tiles is not None,
         WINDOW=scores.window,

@@ -91,8 +91,10 @@ def test_kernels_are_compiled_ahead_in_threads(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_no_variant_is_first_seen_while_serving(family: str, kv_dtype: str, tmp_path: Path) -> None:
-    """200 random steps: prompts in chunks, of which some continue long rows, and decodes."""
-    found = counted("serve", make_checkpoint(family, tmp_path, **SIZES | SHAPES[family]), kv_dtype, 200)
+    """Random steps: prompts in chunks, of which some continue long rows, and decodes."""
+    num_steps = 60 if family == "deepseek_v3" else 200  # the cpu takes long for the operators of MLA
+    folder = make_checkpoint(family, tmp_path, **SIZES | SHAPES[family])
+    found = counted("serve", folder, kv_dtype, num_steps)
     assert found["later"] == {}
     at_start = found["at start"]
     assert at_start["paged_attention_kernel"] >= 8 and at_start["sample_kernel"] == 1

@@ -270,6 +270,7 @@ def paged_attention_kernel(
     cap: tl.tensor,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     TILED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -291,13 +292,15 @@ def paged_attention_kernel(
 ) -> None:
     """Grid (tiles, KV heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
     first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
-    Queries and results begin with query `first_query`. With splits, out [tokens, heads, splits, DV] and lse
-    [tokens, heads, splits] are float32 partial results; with one, out [tokens, heads, DV] is the result."""
+    Queries and results begin with query `first_query`. With KV_HEADS 0 the grid says how many there are. With
+    splits, out [tokens, heads, splits, DV] and lse [tokens, heads, splits] are float32 partial results; with
+    one, out [tokens, heads, DV] is the result."""
     S: tl.constexpr = Sizes(
         WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    split, num_splits, kv_heads = tl.program_id(2), tl.num_programs(2), tl.num_programs(1) // PARTS
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    kv_heads = KV_HEADS if KV_HEADS > 0 else tl.num_programs(1) // PARTS
     kv_head, part = tl.program_id(1) % kv_heads, tl.program_id(1) // kv_heads
     row, offset = tl.program_id(0), 0
     if TILED:
