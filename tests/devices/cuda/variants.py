@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.cuda import no_gpu
-from tests.devices.drive import Planner, Row, sampling, start_rank
+from tests.devices.drive import Planner, sampling, start_rank
 
 ARCH, H200 = 90, Gpu(132, 233472, True)
 SAMPLING_PARAMS: list[dict[str, Any]] = [

@@ -26,11 +26,7 @@ NO_EXPERT = -1  # the expert id of an unused tile
 
 @triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["ids"])
 def count_experts_kernel(
-    ids: tl.tensor,
-    counts: tl.tensor,
-    num_slots: tl.tensor,
-    PART: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ids: tl.tensor, counts: tl.tensor, num_slots: tl.tensor, PART: tl.constexpr, CHUNK: tl.constexpr
 ) -> None:
     """Grid (experts, parts): the number of slots of each, int32 counts [experts, parts]."""
     expert, part = tl.program_id(0), tl.program_id(1)
@@ -41,9 +37,7 @@ def count_experts_kernel(
     tl.store(counts + expert * tl.num_programs(1) + part, tl.sum(total, 0))
 
 
-@triton.jit(
-    do_not_specialize=["num_slots", "num_tiles", "size"], do_not_specialize_on_alignment=["ids"]
-)
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "size"], do_not_specialize_on_alignment=["ids"])
 def align_kernel(
     ids: tl.tensor,
     counts: tl.tensor,
