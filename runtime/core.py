@@ -148,6 +148,8 @@ class Core:
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
+                if self._halves is not None:
+                    self._halves.close()
                 if self._nodes is not None:
                     self._nodes.close(is_failure=self.failure is not None)
                 await anyio.to_thread.run_sync(self._logs.close, self.deadline.remaining_s())
