@@ -37,6 +37,7 @@ from runtime.settings import TextSetup, cache_scales, model_card, model_config, 
 from runtime.storage.settings import backend_settings
 from runtime.transfer.engines import check_backend
 from runtime.transfer.key import read_key
+from runtime.transfer.open_encoders import check_encoders
 
 # classes of models whose layers join the tokens of attention groups
 GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
@@ -81,6 +82,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_host_tier(plan, model)
     check_machine(plan)
     check_nodes(plan)
+    check_encoders(plan, model)
     check_groups(plan, model)
     check_scattered(plan, model)
     return model

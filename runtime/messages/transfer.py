@@ -145,4 +145,21 @@ class Refused(Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
+class EncodeAsk(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the bytes of a file as an encoder takes it (MediaInput.values), and Checksums.
+    Encoded answers it, or Refused, behind any number of Waiting."""
+
+    identity: bytes  # of the encoder and its weights
+    shape: tuple[int, ...]  # float32
+    grid: tuple[int, int, int]
+    num_rows: int  # that it is encoded to
+
+
+class Encoded(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the rows, float32 [num_rows, width], and Checksums."""
+
+    num_rows: int
+    width: int
+
+
 ToDecode = Found | Pages | State | PagesAt | StateAt | Held | Waiting | End | Refused

@@ -155,7 +155,8 @@ async def test_what_finds_no_room_is_computed(
 
 
 async def test_many_at_once(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
-    prompts = [[number, *PROMPT] for number in range(16)]
+    prompts = [[number, *PROMPT] for number in range(64)]
+    options |= {"max_total_tokens": 8192}
     async with server("prefill", checkpoint("llama"), **options) as prefill:
         async with server("decode", checkpoint("llama"), **options) as (engine, decode):
             answers: dict[int, Any] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.cache.audit import findings
 from runtime.errors import LinkError, StartError
+from runtime.messages.transfer import Transfer
 from runtime.transfer import engines
 from runtime.transfer.reading import FileReading
 from runtime.transfer.wire import Wire
@@ -130,3 +131,29 @@ async def test_a_missing_package_is_refused_at_start(
     with pytest.raises(StartError, match="pip install mooncake-transfer-engine"):
         async with server("decode", checkpoint("llama"), **options):
             pass
+
+
+async def test_pages_that_are_made_up(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
+    """For benchmarks of one side: answers mean nothing, and nothing is asked for."""
+    options |= {"disaggregation_transfer_backend": "fake", "disaggregation_decode_enable_fake_auto": True}
+    async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+        for transfer in (None, Transfer(1, "127.0.0.1:1")):
+            tokens, cached = await decode([*PROMPT, int(transfer is None)], transfer)
+            assert len(tokens) == COUNT and cached == FULL
+        assert not counts(engine).fetches
+
+
+async def test_short_prompts_are_computed_where_they_are_answered(
+    checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
+) -> None:
+    options["disaggregation_local_prompt_tokens"] = 65
+    async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+        short = PROMPT[:50]
+        answer = await decode(short, Transfer(1, "127.0.0.1:1"))
+        assert answer == (reference("llama", short, COUNT), 0) and not counts(engine).fetches
+        # of a prompt whose beginning is cached, what is not there counts
+        answer = await decode([*short, *PROMPT[:60]], Transfer(2, "127.0.0.1:1"))
+        assert answer == (reference("llama", [*short, *PROMPT[:60]], COUNT), 48)
+        assert not counts(engine).fetches
+        await decode(PROMPT[::-1], Transfer(3, "127.0.0.1:1"))
+        assert counts(engine).fetches == 1

@@ -69,13 +69,29 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     disaggregation_decode_polling_interval: A[
         Count, superseded("Steps between two looks at arriving pages.", "pages are taken in as they come.")
     ] = 1
-    encoder_only: A[bool, planned("Serve the image encoder alone.")] = False
-    language_only: A[bool, planned("Serve the language model alone, with encoders elsewhere.")] = False
+    encoder_only: A[
+        bool, option("Serve the encoder of images and sounds alone, at --disaggregation-bootstrap-port.")
+    ] = False
+    language_only: A[
+        bool, option("Serve the language model alone, with the encoders of --encoder-urls.")
+    ] = False
     encoder_transfer_backend: A[
-        Literal["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"], planned("Transport of encoded images.")
+        Literal["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"],
+        superseded(
+            "Transport of encoded images.", "Rows come over a connection that both servers authenticate."
+        ),
     ] = "zmq_to_scheduler"
-    encoder_urls: A[tuple[str, ...], planned("Addresses of the encoder servers.")] = ()
-    enable_prefix_mm_cache: A[bool, planned("Let an encoder server keep encoded images.")] = False
+    encoder_urls: A[
+        tuple[str, ...],
+        option("Addresses of the encoder servers, with their --disaggregation-bootstrap-port."),
+    ] = ()
+    enable_prefix_mm_cache: A[
+        bool,
+        superseded(
+            "Let an encoder server keep encoded images.",
+            "A server with --language-only keeps up to 256 MiB of rows, and asks for none of these again.",
+        ),
+    ] = False
     enable_pdmux: A[
         bool,
         planned("Run prompts and decodes side by side on parts of one accelerator.", note=_NO_PARTS),
