@@ -29,6 +29,7 @@ from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 from runtime.text.media_prompts import MediaPrompts
+from runtime.transfer.open_encoders import open_encoders
 
 
 class TextPipeline:
@@ -53,6 +54,7 @@ class TextPipeline:
         what compiles any)."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
+        self._encoders = encoders = open_encoders(plan, model)  # on other servers
         self._requests = requests
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
@@ -78,6 +80,7 @@ class TextPipeline:
             infill_format=text.infill_format,
             eos_ids=model.eos_ids,
             media=self.media,
+            encode=None if encoders is None else encoders.encode,
             check_grammar=None if self._grammars is None else self._grammars.check,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)
@@ -93,6 +96,8 @@ class TextPipeline:
             if self._loader is not None:
                 with anyio.CancelScope(shield=True):
                     await self._loader.aclose()
+            if self._encoders is not None:
+                self._encoders.close()
 
     async def _finish_start(self) -> None:
         """Keeps the texts of the tokens for the next start, and returns what reading the tokenizer has freed.

@@ -66,6 +66,22 @@ class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
     media: list[MediaValues]
 
 
+class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):
+    """Encode a file for another server. RowsEncoded answers it, from the rank that reports."""
+
+    id: int
+    media: MediaValues
+
+
+class RowsEncoded(Struct, frozen=True, kw_only=True, array_like=True, tag="rows_encoded"):
+    """The answer to EncodeRows."""
+
+    id: int
+    rows: np.ndarray  # float32, flat; empty after an error
+    num_rows: int = 0
+    error: str = ""  # why there are none; empty: there are
+
+
 class MediaRows(Struct, frozen=True, array_like=True):
     """Rows of encodings that a step takes in place of embeddings of tokens: from each of `ids` the rows
     [begins, begins + counts)."""

@@ -30,6 +30,7 @@ from runtime.models.config.registry import decoder_family
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
+from runtime.models.vision.rows import RowsOfOthers
 
 FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
@@ -222,7 +223,11 @@ class Llama(Layer):
             self._open_end(device, dtype, config)
         self.media_encoder: MediaEncoder | None = None
         if config.media is not None and self.stage.is_first:
-            self.media_encoder = open_encoder(device, dtype, config.media)
+            self.media_encoder = (
+                RowsOfOthers(device, dtype, config.media.output_size)
+                if config.encodes_elsewhere
+                else open_encoder(device, dtype, config.media)
+            )
             self.renames = (*self.renames, *self.media_encoder.renames)
         # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
         self.aux_layers: tuple[int, ...] = ()

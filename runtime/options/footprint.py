@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
-from runtime.models.config.media_config import encoder_bytes, kept_bytes
+from runtime.models.config.media_config import encoder_bytes, kept_bytes, with_encoder
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.shares import most_channels, most_heads
@@ -170,9 +170,9 @@ def _of_stage(
     sizes = _ranks(plan)
     held = with_copies(whole, plan.experts.ep_num_redundant_experts)
     weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
-    weights -= stage_saved_bytes(held, sizes, item, stage)
+    weights += decay_bytes(model, sizes[0], item) - stage_saved_bytes(held, sizes, item, stage)
     media = model.media if stage.is_first else None
-    weights += decay_bytes(model, sizes[0], item) + encoder_bytes(media, item)
+    weights = with_encoder(plan.encoding, weights, encoder_bytes(media, item))
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers

@@ -108,6 +108,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         """How much of a step's images each rank encodes."""
         if not self.model.enable_multimodal:
             return "none"
+        if self.disaggregation.encoder_only:
+            return "alone"
+        if self.disaggregation.language_only:
+            return "elsewhere"
         return "shared" if self.multimodal.mm_enable_dp_encoder else "whole"
 
     @property

@@ -31,6 +31,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
+from runtime.models.vision.encoder_alone import maker
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
@@ -75,7 +76,7 @@ def start_torch_rank(
     device = open_device(start, rank, dtype)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
-    loader = WeightsLoader(device, start, config, dtype, facts.schemes)
+    loader = WeightsLoader(device, start, config, dtype, facts.schemes, maker(start, dtype, config))
     draft_loader = open_draft_loader(device, start, config, dtype, facts.schemes)
     model = (loaded := loader.load(progress, writes=True)).model
     draft = None if draft_loader is None else draft_loader.load(model, progress)
@@ -264,7 +265,7 @@ def memory_for_pages(
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
     measure what that takes. Kernels are compiled before it is measured."""
-    if config.encoder is not None or config.pooling is not None:
+    if config.encoder is not None or config.pooling is not None or start.encoding == "alone":
         return device.memory.free_bytes()
 
     def run() -> None:

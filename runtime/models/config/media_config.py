@@ -108,6 +108,12 @@ def encoder_bytes(encoder: MediaConfig | None, item: int) -> int:
     return 0 if encoder is None else encoder.num_weights * item
 
 
+def with_encoder(encoding: str, decoder: int, encoder: int) -> int:
+    """Bytes of the weights that a rank loads, of those of the decoder and the encoder. `encoding`: as
+    StartRank.encoding."""
+    return {"alone": encoder, "elsewhere": decoder}.get(encoding, decoder + encoder)
+
+
 def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
     """Bytes of the rows that the ranks keep, of `item` bytes a number; None: there is no encoder."""
     return 0 if encoder is None else encoder.num_kept * encoder.output_size * item

@@ -71,6 +71,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     architecture: str
     wrapper: str = ""  # architecture of a checkpoint that takes images or sound too, whose text model this is
     media: MediaConfig | None = None  # the encoder of such a checkpoint; None: text alone is served
+    encodes_elsewhere: bool = False  # other servers have the encoder, and send rows
     vocab_size: int
     hidden_size: int
     intermediate_size: int
