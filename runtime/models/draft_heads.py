@@ -137,8 +137,8 @@ class DraftHead(Layer):
         """Takes embeddings, the last norm and logits from this target, which may be one that was loaded
         again. It is referred to weakly: its weights are none of the head's, and may be released."""
         assert isinstance(target, Llama), "a target whose hidden states are known"
+        assert self.aux_layers == target.stage.aux_layers, "what it is given (with_aux_layers)"
         self._target = ref(target)
-        target.aux_layers = self.aux_layers
 
     @property
     def target(self) -> Llama:

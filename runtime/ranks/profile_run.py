@@ -65,8 +65,10 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     for the step in addition to the weights."""
     try:
         with torch.inference_mode():
-            plan, groups = largest_step(start), start.attention_groups
-            runner.launch(plan, equal_rows(plan, groups) if groups > 1 else None).result()
+            plan, count, groups = largest_step(start), start.attention_groups, None
+            if count > 1:
+                groups = equal_rows(plan, count, runner.device.overlap)
+            runner.launch(plan, groups).result()
             if runner.pipeline is not None:
                 runner.pipeline.settle_all(runner.effects.take)
     except torch.OutOfMemoryError as error:

@@ -166,8 +166,8 @@ class DraftRunner:
 
     def sampled(self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> Tensor:
         """A token of the draft model for each row of logits, int64 [N], as the target samples it at position
-        `lengths`; the same on all ranks."""
-        collectives, torch_device = self.device.collectives, self.device.torch_device
+        `lengths`; the same on all ranks with these slots."""
+        collectives, torch_device = self.device.group_ranks, self.device.torch_device
         if collectives.rank:
             return collectives.broadcast(torch.empty(len(slots), dtype=torch.int64, device=torch_device))
         if self.logits_ops.needs_finite:
