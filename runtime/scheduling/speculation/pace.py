@@ -22,6 +22,15 @@ FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
 CLASSES = (0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3)  # of a match, by its length; longer ones: the last
 
 
+# What looking drafts up may take where it leads to none: a share of the time that steps take, and so much at
+# once. A step takes what its ranks report, and no less than the event loop needs for it and its rows.
+LOOKING = 0.01
+MOST_LOOKING_S = 1e-3
+LOOP_STEP_S, LOOP_ROW_S = 50e-6, 8e-6
+MOST_RESTS = 64  # steps
+WAITED_S = 0.2e-3  # once it is used up, so much is waited for: looks at many sequences cost less than at few
+
+
 class Record:
     """How often guesses of one sequence were right lately."""
 
@@ -91,9 +100,32 @@ class Pace:
         self._rows = 1  # of the step that is planned
         self._is_ready = False  # what the step takes is computed when it is first asked for
         self._tokens = self._seconds = self._draft_s = 0.0
+        self._looking_s = MOST_LOOKING_S  # that looks may still take
+        self.has_time = True  # for a look
+
+    def passed(self, rows: int, steps: int, seconds: float) -> None:
+        """Steps of so many rows each took so long."""
+        least = steps * (LOOP_STEP_S + rows * LOOP_ROW_S)
+        left = self._looking_s + LOOKING * (seconds if seconds > least else least)
+        self._looking_s = left if left < MOST_LOOKING_S else MOST_LOOKING_S
+        if left > WAITED_S:
+            self.has_time = True
+
+    def rests(self) -> int:
+        """Steps until there is time for looks again, where steps take what the event loop needs for them."""
+        step_s = LOOP_STEP_S + self._rows * LOOP_ROW_S
+        steps = int((WAITED_S - self._looking_s) / (LOOKING * step_s)) + 1
+        return min(MOST_RESTS, max(1, steps))
+
+    def spend(self, seconds: float) -> None:
+        """A look took so long, and led to no drafts."""
+        self._looking_s -= seconds
+        if self._looking_s <= 0.0:
+            self.has_time = False
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
+        self.passed(rows, 1, seconds)
         self._seen += 1
         self._quiet = 0 if drafts else self._quiet + 1
         if self._quiet and self._seen > KNOWN_STEPS:
