@@ -157,12 +157,14 @@ async def test_a_head_without_an_output_wants_one_in_each_group(tmp_path: Path) 
             pass
 
 
+@pytest.mark.usefixtures("drafts_pay")
+@pytest.mark.parametrize("draft", [{}, {"speculative_algorithm": "NGRAM"}], ids=["plain", "drafts"])
 async def test_a_rank_that_is_killed_changes_no_answer(
-    checkpoint: Callable[[str], Path], reference: Generate
+    draft: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate
 ) -> None:
     """A rank of one group, then of the other, dies: both groups pause and go on."""
     expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
-    async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
+    async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | draft)) as engine:
         supervisor = engine._core.replicas[0].supervisor
         assert supervisor is engine._core.replicas[1].supervisor
         for victim in (0, 1):

@@ -10,7 +10,7 @@ FIRST_FIT = (1.0, 0.05, 0.0, 0.0)
 GUESSED = 0.05  # of a step without rows: what a draft costs more than a row
 FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as much as what is guessed
 KNOWN_STEPS = 64  # after which not every step without drafts is learnt, but one of SOME
-SOME, FEW = 8, 64  # and where there were no drafts for QUIET_STEPS, one of FEW
+SOME, FEW = 8, 256  # and where there were no drafts for QUIET_STEPS, one of FEW
 QUIET_STEPS = 256
 OUTLIER = 1.5  # times longer than expected: what a step counts for at most
 PROBE = 32  # times that drafts with a good chance did not pay, after which they are made once all the same
@@ -93,6 +93,7 @@ class Pace:
         self._costs = LeastSquares((1.0, 16.0, 1.0, 64.0), (1e-9, 1e-9, 1e-6, 1e-6))
         self._seen = 0  # steps
         self._quiet = 0  # of these since the last one with drafts
+        self._learnt_at = 0  # the one that was learnt last
         self._with_drafts = 0  # steps learnt that had some
         self._usual = 1.0  # drafts of a step that has some
         self._fit = (0.0, 0.0, 0.0, 0.0)
@@ -105,6 +106,8 @@ class Pace:
 
     def passed(self, rows: int, steps: int, seconds: float) -> None:
         """Steps of so many rows each took so long."""
+        self._seen += steps
+        self._quiet += steps
         least = steps * (LOOP_STEP_S + rows * LOOP_ROW_S)
         left = self._looking_s + LOOKING * (seconds if seconds > least else least)
         self._looking_s = left if left < MOST_LOOKING_S else MOST_LOOKING_S
@@ -126,12 +129,13 @@ class Pace:
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
         self.passed(rows, 1, seconds)
-        self._seen += 1
-        self._quiet = 0 if drafts else self._quiet + 1
-        if self._quiet and self._seen > KNOWN_STEPS:
+        if drafts:
+            self._quiet = 0
+        elif self._seen > KNOWN_STEPS:
             # there are many of these, and learning takes as long as planning some rows
-            if self._seen % (SOME if self._quiet < QUIET_STEPS else FEW):
+            if self._seen - self._learnt_at < (SOME if self._quiet < QUIET_STEPS else FEW):
                 return
+        self._learnt_at = self._seen
         features = (1.0, float(rows), float(drafts > 0), float(drafts))
         if self._costs.num_learnt > MIN_STEPS:  # a step that waited for a core says nothing of its rows
             expected = sum([cost * feature for cost, feature in zip(self._fit, features, strict=True)])
