@@ -127,7 +127,7 @@ class DraftHead(Layer):
             )
             offsets = torch.zeros(config.head_vocab, dtype=torch.int64, device=device.torch_device)
             self.d2t = Weight(offsets, {"": source}, is_optional=True)
-        self.rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
+        self.rotary: Rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
         if own.rope_of(0).mrope_section:
             self.rotary.check_sections()
         # set where some tokens of the target are guessed alone: the rows of its head, and what applies them

@@ -255,17 +255,17 @@ class Resting(Guesser):
 
     def __init__(self) -> None:
         super().__init__(3, 1.0, has_trees=False)
-        self.asked = self.told = 0
+        self.asked = self.reported = 0
 
     def begin(self, rows: int) -> int:
         self.asked += 1
         return 9 if self.asked % 2 else 0
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
-        self.told += 1
+        self.reported += 1
 
     def passed(self, rows: int, steps: int, seconds: float) -> None:
-        self.told += steps
+        self.reported += steps
 
 
 def test_a_drafter_is_left_alone_for_as_long_as_it_wants() -> None:
@@ -279,7 +279,7 @@ def test_a_drafter_is_left_alone_for_as_long_as_it_wants() -> None:
     assert world.seen == plain.seen
     steps = world.scheduler.totals.steps
     assert steps < plain.scheduler.totals.steps and drafter.proposed > 0
-    assert drafter.asked <= 2 * steps / 10 + 4 and steps - 20 <= drafter.told <= steps
+    assert drafter.asked <= 2 * steps / 10 + 4 and steps - 20 <= drafter.reported <= steps
 
 
 def test_a_drafter_is_left_alone_until_its_only_sequence_may_have_drafts() -> None:
