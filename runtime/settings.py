@@ -60,7 +60,7 @@ def start_rank(
         model_path=plan.model.model_path,
         dtype=plan.precision.dtype,
         load_format=plan.model.load_format,
-        **plan.parallel.of_ranks(replica),
+        **plan.parallel.of_ranks(replica, has_group_heads=plan.has_group_heads),
         prompt_split=plan.prompt_split,
         steps_in_flight=plan.steps_in_flight,
         replicates_dense=plan.replicates_dense,

@@ -229,8 +229,9 @@ class Llama(Layer):
                 else open_encoder(device, dtype, config.media)
             )
             self.renames = (*self.renames, *self.media_encoder.renames)
-        # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
-        self.aux_layers: tuple[int, ...] = ()
+        # places of own layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last
+        # ones in front
+        self.aux_layers: tuple[int, ...] = self.stage.own_aux(config.num_layers)
         self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))
@@ -316,8 +317,9 @@ class Llama(Layer):
         return x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
-        """What `forward` returns without the hidden states of `aux_layers`."""
-        return hidden[:, : self.hidden_size] if self.aux_layers else hidden
+        """What `forward` returns without the hidden states of `aux_layers`, those of stages before among
+        them."""
+        return hidden[:, : self.hidden_size] if self.stage.aux_layers else hidden
 
     def _of_all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         return all_tokens(self.sequence_parallel, x, len(batch.positions))

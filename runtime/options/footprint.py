@@ -177,7 +177,7 @@ def _of_stage(
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
-    draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
+    draft = draft_sizes(plan, whole, item) if stage.is_last else DraftSizes()
     weights += draft.weights_bytes
     host = _host_bytes(plan, all_weights, offloaded, draft.weights_bytes)
     full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
@@ -249,7 +249,7 @@ def _ranks(plan: Plan) -> Ranks:
         layout.num_head_ranks,
         1 if plan.replicates_dense else ranks,
         groups,
-        groups if plan.parallel.enable_dp_lm_head else ranks,
+        groups if plan.has_group_heads else ranks,
     )
 
 

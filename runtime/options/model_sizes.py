@@ -197,8 +197,8 @@ def hybrid_layer_count(
 
 def block_sizes(model: ModelConfig, ranks: int) -> tuple[int, int, int, int]:
     """The hidden size, and one rank's share of the widths of a feed-forward, of queries and of keys."""
-    queries, keys = model.num_heads // ranks * model.head_dim, kv_heads(model, ranks) * model.head_dim
-    return model.hidden_size, model.intermediate_size // ranks, queries, keys
+    queries, keys = query_heads(model, ranks) * model.head_dim, kv_heads(model, ranks) * model.head_dim
+    return model.hidden_size, most_channels(model.intermediate_size, ranks), queries, keys
 
 
 def encoder_layer_count(model: ModelConfig, ranks: int) -> int:

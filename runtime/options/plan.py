@@ -123,6 +123,14 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.kernels.nsa_prefill_cp_mode if is_sparse else "in-seq-split"
 
     @property
+    def has_group_heads(self) -> bool:
+        """Whether each attention group has a language model head of its own: as asked for, or because its
+        draft model ends in the target's head, in passes that other groups know nothing of."""
+        speculation = self.speculation.in_force
+        ends_in_head = speculation is not None and speculation.ends_in_target
+        return self.parallel.enable_dp_lm_head or (self.parallel.attention_groups > 1 and ends_in_head)
+
+    @property
     def replicates_dense(self) -> bool:
         """Whether dense layers of a model with experts are whole on each rank."""
         return self.experts.moe_dense_tp_size == 1 < self.parallel.tensor_parallel_size

@@ -61,5 +61,6 @@ def open_graphs(
             masks=runner.load is not None,
             compiled=runner.compiled if setup.compiles_piecewise else None,
             states=runner.states,
+            given=None if runner.pipeline is None else runner.pipeline.given_form,
         )
     return decode_graphs, verify_graphs, piecewise_graphs

@@ -34,7 +34,7 @@ from runtime.models.loader import DTYPES, resolve_dtype
 from runtime.models.vision.encoder_alone import maker
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_weights import open_draft_weights
-from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
+from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
@@ -73,7 +73,7 @@ def start_torch_rank(
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)
-    device = open_device(start, rank, dtype)
+    device = with_aux_layers(open_device(start, rank, dtype), start, config, facts.schemes)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
     loader = WeightsLoader(device, start, config, dtype, facts.schemes, maker(start, dtype, config))

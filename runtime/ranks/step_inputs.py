@@ -16,6 +16,7 @@ from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.encoded_media import EncodedMedia
+from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.prompt_parts import open_part
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -49,15 +50,20 @@ class StepInputs:
         self.states = states
 
     def batch(
-        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, drafted: Drafted | None = None
+        self,
+        plan: StepPlan,
+        starts: np.ndarray,
+        page_loads: PageLoads | None,
+        drafted: Drafted | None = None,
+        groups: GroupRows | None = None,
     ) -> ForwardBatch:
-        """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: drafts in place of
-        those that the plan leaves to the ranks."""
+        """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: in place of drafts
+        that the plan leaves to the ranks; `groups`: what the step has of attention groups; None: one."""
         torch_device = self.device.torch_device
         is_decode = plan.num_decodes == len(plan.slots)
         host = self.slots.host
         if is_decode and host is not None and self.kv:
-            return self._decode_batch(plan, starts, page_loads, host)
+            return self._decode_batch(plan, starts, page_loads, host, groups)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
@@ -110,7 +116,7 @@ class StepInputs:
             states=None if self.states is None else self.states.rows(plan),
             part=part,
         )
-        return self._with_attention(batch, rows)
+        return self._with_attention(batch, rows, groups)
 
     def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
@@ -122,7 +128,12 @@ class StepInputs:
         return opened or (None, rows)
 
     def _decode_batch(
-        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots
+        self,
+        plan: StepPlan,
+        starts: np.ndarray,
+        page_loads: PageLoads | None,
+        host: HostSlots,
+        groups: GroupRows | None,
     ) -> ForwardBatch:
         """`batch` of rows that all decode, where the host computes."""
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts)
@@ -137,16 +148,22 @@ class StepInputs:
             is_decode=True,
             states=None if self.states is None else self.states.rows(plan),
         )
-        return self._with_attention(batch, rows)
+        return self._with_attention(batch, rows, groups)
 
-    def _with_attention(self, batch: ForwardBatch, rows: AttentionRows) -> ForwardBatch:
+    def _with_attention(
+        self, batch: ForwardBatch, rows: AttentionRows, groups: GroupRows | None
+    ) -> ForwardBatch:
         """The batch with its plan of attention, or as two micro-batches with theirs."""
-        overlap = self.device.overlap
-        if overlap.two_batches and can_cut(batch, rows):
+        overlap, first = self.device.overlap, 0
+        if groups is not None:
+            first = groups.first_on(self.device)
+        elif overlap.two_batches and can_cut(batch, rows):
             first = num_first(rows.counts, overlap.threshold)
-            if first:
-                return in_two(batch, rows, first, self._plan_attention)
-        return replace(batch, attention=self._plan_attention(rows))
+        if first:
+            batch = in_two(batch, rows, first, self._plan_attention)
+        else:
+            batch = replace(batch, attention=self._plan_attention(rows))
+        return batch if groups is None else groups.put_into(batch, self.device)
 
     def _plan_attention(self, rows: AttentionRows) -> AttentionPlan:
         return self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows)

@@ -62,13 +62,16 @@ class TorchExecutor:
         """See Executor.launch_group."""
         runner = self.runner
         assert runner.device.attention is not None, "a step of groups where there are none"
-        plan, groups = step.plans[runner.device.attention.index], group_rows(step)
+        group, drafts = runner.device.attention.index, runner.drafts
+        drafts_trees = drafts is not None and drafts.branches > 1
+        groups = group_rows(step, runner.device.overlap, drafts_trees=drafts_trees)
+        plan = step.plans[group]
         with torch.inference_mode():
             if plan is not None:
                 return runner.launch(plan, groups)
             padding = runner.slots.padding
             runner.slots.lengths.admit([padding], [0])
-            runner.launch(padding_plan(step.step, padding), groups)
+            runner.launch(padding_plan(step.step, padding, groups.tokens[group]), groups)
         return Unreported()
 
     def encode(self, command: Encode) -> None:

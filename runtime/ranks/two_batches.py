@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch
+from runtime.messages.steps import StepPlan
 from runtime.models.base import Model
 from runtime.ranks.turns import Turns
 
@@ -31,6 +32,16 @@ def num_first(counts: np.ndarray, threshold: float) -> int:
     if not threshold or smaller[best] >= threshold * total:
         return int(ends[best]) if smaller[best] else 0
     return total // 2
+
+
+def can_cut_plan(plan: StepPlan) -> bool:
+    """As `can_cut`, from a plan alone."""
+    return (
+        plan.draft_parents is None
+        and plan.embed_places is None
+        and plan.media is None
+        and plan.page_copies is None
+    )
 
 
 def can_cut(batch: ForwardBatch, rows: AttentionRows) -> bool:
@@ -79,13 +90,18 @@ def in_two(
 
 def forward_in_turns(device: Device, model: Model, batches: tuple[ForwardBatch, ForwardBatch]) -> Tensor:
     """Hidden states of both micro-batches, [T, hidden]."""
-    ranks, turns = device.collectives, Turns[Tensor]()
-    ranks.meanwhile = turns.pass_on
+    turns, attention = Turns[Tensor](), device.attention
+    exchanges = [device.collectives]
+    if attention is not None:
+        exchanges += [attention.heads, attention.group, attention.peers]
+    for ranks in exchanges:
+        ranks.meanwhile = turns.pass_on if ranks.size > 1 else None
     try:
         first, second = (partial(model.forward, batch) for batch in batches)
         return torch.cat(turns.run(first, as_here(device, second)))
     finally:
-        ranks.meanwhile = None
+        for ranks in exchanges:
+            ranks.meanwhile = None
 
 
 def as_here(device: Device, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:

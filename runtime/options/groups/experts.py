@@ -15,7 +15,6 @@ from runtime.options.declare import (
     Whole,
     on_device,
     option,
-    planned,
     superseded,
 )
 
@@ -148,9 +147,10 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        planned(
+        option(
             "What goes on without the experts of a rank that failed.",
-            note="until then all ranks of a replica start again, and its requests outlive them",
+            missing="mooncake: a lost rank is replaced with all others of its replica, and their requests "
+            "outlive it",
         ),
     ] = None
     mooncake_ib_device: A[
