@@ -320,6 +320,26 @@ EXPERTS = [
         ],
     ),
     Case(
+        "npu::npu_grouped_matmul_swiglu_quant_v2",
+        lambda: (
+            [
+                int8(6, 32),
+                [nz(int8(3, 32, 64))],
+                [randn(3, 64, dtype=FP32)],
+                randn(6, dtype=FP32),
+                counts(2, 0, 4),
+            ],
+            {"group_list_type": 1},
+        ),
+        [
+            ("FRACTAL_NZ", lambda: {"1": [int8(3, 32, 64)]}),
+            ("weight_scale is torch.bfloat16", lambda: {"2": [randn(3, 64)]}),
+            ("x_scale is torch.bfloat16", lambda: {"3": randn(6)}),
+            ("for 6 rows", lambda: {"4": counts(2, 1, 4)}),
+            ("n at most 10240", lambda: {"1": [nz(int8(3, 32, 10272))], "2": [randn(3, 10272, dtype=FP32)]}),
+        ],
+    ),
+    Case(
         "npu::npu_dequant_swiglu_quant",
         lambda: (
             [int8(4, 128).to(torch.int32)],

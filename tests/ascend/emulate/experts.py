@@ -99,6 +99,32 @@ def gating_top_k_softmax(
     return scores.gather(-1, ids.clamp_max(x.shape[-1] - 1)).to(x.dtype), ids.to(torch.int32), places
 
 
+@operator("npu::npu_moe_gating_top_k_softmax_v2")
+def gating_top_k_softmax_v2(
+    x: Tensor,
+    *,
+    k: int = 1,
+    finished: Tensor | None = None,
+    renorm: int | None = 0,
+    output_softmax: bool | None = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest, and their softmax: over all with renorm 0, over themselves with renorm 1. Limits:
+    aclnnMoeGatingTopKSoftmaxV2."""
+    need(x.dim() in (2, 3), f"x is {x.dim()}-D")
+    need_dtype("x", x, *FLOATS)
+    need(0 < k <= min(1024, x.shape[-1]), f"k {k}: 1 .. {min(1024, x.shape[-1])}")
+    need(renorm in (0, 1), f"renorm {renorm}: 0 or 1")
+    need(finished is None and not output_softmax, "emulated: neither finished nor output_softmax")
+    ids = largest(x.float(), k)
+    scores = x.float() if renorm else x.float().softmax(-1)
+    chosen = scores.gather(-1, ids)
+    return (
+        (chosen.softmax(-1) if renorm else chosen).to(x.dtype),
+        ids.to(torch.int32),
+        garbage(*x.shape, dtype=torch.float32),
+    )
+
+
 @operator("npu::npu_moe_init_routing_v2")
 def init_routing(
     x: Tensor,
