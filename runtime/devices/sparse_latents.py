@@ -41,7 +41,7 @@ class SparseLayer(Protocol):
         plan: "AttentionPlan | None",
     ) -> "Tensor":
         """Attention over pages that hold the step's own tokens already: q [T, H, N], q_rope [T, H, P], index
-        queries [T, J, I] and weights float32 [T, J] -> [T, H, V]."""
+        queries [T, J, I] and weights [T, J] -> [T, H, V]."""
         ...
 
 

@@ -32,7 +32,6 @@ class Indexer(Layer):
         self.wk = Linear(device, dtype, hidden, {"": dim}, shard="replicated")
         self.k_norm = LayerNorm(device, dtype, dim, EPS)
         self.weights_proj = Linear(device, dtype, hidden, {"": heads}, shard="replicated")
-        self.scale = (heads * dim) ** -0.5
         self.is_interleaved = indexer.is_interleaved
 
     def finish_loading(self) -> None:
@@ -55,11 +54,12 @@ class Indexer(Layer):
         return self._rotated(self.wq_b.forward(latents).unflatten(1, (self.heads, -1)), cos, sin)
 
     def weights(self, x: Tensor) -> Tensor:
-        """x [T, hidden] -> float32 [T, J]."""
-        return self.weights_proj.forward(x).float() * self.scale
+        """x [T, hidden] -> [T, J]. The factor that scores have in the paper changes no choice and is left
+        out."""
+        return self.weights_proj.forward(x)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned = self.ops.rotary(x[..., : self.rope_dim].contiguous(), cos, sin)
+        turned = self.ops.rotary(x[..., : self.rope_dim], cos, sin)
         return torch.cat((turned, x[..., self.rope_dim :]), -1)
 
 

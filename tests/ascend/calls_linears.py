@@ -224,6 +224,21 @@ EXPERTS = [
             ("outside 0 .. 5", lambda: {"5": ints(0, 1, 2, 3, 4, -1)}),
             ("scales has|scales have", lambda: {"4": randn(3, 2, dtype=FP32)}),
             ("skip2 without", lambda: {"2": randn(3, 32)}),
+            ("experts, capacity", lambda: {"drop_pad_mode": 3}),
+            (
+                "outside -1 .. 5",
+                lambda: {"0": randn(2, 3, 32), "5": ints(0, 1, 2, 3, 4, -2), "drop_pad_mode": 3},
+            ),
+            ("fewer experts", lambda: {"0": randn(1, 6, 32), "drop_pad_mode": 3}),
+        ],
+    ),
+    Case(
+        "npu::npu_moe_gating_top_k_softmax_v2",
+        lambda: ([randn(3, 16)], {"k": 4, "renorm": 1}),
+        [
+            ("k 17", lambda: {"k": 17}),
+            ("x is", lambda: {"0": ints([1, 2], [3, 4])}),
+            ("renorm 2", lambda: {"renorm": 2}),
         ],
     ),
     Case(

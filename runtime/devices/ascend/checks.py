@@ -98,7 +98,7 @@ def check_sparse(ops: AscendOps, torch_device: torch.device, latent: MlaConfig, 
     q = queries(ops, torch_device, latent, num_heads, 3)
     heads = latent.indexer.num_heads
     index_queries = torch.zeros(3, heads, latent.indexer.dim, dtype=ops.dtype, device=torch_device)
-    weights = torch.zeros(3, heads, dtype=torch.float32, device=torch_device)
+    weights = torch.zeros(3, heads, dtype=ops.dtype, device=torch_device)
     caches = tuple(page(ops, torch_device, size) for size in sparse.cache_dims(latent))
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
     location = torch.zeros(1, dtype=torch.int64, device=torch_device)

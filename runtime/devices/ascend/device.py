@@ -70,6 +70,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
     from runtime.devices.ascend.checks import check_model
+    from runtime.devices.ascend.fused import AscendFusedOps
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
@@ -84,12 +85,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     check_soc(options)
     hccl, links = open_ranks(start, rank, torch_device)
     ranks: Collectives = SingleRank() if hccl is None else hccl
-    prologs = Prologs(
-        start.page_size,
-        wants_fused=options.mla_prolog and start.adapters is None,
-        requires_fused=options.requires_mla_prolog,
-        is_nz=options.nz_cache,
-    )
     config = model_config(start)
     is_sparse = config is not None and config.mla is not None and config.mla.indexer is not None
     ops = AscendOps(
@@ -112,10 +107,16 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         AscendGraphs(ops.triangle, is_sparse=is_sparse),
         ep_size=start.ep_size,
         all_to_all=open_exchange(start, config, options.exchange_buffer_mb, hccl, experts),
+        fused=AscendFusedOps(ops),
         streams=torch.npu,
         stage=start.stage_of(rank),
         links=links,
-        mla_prologs=prologs,
+        mla_prologs=Prologs(
+            start.page_size,
+            wants_fused=options.mla_prolog and start.adapters is None,
+            requires_fused=options.requires_mla_prolog,
+            is_nz=options.nz_cache,
+        ),
         sparse_latents=AscendSparseLatents(ops),
         side_stream=SideStream(torch.npu) if options.multi_stream else None,
         gathers_after_q=options.gather_after_q or start.gathers_latents,

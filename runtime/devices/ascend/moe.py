@@ -29,6 +29,9 @@ MAX_EXPERTS, GROUP_TILE = (
     2048,
     32,
 )  # of the gating operator: the most experts, with each group padded to tiles
+# drop_pad_mode of npu_moe_finalize_routing for slots token by token. 2: rows [T * k, hidden], one for each
+# slot; 3: rows [experts, capacity, hidden], none for a slot with -1. Of these sizes only the product matters
+WHOLE_ROWS, SOME_ROWS = 2, 3
 SCORES = ("softmax", "sigmoid")  # norm_type, by index
 GROUP_SCORES = ("largest", "two largest")  # group_select_mode, by index
 
@@ -129,13 +132,12 @@ class AscendExperts:
             row_idx_type=0,
         )
         out = packed.forward(rows, scales, counts, x.dtype)
-        # rows behind the last expert's are undefined; slots without a row, which have -1, read the last one,
-        # which is no expert's if there are such slots
+        # rows behind the last expert's are undefined, and no slot reads them: those without a row have -1
+        mode = WHOLE_ROWS
         if self.num_groups > 1:
-            out[-1:].masked_fill_(counts.sum() < len(out), 0)
-            row_idx = row_idx.remainder(len(out))
+            out, mode = out.view(ids.shape[1], len(x), -1), SOME_ROWS
         return torch_npu.npu_moe_finalize_routing(
-            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=2
+            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=mode
         )
 
 

@@ -75,7 +75,7 @@ class SparseLatents:
     ) -> Tensor:
         """See SparseLayer.attend."""
         assert isinstance(plan, GatheredPlan), "a plan without the rows' locations"
-        return self._attend(q, q_rope, index_queries, index_weights, caches, plan.gathered)
+        return self._attend(q, q_rope, index_queries, index_weights.float(), caches, plan.gathered)
 
     def _attend(
         self,

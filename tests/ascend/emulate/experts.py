@@ -234,10 +234,16 @@ def finalize_routing(
     k: int | None = 1,
 ) -> Tensor:
     """Each token's sum over its experts. row_idx holds all tokens' first choices, then all second ones
-    (drop_pad_mode 0), or token by token (2)."""
+    (drop_pad_mode 0), or token by token (2 and 3). With 3 rows are (experts, capacity, H), and -1 is no row
+    (aclnnMoeFinalizeRoutingV2)."""
     need_dtype("expanded_permuted_rows", rows, *FLOATS)
     need_dtype("expanded_src_to_dst_row", row_idx, torch.int32)
-    need(drop_pad_mode in (0, 2), f"drop_pad_mode {drop_pad_mode}: 0 and 2 are emulated")
+    need(drop_pad_mode in (0, 2, 3), f"drop_pad_mode {drop_pad_mode}: 0, 2 and 3 are emulated")
+    least = -1 if drop_pad_mode == 3 else 0
+    if drop_pad_mode == 3:
+        need(rows.dim() == 3 and rows.is_contiguous(), "drop_pad_mode 3: rows are (experts, capacity, H)")
+        need(scales is not None and rows.shape[0] >= scales.shape[1], "fewer experts than a token has")
+        rows = rows.flatten(0, 1)
     need(
         rows.dim() == 2 and row_idx.shape == rows.shape[:1],
         f"expanded_src_to_dst_row {tuple(row_idx.shape)} for {tuple(rows.shape)}",
@@ -250,14 +256,15 @@ def finalize_routing(
         need(tensor is None or tensor.dtype == rows.dtype, f"{name} has another dtype than the rows")
     need(scales is None or scales.shape[0] == tokens, "scales have a row for each token")
     need_values(
-        lambda: ((row_idx >= 0) & (row_idx < rows.shape[0])).all(), f"a row outside 0 .. {rows.shape[0] - 1}"
+        lambda: ((row_idx >= least) & (row_idx < rows.shape[0])).all(),
+        f"a row outside {least} .. {rows.shape[0] - 1}",
     )
     places = (
         row_idx.long().view(choices, tokens).t()
         if drop_pad_mode == 0
         else row_idx.long().view(tokens, choices)
     )
-    values = rows.float()[places.clamp(0, max(0, rows.shape[0] - 1))]
+    values = rows.float()[places.clamp(0, max(0, rows.shape[0] - 1))].masked_fill(places[..., None] < 0, 0)
     if bias is not None:
         need(expert_idx is not None, "bias needs export_for_source_row")
         assert expert_idx is not None
