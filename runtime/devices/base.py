@@ -36,6 +36,7 @@ from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, Packe
 from runtime.devices.page_copies import PageCopier, PageLoads
 from runtime.devices.recurrent import RecurrentKernels
 from runtime.devices.sampling_inputs import SamplingInputs
+from runtime.devices.sparse_latents import SparseLatentOps
 from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
@@ -73,7 +74,7 @@ class ForwardBatch:
     # for each pool int64 [T], where the token's key and value are stored: page id * page_size + offset
     locations: "tuple[Tensor, ...]"
     # for each layer keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
-    kv: "list[tuple[Tensor, Tensor]]"
+    kv: "list[tuple[Tensor, ...]]"
     attention: AttentionPlan | None  # of Ops.plan_attention; None: the layers have no attention to plan
     types: "Tensor | None" = None  # int64 [T], the segment of each token, for encoders
     page_loads: PageLoads | None = None  # pages that this step loads from host memory
@@ -241,7 +242,7 @@ class Memory(Protocol):
         ...
 
     def open_page_copier(
-        self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int
+        self, kv: "list[tuple[Tensor, ...]]", host: HostPages, page_size: int
     ) -> PageCopier:
         """Copies between layers' caches and the parts of host pages, in the same order. Raises StartError."""
         ...
@@ -350,6 +351,7 @@ class Device:
     logits_ops: LogitsOps | None = None  # None: Ops and torch (layers/sampling/logits_ops.py)
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
+    sparse_latents: SparseLatentOps | None = None  # None: torch, with DeviceFacts.gathers_rows
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
     compiler: KernelCompiler | None = None  # None: no kernel is compiled at its first launch
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start

@@ -50,6 +50,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     # attention of its own kind can be computed in torch (layers/attention/gathered.py): to tokens that an
     # indexer chooses, and within chunks
     gathers_rows: bool = False
+    has_indexers: bool = False  # operators for attention to tokens that an indexer chooses
     has_tree_attention: bool = False  # attention to drafts that form trees
     offload_problem: str = ""  # why weights cannot be offloaded to host memory; empty: they can
     has_logits: bool = True  # False: tokens do not come from logits, so no grammar can constrain them

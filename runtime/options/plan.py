@@ -184,6 +184,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             gather_after_q=self.ascend.npu_gather_after_q,
             sampling_backend=self.kernels.sampling_backend,
             soc=None if self.ascend.npu_soc == "auto" else self.ascend.npu_soc,
+            exchange_buffer_mb=self.ascend.npu_exchange_buffer_mb,
         )
 
     def _null_options(self) -> NullOptions:

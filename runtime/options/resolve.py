@@ -222,17 +222,18 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
 
 
 def _choose_rank_variables(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:
+    groups = c["data_parallel_size"] if c["enable_dp_attention"] else 1
+    drafts = c["speculative_num_draft_tokens"] or 1
     c.auto(
-        ascend.hccl_buffer_mb,
+        ascend.npu_exchange_buffer_mb,
         device,
-        machine,
         model,
         c["npu_soc"],
         c["moe_a2a_backend"],
         c["deepep_mode"],
         c["tensor_parallel_size"],
         # sequences of a rank, each with a token and its drafts
-        -(-c["max_running_requests"] * (c["speculative_num_draft_tokens"] or 1) // c["tensor_parallel_size"]),
+        -(-c["max_running_requests"] * drafts * groups // c["tensor_parallel_size"]),
     )
     for name in RANK_VARIABLES:
         c.auto(ascend.rank_variable, name, device, machine, name=name)

@@ -59,7 +59,7 @@ class ModelRunner:
         device: Device,
         model: Model,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         copies: PageCopier | None,
@@ -123,7 +123,7 @@ class ModelRunner:
         self._model = model
 
     @property
-    def all_kv(self) -> list[tuple[Tensor, Tensor]]:
+    def all_kv(self) -> list[tuple[Tensor, ...]]:
         """Keys and values of each layer, then those of the draft model's."""
         return self.kv if self.drafts is None else self.kv + self.drafts.kv
 

@@ -123,7 +123,7 @@ class PiecewiseGraphs:
         graphs: Graphs,
         model: PiecewiseModel,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         sizes: Sequence[int],

@@ -180,7 +180,7 @@ def allocate_pages(
     dtypes: Dtypes,
     budget: int,
     draft: LoadedDraft | None,
-) -> tuple[list[int], list[tuple[Tensor, Tensor]], RecurrentStates | None]:
+) -> tuple[list[int], list[tuple[Tensor, ...]], RecurrentStates | None]:
     """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
     layers, in `budget` bytes with the pages of a draft model."""
     recurrent, ranks = config.recurrent, device.collectives.size
@@ -203,7 +203,7 @@ def allocate_pages(
 
 def allocate_draft_kv(
     device: Device, draft: LoadedDraft | None, start: StartRank, num_pages: int, dtypes: Dtypes
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, ...]]:
     """The cache of each layer of a draft model, if there is one."""
     attentions = [] if draft is None else draft.network.attentions
     return [allocate_kv(device, layer, num_pages * start.page_size, dtypes.kv) for layer in attentions]
@@ -213,7 +213,7 @@ def open_drafts(
     device: Device,
     draft: LoadedDraft | None,
     slots: Slots,
-    kv: list[tuple[Tensor, Tensor]],
+    kv: list[tuple[Tensor, ...]],
     start: StartRank,
     dtype: torch.dtype,
 ) -> DraftRunner | None:
@@ -271,9 +271,9 @@ def memory_for_pages(
     def run() -> None:
         # some operators read pages, so layers of one shape share a cache of the step's size
         num_tokens = step_pages(largest_step(start), start.page_size) * start.page_size
-        forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
+        forms = {(layer.num_kv_heads, layer.cache_dims): layer for layer in model.attentions}
         caches = {form: allocate_kv(device, layer, num_tokens, dtypes.kv) for form, layer in forms.items()}
-        kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
+        kv = [caches[layer.num_kv_heads, layer.cache_dims] for layer in model.attentions]
         slots = Slots(
             start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
         )
@@ -304,7 +304,7 @@ def open_host_tier(
     rank: int,
     start: StartRank,
     device: Device,
-    kv: list[tuple[Tensor, Tensor]],
+    kv: list[tuple[Tensor, ...]],
     sizes: list[int],
     states: RecurrentStates | None,
 ) -> HostPages | None:
@@ -351,7 +351,7 @@ def token_bytes(attentions: Sequence[Attention | MlaAttention], kv_dtype: torch.
     """Bytes of a token's keys and values in all full layers, and in all layers with a window."""
     sizes = [0, 0]
     for layer in attentions:
-        sizes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+        sizes[layer.window > 0] += layer.num_kv_heads * sum(layer.cache_dims) * kv_dtype.itemsize
     return sizes[0], sizes[1]
 
 

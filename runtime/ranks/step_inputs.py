@@ -32,7 +32,7 @@ class StepInputs:
         self,
         device: Device,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         states: RecurrentStates | None = None,

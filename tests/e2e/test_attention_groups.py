@@ -51,7 +51,7 @@ OPTIONS: dict[str, Any] = {
         ("deepseek_v3", {}, {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
         ("qwen3", {"tie_word_embeddings": False}, {"enable_dp_lm_head": True, "tensor_parallel_size": 4}),
         ("deepseek_v3", {}, {"moe_a2a_backend": "deepep", "tensor_parallel_size": 4}),
-        ("deepseek_v32", {}, {}),
+        ("deepseek_v32", {}, {"moe_a2a_backend": "deepep"}),
         (
             "qwen3_moe",
             {"mlp_only_layers": [0]},

@@ -58,7 +58,7 @@ class CudaMemory:
         return available_bytes() // self.num_ranks
 
     def open_page_copier(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+        self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int
     ) -> PageCopier:
         """Page-locks the host pages and opens copies to them. Raises StartError."""
         lock(host)

@@ -54,7 +54,7 @@ class DraftRunner:
         device: Device,
         network: Network,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         speculation: Speculation,
         dtype: torch.dtype,
@@ -233,10 +233,10 @@ class DraftRunner:
             )
             is_kept = index.column < before[index.row]
             states[upload_int64(np.flatnonzero(is_kept), torch_device)] = kept_states
-            own = np.flatnonzero(~is_kept)
-            source = begins[index.row[own]] + index.column[own] - before[index.row[own]]
-            given = hidden[upload_int64(source, torch_device)]
-            states[upload_int64(own, torch_device)] = self.network.states_of(given).to(states.dtype)
+            if len(own := np.flatnonzero(~is_kept)):
+                source = begins[index.row[own]] + index.column[own] - before[index.row[own]]
+                given = hidden[upload_int64(source, torch_device)]
+                states[upload_int64(own, torch_device)] = self.network.states_of(given).to(states.dtype)
         has_entries = totals > 0
         if has_entries.any():
             first = starts - shift + 1 - before
