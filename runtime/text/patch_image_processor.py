@@ -68,12 +68,11 @@ class PatchImageProcessor:
 
     def _layout(self, media: Media, grid: tuple[int, int, int]) -> TokenLayout:
         """Tokens of a file whose rows are in this grid of frames, rows and columns."""
-        placeholder_id = self.placeholder_ids[media.kind]
         if media.kind is not MediaKind.VIDEO or self._marks is None:
-            return one_grid(placeholder_id, grid)
+            return one_grid(self.placeholder_ids[media.kind], grid)
         depth = self._configs[MediaKind.VIDEO].temporal_patch_size
         times = moment_times(media.frame_times_s, depth, self._marks)
-        return moments_apart(placeholder_id, grid, times, self._marks, self._encode)
+        return moments_apart(grid, times, self._marks, self._encode)
 
     def _frame_step(self, media: Media) -> float:
         """Positions from the tokens of one moment of a video to those of the next, by the time between them

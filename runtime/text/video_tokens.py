@@ -25,7 +25,6 @@ def one_grid(placeholder_id: int, grid: tuple[int, int, int]) -> TokenLayout:
 
 
 def moments_apart(
-    placeholder_id: int,
     grid: tuple[int, int, int],
     times_s: Sequence[float],
     marks: MomentMarks,
@@ -40,7 +39,7 @@ def moments_apart(
         text = encode(marks.form.format(time_s))
         ids += [*text, marks.start_id] if marks.time_first else [marks.start_id]
         grids.append((len(ids), 1, grid[1], grid[2]))
-        ids += [placeholder_id] * size
+        ids += [marks.row_id] * size
         ids += [marks.end_id] if marks.time_first else [marks.end_id, *text]
     starts = np.array([first for first, *_ in grids], np.int32)
     positions = (starts[:, None] + np.arange(size, dtype=np.int32)).ravel()

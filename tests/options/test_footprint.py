@@ -348,17 +348,19 @@ def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
     assert found.token_bytes in [one.pages_bytes // one.num_pages // plan.memory.page_size for one in ready]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "glm4v"])
 def test_an_encoder_takes_what_a_rank_takes(family: str, tmp_path: Path) -> None:
     """Weights of the vision tower and the projector, and room for encoded images."""
     from runtime.devices.progress import without_progress
     from runtime.ranks.open_executor import open_executor
     from runtime.settings import start_rank
     from tests.models.make_gemma_vision import make_gemma_vision
+    from tests.models.make_glm_vision import make_glm_vision
     from tests.models.make_media import make_llava
     from tests.models.make_qwen3_vl import make_qwen3_vl
 
-    {"llava": make_llava, "qwen3_vl": make_qwen3_vl, "gemma3": make_gemma_vision}[family](tmp_path)
+    made = {"llava": make_llava, "qwen3_vl": make_qwen3_vl, "gemma3": make_gemma_vision}
+    (made | {"glm4v": make_glm_vision})[family](tmp_path)
     taken = {}
     for is_on in (True, False):
         plan, found = planned(tmp_path, dtype="float32", max_total_tokens=4096, enable_multimodal=is_on)

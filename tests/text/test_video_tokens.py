@@ -16,8 +16,10 @@ from runtime.scheduling.encodings import token_grids
 from runtime.text.media_prompts import Prepared, expand
 from runtime.text.video_tokens import moment_times, moments_apart
 
-QWEN = MomentMarks(start_id=7, end_id=8, form="<{:.1f} seconds>", time_first=True, replaces_own=True)
-GLM = MomentMarks(start_id=7, end_id=8, form="{:.0f}", time_first=False, replaces_own=False)
+QWEN = MomentMarks(
+    row_id=9, start_id=7, end_id=8, form="<{:.1f} seconds>", time_first=True, replaces_own=True
+)
+GLM = MomentMarks(row_id=9, start_id=7, end_id=8, form="{:.0f}", time_first=False, replaces_own=False)
 
 
 def test_times_are_of_the_middle_or_of_the_first_frame() -> None:
@@ -29,11 +31,11 @@ def test_each_moment_has_a_grid_between_its_marks() -> None:
     def encode(text: str) -> list[int]:
         return [100 + len(text)]
 
-    before = moments_apart(9, (2, 1, 2), [0.25, 10.5], QWEN, encode)
+    before = moments_apart((2, 1, 2), [0.25, 10.5], QWEN, encode)
     assert before.token_ids == [113, 7, 9, 9, 8, 114, 7, 9, 9, 8]
     assert before.positions.tolist() == [2, 3, 7, 8]
     assert before.token_grids == ((2, 1, 1, 2), (7, 1, 1, 2))
-    behind = moments_apart(9, (2, 1, 2), [0, 1], GLM, encode)
+    behind = moments_apart((2, 1, 2), [0, 1], GLM, encode)
     assert behind.token_ids == [7, 9, 9, 8, 101, 7, 9, 9, 8, 101]
     assert behind.positions.tolist() == [1, 2, 6, 7]
     media = MediaInput(

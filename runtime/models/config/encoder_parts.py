@@ -12,6 +12,7 @@ ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
 class MomentMarks(Struct, frozen=True, kw_only=True):
     """How a prompt names the times of a video, whose moments are apart from each other there."""
 
+    row_id: int  # the token that stands for a row of a moment
     start_id: int  # the token before the tokens of a moment
     end_id: int  # the token behind them
     form: str  # text of a time in seconds, for str.format

@@ -16,6 +16,7 @@ from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
+from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
 
@@ -81,7 +82,9 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
         return table + tower.num_layers * tower.layer_weights + projector
 
 
-MediaConfig = LlavaEncoder | QwenVlEncoder | Qwen3VlEncoder | Gemma3Encoder | QwenAudioEncoder
+MediaConfig = (
+    LlavaEncoder | QwenVlEncoder | Qwen3VlEncoder | GlmVisionEncoder | Gemma3Encoder | QwenAudioEncoder
+)
 """The encoder of a model that takes images or sounds."""
 
 
@@ -159,6 +162,8 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
 # alone is served
 READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Gemma3ForConditionalGeneration": read_gemma3,
+    "Glm4vForConditionalGeneration": read_glm4v,
+    "Glm4vMoeForConditionalGeneration": read_glm4v,
     "LlavaForConditionalGeneration": read_llava,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,

@@ -92,6 +92,7 @@ def read_qwen3_vl(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
             spanning=frozenset({MediaKind.VIDEO}),
             video_bounds=(128 * 32 * 32, 768 * 32 * 32),
             moments=MomentMarks(
+                row_id=hf.video_token_id,
                 start_id=hf.vision_start_token_id,
                 end_id=hf.vision_end_token_id,
                 form="<{:.1f} seconds>",

@@ -76,6 +76,9 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     window_patches: int = 0  # rows and columns of a window; 0: all layers attend to whole images
     tokens_per_s: float = 0.0  # positions that a second of a video takes; 0: each moment takes one
     full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
+    eps: float = 1e-6  # of the tower's norms
+    has_qkv_bias: bool = True
+    has_bias: bool = True  # of the other linear layers of the tower, where it is gated
     has_patch_bias: bool = False  # the projection of patches has a bias
     spanning: frozenset[MediaKind] = frozenset()  # kinds whose bounds of pixels are of all frames together
     video_bounds: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)  # of pixels, where no file has them

@@ -71,6 +71,7 @@ GEMMA4: Fields = {
     "max_position_embeddings": 131072,
 }
 INTERLEAVED: Fields = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+GLM_SECTIONS: Fields = {"mrope_section": [8, 12, 12]}
 
 
 class TextModel(Struct, frozen=True):
@@ -89,8 +90,8 @@ TEXT_MODELS = {
     "gemma3n_text": TextModel("Gemma3nForCausalLM", GEMMA3N),
     "gemma4_text": TextModel("Gemma4ForCausalLM", GEMMA4),
     "gemma4_unified_text": TextModel("Gemma4UnifiedForCausalLM", GEMMA4),
-    "glm4v_moe_text": TextModel("Glm4MoeForCausalLM", {"attention_bias": True}),
-    "glm4v_text": TextModel("Glm4ForCausalLM", {"partial_rotary_factor": 0.5}),
+    "glm4v_moe_text": TextModel("Glm4MoeForCausalLM", {"attention_bias": True}, GLM_SECTIONS),
+    "glm4v_text": TextModel("Glm4ForCausalLM", {"partial_rotary_factor": 0.5}, GLM_SECTIONS),
     "gpt_oss": TextModel("GptOssForCausalLM"),
     "llama": TextModel("LlamaForCausalLM", LLAMA),
     "llama4_text": TextModel("Llama4ForCausalLM"),

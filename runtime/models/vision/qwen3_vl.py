@@ -18,7 +18,7 @@ from runtime.messages.media import MediaValues
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.learned_positions import linear_taps, table_entries
-from runtime.models.vision.qwen_vl import EPS, Block, PatchEmbedding, patch_angles, patch_places
+from runtime.models.vision.qwen_vl import Block, PatchEmbedding, patch_angles, patch_places
 
 
 class Merger(Layer):
@@ -30,7 +30,7 @@ class Merger(Layer):
     ) -> None:
         self.merged_size = config.hidden_size * config.merge_size**2
         self.normed_size = self.merged_size if norms_merged else config.hidden_size
-        self.norm = LayerNorm(device, dtype, self.normed_size, EPS)
+        self.norm = LayerNorm(device, dtype, self.normed_size, config.eps)
         self.fc1 = ReplicatedLinear(device, dtype, self.merged_size, self.merged_size, bias=True)
         self.fc2 = ReplicatedLinear(device, dtype, self.merged_size, config.text_size, bias=True)
 

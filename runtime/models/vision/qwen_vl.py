@@ -22,15 +22,14 @@ from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 
-EPS = 1e-6
 THETA = 10000.0
 
 
 def open_norm(device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> LayerNorm | RMSNorm:
     """A norm of the tower."""
     if config.is_gated:
-        return RMSNorm(device, dtype, config.hidden_size, EPS, may_have_bias=False)
-    return LayerNorm(device, dtype, config.hidden_size, EPS)
+        return RMSNorm(device, dtype, config.hidden_size, config.eps, may_have_bias=False)
+    return LayerNorm(device, dtype, config.hidden_size, config.eps)
 
 
 class PatchProjection(Layer):
@@ -67,8 +66,8 @@ class WindowAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=True)
-        self.proj = ReplicatedLinear(device, dtype, size, size, bias=True)
+        self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=config.has_qkv_bias)
+        self.proj = ReplicatedLinear(device, dtype, size, size, bias=config.has_bias)
 
     def forward(self, x: Tensor, groups: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, L, size] of B images; cosines and sines float32 [L, head size / 2] -> [B, L, size]. `groups`:
@@ -108,8 +107,8 @@ class GatedMlp(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         self.activation = config.activation
         sizes = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes)
-        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=True)
+        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes, bias=config.has_bias)
+        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=config.has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, size] -> [B, L, size]."""
