@@ -30,6 +30,7 @@ class Media(Struct, frozen=True, kw_only=True):
     values: np.ndarray
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
+    num_images: int = 1  # IMAGE: of its prompt, with this one
 
 
 class MediaInput(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
@@ -78,7 +78,8 @@ class MediaPrompts:
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
-        prepared = [self._processor.prepare(one) for one in media]
+        num_images = sum(one.kind is MediaKind.IMAGE for one in media)
+        prepared = [self._processor.prepare(structs.replace(one, num_images=num_images)) for one in media]
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
 
 

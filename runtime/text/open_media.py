@@ -9,6 +9,7 @@ from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.mel_config import read_mel_config
+from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.patch_image_config import read_patch_images, read_patch_videos
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.media_prompts import MediaProcessor
@@ -28,6 +29,7 @@ def open_processor(
     try:
         from runtime.text.gemma_image_processor import GemmaImageProcessor, read_gemma_images
         from runtime.text.image_processor import ClipImageProcessor
+        from runtime.text.onevision_processor import OneVisionProcessor, read_tiles
         from runtime.text.patch_image_processor import PatchImageProcessor
     except ModuleNotFoundError:
         raise ModelError(
@@ -38,6 +40,8 @@ def open_processor(
     match encoder:
         case Gemma3Encoder():
             return GemmaImageProcessor(encoder, read_gemma_images(folder), encode)
+        case OneVisionEncoder():
+            return OneVisionProcessor(encoder, read_tiles(folder, encoder))
         case LlavaEncoder():
             return ClipImageProcessor(encoder, read_image_config(folder))
         case QwenVlEncoder():

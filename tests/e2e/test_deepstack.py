@@ -1,15 +1,20 @@
 """Images and videos of Qwen3-VL, dense and with experts, against transformers: greedy tokens in float32."""
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 import runtime
 from runtime.errors import OptionsError
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
-from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, picture
+from tests.media.files import video as make_video
+from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder, picture
 from tests.models.make_qwen3_vl import END, START, greedy_qwen3_vl, make_qwen3_vl
 
 TEXT, MORE = list(b"what is"), list(b" and this? ")
@@ -89,6 +94,35 @@ async def test_equal_files_share_prefixes(qwen: tuple[Path, Expected]) -> None:
             assert cached[-1] == (length - 1) // 4 * 4 and cached[-2] < length // 2
         marked = [*TEXT, START, VIDEO_PLACEHOLDER, END, *MORE]
         assert (await files.ask(marked, [FILM])).token_ids == expected["one video"][0]
+
+
+@pytest.mark.anyio
+async def test_files_of_requests_become_videos_with_their_times(tmp_path: Path) -> None:
+    """An MP4 and a PNG in a chat, whose template writes marks around both."""
+    make_qwen3_vl(tmp_path)
+    template = (
+        "{% for part in messages[0].content %}{% if part.type == 'text' %}{{ part.text }}{% else %}"
+        "<|start|><|{{ part.type }}|><|end|>{% endif %}{% endfor %}"
+    )
+    for name, id in (("image", PLACEHOLDER), ("video", VIDEO_PLACEHOLDER), ("start", START), ("end", END)):
+        name_placeholder(tmp_path, f"<|{name}|>", template, id)
+    image = io.BytesIO()
+    Image.fromarray(A).save(image, "PNG")
+    files = {"video": ("video/mp4", make_video("mp4", "mpeg4")), "image": ("image/png", image.getvalue())}
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "what? "}]
+    for kind, (type, data) in files.items():
+        url = f"data:{type};base64,{base64.b64encode(data).decode()}"
+        parts.append({"type": f"{kind}_url", f"{kind}_url": {"url": url}})
+    body = {"model": "x", "messages": [{"role": "user", "content": parts}], "max_tokens": 4}
+    async with (
+        runtime.Engine(model_path=str(tmp_path), served_model_name="x", **OPTIONS) as engine,
+        httpx.AsyncClient(transport=httpx.ASGITransport(engine.asgi()), base_url="http://test") as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        # 3 s at 2 frames a second: 3 moments, of 4 x 5 tokens (8,192 pixels in all), with times and marks
+        moments = 3 * (len("<0.2 seconds>") + 1 + 4 * 5 + 1)
+        assert answer.json()["usage"]["prompt_tokens"] == len("what? ") + moments + 2 + 5 * 8
 
 
 @pytest.mark.anyio

@@ -348,7 +348,7 @@ def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
     assert found.token_bytes in [one.pages_bytes // one.num_pages // plan.memory.page_size for one in ready]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "glm4v"])
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "glm4v", "onevision"])
 def test_an_encoder_takes_what_a_rank_takes(family: str, tmp_path: Path) -> None:
     """Weights of the vision tower and the projector, and room for encoded images."""
     from runtime.devices.progress import without_progress
@@ -357,10 +357,11 @@ def test_an_encoder_takes_what_a_rank_takes(family: str, tmp_path: Path) -> None
     from tests.models.make_gemma_vision import make_gemma_vision
     from tests.models.make_glm_vision import make_glm_vision
     from tests.models.make_media import make_llava
+    from tests.models.make_onevision import make_onevision
     from tests.models.make_qwen3_vl import make_qwen3_vl
 
     made = {"llava": make_llava, "qwen3_vl": make_qwen3_vl, "gemma3": make_gemma_vision}
-    (made | {"glm4v": make_glm_vision})[family](tmp_path)
+    (made | {"glm4v": make_glm_vision, "onevision": make_onevision})[family](tmp_path)
     taken = {}
     for is_on in (True, False):
         plan, found = planned(tmp_path, dtype="float32", max_total_tokens=4096, enable_multimodal=is_on)

@@ -17,6 +17,7 @@ from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
+from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
 
@@ -83,7 +84,13 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
 
 
 MediaConfig = (
-    LlavaEncoder | QwenVlEncoder | Qwen3VlEncoder | GlmVisionEncoder | Gemma3Encoder | QwenAudioEncoder
+    LlavaEncoder
+    | OneVisionEncoder
+    | QwenVlEncoder
+    | Qwen3VlEncoder
+    | GlmVisionEncoder
+    | Gemma3Encoder
+    | QwenAudioEncoder
 )
 """The encoder of a model that takes images or sounds."""
 
@@ -165,6 +172,7 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Glm4vForConditionalGeneration": read_glm4v,
     "Glm4vMoeForConditionalGeneration": read_glm4v,
     "LlavaForConditionalGeneration": read_llava,
+    "LlavaOnevisionForConditionalGeneration": read_onevision,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,

@@ -54,17 +54,22 @@ class SiglipEmbeddings(Layer):
 class SiglipVisionTower(Layer):
     """The tower, without its pooling head."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, tower: ClipTower, *, has_last_norm: bool = True
+    ) -> None:
+        """`has_last_norm`: a norm is behind the layers."""
         self.embeddings = SiglipEmbeddings(device, dtype, tower)
         self.layers = [ClipLayer(device, dtype, tower) for _ in range(tower.num_layers)]
-        self.post_layernorm = LayerNorm(device, dtype, tower.hidden_size, tower.eps)
+        self.post_layernorm = (
+            LayerNorm(device, dtype, tower.hidden_size, tower.eps) if has_last_norm else None
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, height, width] -> [B, patches, size]."""
         x = self.embeddings.forward(pixels)
         for layer in self.layers:
             x = layer.forward(x)
-        return self.post_layernorm.forward(x)
+        return x if self.post_layernorm is None else self.post_layernorm.forward(x)
 
 
 class PoolingProjector(Layer):

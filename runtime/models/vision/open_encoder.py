@@ -15,12 +15,14 @@ from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.glm_vision_config import GlmVisionEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.gemma_vision import Gemma3Vision
 from runtime.models.vision.glm_vision import GlmVision
 from runtime.models.vision.llava import Llava
+from runtime.models.vision.onevision import OneVision
 from runtime.models.vision.qwen3_vl import Qwen3Vl
 from runtime.models.vision.qwen_vl import QwenVl
 
@@ -50,6 +52,8 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return Gemma3Vision(device, dtype, config)
         case GlmVisionEncoder():
             return GlmVision(device, dtype, config)
+        case OneVisionEncoder():
+            return OneVision(device, dtype, config)
         case LlavaEncoder():
             return Llava(device, dtype, config)
         case Qwen3VlEncoder():
