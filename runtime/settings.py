@@ -25,6 +25,7 @@ from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
+from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
@@ -217,7 +218,8 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    media = open_processor(Path(plan.model.model_path), model.media)
+    encode = partial(vocabulary.encode, add_special=False)
+    media = open_processor(Path(plan.model.model_path), model.media, encode)
     return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
@@ -300,6 +302,7 @@ def scheduler_config(
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
         max_encoded_rows=None if model.media is None else model.media.num_kept,
+        keeps_images_whole=sees_whole_images(model.media),
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
             shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),

@@ -24,6 +24,10 @@ class AttentionRows:
     # int32 [R]: distance between the positions of a row's queries; None: 1. For devices with
     # DeviceFacts.gathers_rows alone
     strides: np.ndarray | None = None
+    # of rows with tokens that see each other both ways, as those of an image in Gemma 3, by row: int64
+    # [spans, 2], the first query and that behind the last one of each span. For layers/attention/sdpa.py
+    # alone (`--attention-backend torch_native`)
+    spans: dict[int, np.ndarray] | None = None
 
     @property
     def ends(self) -> np.ndarray:

@@ -78,7 +78,8 @@ class ForwardBatch:
     attention: AttentionPlan | None  # of Ops.plan_attention; None: the layers have no attention to plan
     types: "Tensor | None" = None  # int64 [T], the segment of each token, for encoders
     page_loads: PageLoads | None = None  # pages that this step loads from host memory
-    # int64 [E] and float32 [E, hidden]: indices of tokens that are given as embeddings, and these
+    # int64 [E] and [E, hidden]: indices of tokens that are given as embeddings, and these; with n times
+    # hidden numbers more in a row, what is added behind each of the first n layers (DeepStack)
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool, False for padding, of what experts get; None: there is none

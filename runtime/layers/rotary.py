@@ -19,7 +19,8 @@ keys of a sequence, and of all that share a prefix, are rotated alike.
 `mrope_section` (M-RoPE; Wang et al., 2024, Qwen2-VL): tokens of an image stand in a grid of frames, rows and
 columns, and have a position in each. The first pairs of dimensions rotate with the frame, the next with the
 row, the last with the column. Tokens of text have one position in all three; that after a grid is the first
-one beyond its rows and columns.
+one beyond its rows and columns. With `mrope_interleaved` (Qwen3-VL) pairs 1, 4, 7 ... rotate with the row and
+2, 5, 8 ... with the column, as far as there are so many, and all others with the frame.
 
 Where only part of a head is rotated (partial_rotary_factor), angles of the rest are 0. Attention layers put
 the rows of queries and keys into the order in which dimension i rotates with dimension i + D / 2
@@ -52,8 +53,7 @@ class Rotary:
         if rope.frequency_divisors:
             self.frequencies = self.frequencies / _divisors(rope, self.exponents, rope.frequency_divisors)
         # of each frequency, which of three positions it turns with
-        axes = [axis for axis, count in enumerate(rope.mrope_section) for _ in range(count)]
-        self.axes = torch.tensor(axes, dtype=torch.int64, device=torch_device)
+        self.axes = torch.tensor(section_axes(rope), dtype=torch.int64, device=torch_device)
         self.scale = SCALES.get(rope.rope_type, _no_scale)(rope)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +88,14 @@ class Rotary:
         length = (places + 1).clamp_min(rope.max_position_embeddings)
         stretch = rope.factor * length / rope.max_position_embeddings - (rope.factor - 1)
         return 1.0 / ((rope.rope_theta * stretch ** (dim / (dim - 2))) ** self.exponents)
+
+
+def section_axes(rope: Rope) -> list[int]:
+    """Which of three positions each pair of dimensions rotates with (M-RoPE)."""
+    section = rope.mrope_section
+    if not rope.mrope_interleaved or len(section) != 3:
+        return [axis for axis, count in enumerate(section) for _ in range(count)]
+    return [pair % 3 if pair // 3 < section[pair % 3] else 0 for pair in range(sum(section))]
 
 
 def position_scales(scale: PositionScale, positions: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Media(Struct, frozen=True, kw_only=True):
     values: np.ndarray
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
+    num_images: int = 1  # IMAGE: of its prompt, with this one
 
 
 class MediaInput(Struct, frozen=True, kw_only=True):
@@ -42,10 +43,10 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
     # frames, rows and columns of patches; of a sound the frames of its spectrogram, 1 and 1
     grid: tuple[int, int, int] = (1, 1, 1)
-    # frames, rows and columns of its tokens where rotary positions know these (layers/rotary.py); (): they do
-    # not, and its tokens have positions as all others
-    token_grid: tuple[int, int, int] | tuple[()] = ()
-    frame_step: float = 1.0  # positions from one frame of `token_grid` to the next
+    # grids of its tokens where rotary positions know these (layers/rotary.py): offset of the first token from
+    # `start`, frames, rows and columns of each; (): its tokens have positions as all others
+    token_grids: tuple[tuple[int, int, int, int], ...] = ()
+    frame_step: float = 1.0  # positions from one frame of a grid to the next
 
 
 class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):

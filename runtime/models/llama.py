@@ -25,6 +25,7 @@ from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, PackedModules, StageLayers
 from runtime.models.base import AttentionLayer, CompiledLayer, DecoderLayer, Pieces, attended
 from runtime.models.config.block import Placement
+from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
 from runtime.models.fused_tensors import Fused, equal_parts
@@ -173,6 +174,19 @@ class LlamaDecoderLayer(Layer):
         return self.sequence_parallel.all_gather(x, len(batch.positions))
 
 
+def deepstack_features(model: "Llama", batch: ForwardBatch) -> list[Tensor]:
+    """What is added to hidden states behind each of the first layers, [T, hidden] or this rank's shard of it:
+    what encoded rows have beyond their embeddings (DeepStack; Meng et al., 2024), else zeros."""
+    if batch.embeds is None or not model.stage.is_first:
+        return []
+    places, rows = batch.embeds
+    found = []
+    for part in rows.to(model.dtype).split(model.hidden_size, dim=1)[1:]:
+        x = part.new_zeros(len(batch.token_ids), model.hidden_size).index_copy(0, places, part)
+        found.append(x if model.sequence_parallel is None else model.sequence_parallel.shard(x))
+    return found
+
+
 class Llama(Layer):
     """A decoder. See GenerativeModel; with a pooling task it has no language model head."""
 
@@ -237,6 +251,7 @@ class Llama(Layer):
         kinds = list(dict.fromkeys(ropes))
         self.rotaries = [Rotary(rope, dim, device.ops, device.torch_device) for rope, dim in kinds]
         self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+        self.sees_whole_images = sees_whole_images(config.media)
         self.has_token_grids = config.media is not None and config.media.has_token_grids
         if self.has_token_grids:
             for rotary in self.rotaries:
@@ -284,6 +299,7 @@ class Llama(Layer):
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}
+        deepstack = deepstack_features(self, batch)
         for index, (layer, kind) in enumerate(zip(self.layers, self.rotary_of_layer, strict=True)):
             if index in self.aux_layers:
                 before[index] = self._of_all_tokens(x + residual, batch)
@@ -294,6 +310,8 @@ class Llama(Layer):
                 if compiled is None
                 else compiled(layer, output, residual, batch)
             )
+            if index < len(deepstack):
+                residual = residual + deepstack[index]
         return self.with_aux(self._of_all_tokens(x + residual, batch), before)
 
     def with_aux(self, x: Tensor, before: dict[int, Tensor]) -> Tensor:
@@ -310,7 +328,8 @@ class Llama(Layer):
         if self.stage.is_first:
             x = self.embed(batch.token_ids)
             if batch.embeds is not None:
-                x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
+                rows = batch.embeds[1][:, : self.hidden_size]
+                x = x.index_copy(0, batch.embeds[0], rows.to(x.dtype))
         else:
             assert batch.embeds is not None, "hidden states of the stage before"
             x = batch.embeds[1].to(self.dtype)

@@ -155,7 +155,6 @@ def resolve(
 def _choose_model(c: Choices, model: ModelFacts, parsed: ParsedOptions) -> None:
     c.auto(model_options.pooling, model)
     c.auto(model_options.context_length, model)
-    c.auto(model_options.enable_multimodal, model, parsed.options.parallel.enable_dp_attention)
 
 
 def _choose_http_limits(c: Choices, machine: MachineFacts) -> None:
@@ -180,6 +179,9 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.attention_backend, device)
     for phase in ("prefill", "decode"):
         c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
+    c.auto(
+        model_options.enable_multimodal, model, c["enable_dp_attention"], c["prefill_attention_backend"]
+    )
     c.auto(kernels.sampling_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)
     c.auto(experts.moe_runner_backend, device)

@@ -87,6 +87,12 @@ def encoder_of(model: Model) -> MediaEncoder | None:
     return encoder
 
 
+def sees_whole_images(model: Model) -> bool:
+    """Whether the tokens of an image attend to all of them."""
+    found: bool = getattr(model, "sees_whole_images", False)
+    return found
+
+
 def batches(media: Sequence[MediaValues]) -> list[list[MediaValues]]:
     """What is encoded together: neighbours of one shape, up to BATCH_VALUES numbers."""
     found: list[list[MediaValues]] = []

@@ -23,7 +23,7 @@ from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.drafting.draft_runner import DraftRunner
-from runtime.ranks.encoded_media import open_media
+from runtime.ranks.encoded_media import open_media, sees_whole_images
 from runtime.ranks.expert_counts import ExpertLoad
 from runtime.ranks.forward import Forward
 from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
@@ -98,7 +98,8 @@ class ModelRunner:
         if computes_on_host(device):
             slots.open_host()
         self.media = open_media(device, model, shares=shares_media)
-        self.inputs = StepInputs(device, slots, kv, page_size, windows, states, self.media)
+        is_both_ways = sees_whole_images(model)
+        self.inputs = StepInputs(device, slots, kv, page_size, windows, states, self.media, is_both_ways)
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         pools = [layer.pool for layer in model.attentions]
         self.effects = StepEffects(slots, self.inputs, states, self.transfers, pools)

@@ -37,12 +37,14 @@ class StepInputs:
         windows: tuple[int, ...],
         states: RecurrentStates | None = None,
         media: EncodedMedia | None = None,
+        sees_whole_images: bool = False,
     ) -> None:
         """`kv`: keys and values of each layer, empty without attention over pages; `windows`: the layers'
         sliding windows; `states`: of recurrent layers, None without them; `media`: encodings, None for a
-        model of text alone."""
+        model of text alone; `sees_whole_images`: the tokens of an image attend to all of them."""
         self.device = device
         self.media = media
+        self.sees_whole_images = sees_whole_images
         self.slots = slots
         self.kv = kv
         self.page_size = page_size
@@ -102,8 +104,7 @@ class StepInputs:
         if self.slots.grids.has_any:
             of_rotary = self.slots.grids.positions(plan.slots, counts, host_positions)
             positions = upload_int64(of_rotary.ravel(), torch_device).view(of_rotary.shape)
-        rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None)
-        part, rows = self.part_of(plan, rows)
+        part, rows = self.part_of(plan, self._rows(plan, starts, begins, trees))
         batch = ForwardBatch(
             token_ids,
             positions,
@@ -117,6 +118,13 @@ class StepInputs:
             part=part,
         )
         return self._with_attention(batch, rows, groups)
+
+    def _rows(
+        self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]
+    ) -> AttentionRows:
+        """The step's rows, whose tokens begin at `begins` in it and at `starts` in their slots, int64 [R]."""
+        spans = image_spans(plan, begins) if self.sees_whole_images else None
+        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None, spans=spans)
 
     def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
@@ -245,6 +253,18 @@ def _positions(starts: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> np
     positions = np.repeat(starts - begins, counts)
     positions += np.arange(len(positions))
     return positions
+
+
+def image_spans(plan: StepPlan, begins: np.ndarray) -> dict[int, np.ndarray] | None:
+    """`AttentionRows.spans` of a step: each image whose rows it takes, as far as the step computes it, which
+    is to its end (scheduling/encodings.py). `begins`, int64 [R]: the first token of each row."""
+    if plan.media is None:
+        return None
+    ends = plan.media.counts.astype(np.int64).cumsum()
+    firsts, lasts = plan.media.places[ends - plan.media.counts], plan.media.places[ends - 1]
+    rows = np.searchsorted(begins, firsts, side="right") - 1
+    spans = np.stack((firsts, lasts + 1), axis=1) - begins[rows, None]
+    return {row: spans[rows == row] for row in set(rows.tolist())}
 
 
 def _tree_positions(positions: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]) -> np.ndarray:

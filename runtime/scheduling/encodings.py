@@ -32,7 +32,10 @@ class Encodings:
     Requests share an encoding where they share pages: within a namespace.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, *, keeps_whole: bool = False) -> None:
+        """`keeps_whole`: tokens of an image attend to those behind them in it, so no step ends within one. A
+        step may begin within one, where the tokens before it are cached: they have attended to the rest."""
+        self.keeps_whole = keeps_whole
         self.max_rows = max_rows
         self.num_rows = 0
         self.num_encoded = 0  # encodings that were made
@@ -47,10 +50,12 @@ class Encodings:
         """A step is about to be planned."""
         self._step += 1
 
-    def cut(self, sequence: Sequence, start: int, count: int) -> int:
+    def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
         first encoding for which there is no room beside the others that it uses. Those that the tokens need
-        are there for the step."""
+        are there for the step. Where images are kept whole it may be up to `most` for a whole one."""
+        if self.keeps_whole:
+            count = whole_images(sequence.request.media, start, count, most)
         for media in reached(sequence, start, start + count):
             if not self._take((sequence.request.namespace, media.digest), media):
                 return max(media.start - start, 0)
@@ -126,6 +131,18 @@ def encode_for_step(encodings: Encodings | None) -> Encode | None:
     return None if encodings is None else encodings.take_command()
 
 
+def whole_images(media: tuple[MediaInput, ...], start: int, count: int, most: int) -> int:
+    """How many of `count` tokens from `start` on end within no image: without the one that they end in, or
+    with all of it where it is the first and not more than `most` are computed."""
+    for one in media:
+        first, end = one.start + int(one.positions[0]), one.start + int(one.positions[-1]) + 1
+        if first < start + count < end:
+            if first > start:
+                return first - start
+            return end - start if end - start <= most else 0
+    return count
+
+
 def reached(sequence: Sequence, start: int, stop: int) -> Iterator[MediaInput]:
     """The images, videos and sounds of a sequence of which tokens in [start, stop) take rows, in order."""
     for media in sequence.request.media:
@@ -140,8 +157,8 @@ def token_grids(media: tuple[MediaInput, ...]) -> np.ndarray:
         [
             number
             for one in media
-            if one.token_grid
-            for number in (one.start, *one.token_grid, one.frame_step)
+            for offset, *sizes in one.token_grids
+            for number in (one.start + offset, *sizes, one.frame_step)
         ],
         np.float64,
     )

@@ -362,24 +362,24 @@ class Planner:
             first = start if begun is None else begun[1]
             room = min(room, self.chunking.size(first, self.admission.max_step_tokens) - (start - first))
             room = self.chunking.room(start, room)
-        window = self.roster.cache.window
+        window, most = self.roster.cache.window, known - start
         if window is not None:
             if begun is None:  # else tokens of this step still see what they have seen
                 window.slide(sequence)
-            room = min(room, window.reach(sequence) - start)
+            most = min(most, window.reach(sequence) - start)
         embeds = sequence.request.embeds
         if embeds is not None and start < sequence.prompt_len and self.admission.has_chunks:
             room = min(room, fill.embeds_left // embeds.shape[1])
-        count = min(room, known - start)
+        count = min(room, most)
         if self.encodings is not None and sequence.request.media and count > 0:
-            count = self.encodings.cut(sequence, start, count)
+            count = self.encodings.cut(sequence, start, count, count if fill.rows else most)
         if count > 0 and (states := self.roster.cache.states) is not None:
             count = states.cut(sequence, count, is_begun=begun is not None)
         if count <= 0:
             return
         if self.chunking is not None:
             self.chunking.take(start, count)
-        fill.left -= count
+        fill.left = max(fill.left - count, 0)  # a whole image may be more
         if embeds is not None:
             fill.embeds_left -= min(count, max(sequence.prompt_len - start, 0)) * embeds.shape[1]
         if is_long:

@@ -57,6 +57,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     limit: Limit = Limit()  # in time
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
     max_encoded_rows: int | None = None  # of images, that the ranks keep; None: the model takes text alone
+    keeps_images_whole: bool = False  # no step ends within an image
     replica: int = 0  # index of this scheduler's replica
     num_replicas: int = 1  # sequence ids are unique across replicas: id % num_replicas is the replica's index
 
@@ -118,7 +119,9 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
             micro_batches=config.micro_batches,
-            encodings=None if config.max_encoded_rows is None else Encodings(config.max_encoded_rows),
+            encodings=None
+            if config.max_encoded_rows is None
+            else Encodings(config.max_encoded_rows, keeps_whole=config.keeps_images_whole),
         )
         self._results = ResultTokens(self.planner.drafts, self._end)
         self.totals = self.planner.totals

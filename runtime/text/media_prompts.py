@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource
 from runtime.messages.requests import GenerateRequest
+
+NOTHING: Mapping[tuple[int, int], int] = {}
 
 
 class MediaLoader(Protocol):
@@ -30,8 +32,12 @@ class Prepared(Struct, frozen=True, kw_only=True):
     token_ids: list[int]  # in place of its placeholder in the prompt
     positions: np.ndarray  # int32: which of these take a row of the encoding each, in order
     grid: tuple[int, int, int] = (1, 1, 1)  # as in MediaInput.grid
-    token_grid: tuple[int, int, int] | tuple[()] = ()  # as in MediaInput.token_grid
+    token_grids: tuple[tuple[int, int, int, int], ...] = ()  # as in MediaInput.token_grids
     frame_step: float = 1.0  # as in MediaInput.frame_step
+    # tokens before and behind the placeholder that are replaced with it, where it stands between both
+    replaced: tuple[int, int] | tuple[()] = ()
+    # tokens that would be one in a text, where they are neighbours at an end of `token_ids`, and that one
+    joined: Mapping[tuple[int, int], int] = NOTHING
 
 
 class SoundLimits(Struct, frozen=True, kw_only=True):
@@ -72,7 +78,8 @@ class MediaPrompts:
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
-        prepared = [self._processor.prepare(one) for one in media]
+        num_images = sum(one.kind is MediaKind.IMAGE for one in media)
+        prepared = [self._processor.prepare(structs.replace(one, num_images=num_images)) for one in media]
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
 
 
@@ -130,22 +137,45 @@ def expand(
     files_of = {kind: iter([one for one in prepared if one.kind == kind]) for kind in placeholder_ids}
     ids: list[int] = []
     inputs: list[MediaInput] = []
-    copied = 0
+    copied, joined = 0, NOTHING
     for place, kind in places:
         one = next(files_of[kind])
-        ids += prompt_ids[copied:place]
+        begin, end = replaced(prompt_ids, place, one)
+        append(ids, prompt_ids[copied:begin], joined)
+        joined = one.joined
+        start = append(ids, one.token_ids, joined)
         inputs.append(
             MediaInput(
                 kind=one.kind,
                 digest=one.digest,
-                start=len(ids),
+                start=start,
                 positions=one.positions,
                 values=one.values,
                 grid=one.grid,
-                token_grid=one.token_grid,
+                token_grids=one.token_grids,
                 frame_step=one.frame_step,
             )
         )
-        ids += one.token_ids
-        copied = place + 1
-    return ids + prompt_ids[copied:], tuple(inputs)
+        copied = end
+    append(ids, prompt_ids[copied:], joined)
+    return ids, tuple(inputs)
+
+
+def append(ids: list[int], more: list[int], joined: Mapping[tuple[int, int], int]) -> int:
+    """Adds tokens to those of a prompt; the first one becomes one with the last one, where `joined` has the
+    pair. -> where the first one stands"""
+    one = joined.get((ids[-1], more[0])) if ids and more else None
+    if one is None:
+        ids += more
+    else:
+        ids[-1:] = [one, *more[1:]]
+    return len(ids) - len(more)
+
+
+def replaced(prompt_ids: list[int], place: int, one: Prepared) -> tuple[int, int]:
+    """The part of a prompt, from its first token to that behind its last, that a file's tokens replace: its
+    placeholder at `place`, or that with the tokens around it."""
+    around = list(one.replaced)
+    if around and place and prompt_ids[place - 1 : place + 2 : 2] == around:
+        return place - 1, place + 2
+    return place, place + 1

@@ -1,6 +1,7 @@
-"""Images and videos of any size as patches for the encoders of Qwen2-VL and Qwen2.5-VL, with the arithmetic
-of transformers' image processor on Pillow."""
+"""Images and videos of any size as patches for the encoders of Qwen2-VL and its successors, with the
+arithmetic of transformers' image processor on Pillow."""
 
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -13,14 +14,22 @@ from runtime.models.config.patch_image_config import MAX_STRETCH, PatchImageConf
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.image_processor import normalized
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.video_tokens import TokenLayout, moment_times, moments_apart, one_grid
 
 
 class PatchImageProcessor:
-    """Prepares images and videos for QwenVlEncoder; see MediaProcessor. Their tokens stand in a grid."""
+    """Prepares images and videos for QwenVlEncoder; see MediaProcessor. Their tokens stand in grids."""
 
     sounds = None
 
-    def __init__(self, encoder: QwenVlEncoder, images: PatchImageConfig, videos: PatchImageConfig) -> None:
+    def __init__(
+        self,
+        encoder: QwenVlEncoder,
+        images: PatchImageConfig,
+        videos: PatchImageConfig,
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        """`encode`: makes tokens of the times in a video."""
         self.placeholder_ids = {
             MediaKind.IMAGE: encoder.placeholder_id,
             MediaKind.VIDEO: encoder.video_placeholder_id,
@@ -28,6 +37,7 @@ class PatchImageProcessor:
         self._configs = {MediaKind.IMAGE: images, MediaKind.VIDEO: videos}
         self._kinds = encoder.kinds
         self._tokens_per_s = encoder.tokens_per_s
+        self._marks, self._encode = encoder.moments, encode
 
     def prepare(self, media: Media) -> Prepared:
         """See MediaProcessor. Values are float32 [patches, 3, patch_size, patch_size] of an image, and
@@ -41,19 +51,28 @@ class PatchImageProcessor:
         patches = video_patches(frames, size, config) if is_video else image_patches(frames[0], size, config)
         count = -(-len(frames) // config.temporal_patch_size) if is_video else 1
         rows, columns = (side // config.patch_size for side in size)
-        token_grid = count, rows // config.merge_size, columns // config.merge_size
-        num_tokens = count * token_grid[1] * token_grid[2]
+        layout = self._layout(media, (count, rows // config.merge_size, columns // config.merge_size))
         step = self._frame_step(media) if is_video else 1.0
+        marks = self._marks if is_video else None
         return Prepared(
             kind=media.kind,
             digest=sha256(b"%b %b %f" % (media.digest, config.digest_text, step)).digest(),
             values=patches,
-            token_ids=[self.placeholder_ids[media.kind]] * num_tokens,
-            positions=np.arange(num_tokens, dtype=np.int32),
+            token_ids=layout.token_ids,
+            positions=layout.positions,
             grid=(count, rows, columns),
-            token_grid=token_grid,
+            token_grids=layout.token_grids,
             frame_step=step,
+            replaced=(marks.start_id, marks.end_id) if marks is not None and marks.replaces_own else (),
         )
+
+    def _layout(self, media: Media, grid: tuple[int, int, int]) -> TokenLayout:
+        """Tokens of a file whose rows are in this grid of frames, rows and columns."""
+        if media.kind is not MediaKind.VIDEO or self._marks is None:
+            return one_grid(self.placeholder_ids[media.kind], grid)
+        depth = self._configs[MediaKind.VIDEO].temporal_patch_size
+        times = moment_times(media.frame_times_s, depth, self._marks)
+        return moments_apart(grid, times, self._marks, self._encode)
 
     def _frame_step(self, media: Media) -> float:
         """Positions from the tokens of one moment of a video to those of the next, by the time between them

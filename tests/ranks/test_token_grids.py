@@ -10,7 +10,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel, Qwen2VLConfig, Qwen2
 
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import ModelError
-from runtime.layers.rotary import Rotary
+from runtime.layers.rotary import Rotary, section_axes
 from runtime.models.config.rope_config import Rope
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.token_grids import TokenGrids
@@ -144,5 +144,7 @@ def test_pairs_of_dimensions_turn_with_frame_row_and_column() -> None:
     for pair, place in enumerate((4, 7, 7, 9)):
         of_one = rotary.angles(torch.tensor([place]))
         assert cos[0, pair] == of_one[0][0, pair] and sin[0, pair] == of_one[1][0, pair]
+    rope = Rope(mrope_section=(3, 2, 1), mrope_interleaved=True)
+    assert section_axes(rope) == [0, 1, 2, 0, 1, 0]
     with pytest.raises(ModelError, match="add up to 4"):
         Rotary(Rope(mrope_section=(1, 2, 2)), 8, CpuOps(torch.float32), torch.device("cpu")).check_sections()

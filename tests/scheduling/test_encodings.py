@@ -61,7 +61,7 @@ class Rank:
 def step(encodings: Encodings, rank: Rank, one: Sequence, start: int, count: int) -> tuple[int, int]:
     """-> tokens that the step computes, and encodings that it made"""
     encodings.begin()
-    count = encodings.cut(one, start, count)
+    count = encodings.cut(one, start, count, count)
     made = rank.obey(encodings.take_command())
     for _, id, _ in encodings.rows_of(one, start, start + count):
         assert id in rank.kept
@@ -85,7 +85,7 @@ def test_an_image_is_encoded_once_and_its_rows_are_taken_in_chunks() -> None:
 def test_tokens_between_rows_take_none() -> None:
     encodings, one = Encodings(100), sequence(image(b"a", 5, gap=True))
     encodings.begin()
-    assert encodings.cut(one, 0, 20) == 20
+    assert encodings.cut(one, 0, 20, 20) == 20
     ((positions, _, first),) = encodings.rows_of(one, 7, 20)
     assert (positions.tolist(), first) == ([8, 9], 2)
     assert [token >= FIRST_KEY for token in one.tokens[5:10]] == [True, True, False, True, True]
@@ -110,7 +110,7 @@ def test_a_step_takes_no_more_than_there_is_room_for() -> None:
 def test_what_was_never_sent_is_not_dropped() -> None:
     encodings, rank = Encodings(ROWS), Rank()
     encodings.begin()
-    encodings.cut(sequence(image(b"a", 0)), 0, 20)  # and the step came to nothing
+    encodings.cut(sequence(image(b"a", 0)), 0, 20, 20)  # and the step came to nothing
     assert step(encodings, rank, sequence(image(b"b", 0)), 0, 20) == (20, 1) and rank.kept == {1}
 
 
@@ -152,3 +152,22 @@ def test_media_keys_are_of_the_image_and_never_of_the_vocabulary() -> None:
 @pytest.mark.parametrize(("tokens", "count"), [([1, 2], 2), ([1, FIRST_KEY + 5, 2], 1), ([FIRST_KEY], 0)])
 def test_drafts_end_before_an_image(tokens: list[int], count: int) -> None:
     assert num_of_text(Draft(tokens)) == count
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "most", "expected"),
+    [
+        (0, 5, 20, 5),  # before the first image, which is tokens 5 to 8
+        (0, 7, 20, 5),  # within it
+        (0, 9, 20, 9),  # behind it
+        (5, 2, 20, 4),  # it is the first, and all of it may be computed
+        (5, 2, 3, 0),  # or not
+        (7, 1, 20, 2),  # what is before is cached
+        (9, 4, 20, 3),  # the second one is tokens 12 to 15
+    ],
+)
+def test_whole_images_are_not_divided(start: int, count: int, most: int, expected: int) -> None:
+    encodings = Encodings(100, keeps_whole=True)
+    one = sequence(image(b"a", 5), image(b"b", 12))
+    encodings.begin()
+    assert encodings.cut(one, start, count, most) == expected

@@ -50,7 +50,7 @@ def test_patches_equal_transformers(settings: dict[str, Any], shape: tuple[int, 
 
 
 def processor(own: PatchImageConfig) -> PatchImageProcessor:
-    return PatchImageProcessor(encoder(), own, own)
+    return PatchImageProcessor(encoder(), own, own, list)
 
 
 def media(height: int, width: int, kind: MediaKind = MediaKind.IMAGE) -> Media:
@@ -59,7 +59,7 @@ def media(height: int, width: int, kind: MediaKind = MediaKind.IMAGE) -> Media:
 
 def test_a_prepared_image_has_its_tokens_and_their_grid(tmp_path: Path) -> None:
     prepared = processor(config(tmp_path)).prepare(media(40, 48))
-    assert prepared.grid == (1, 10, 12) and prepared.token_grid == (1, 5, 6)
+    assert prepared.grid == (1, 10, 12) and prepared.token_grids == ((0, 1, 5, 6),)
     assert prepared.token_ids == [9] * 30 and prepared.positions.tolist() == list(range(30))
     other = processor(config(tmp_path, min_pixels=300)).prepare(media(40, 48))
     assert other.digest != prepared.digest

@@ -38,8 +38,8 @@ class CpuAttentionPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernels attend to these rows: none is a tree of drafts, or has strides."""
-        return not self.rows.parents and self.rows.strides is None
+        """Whether the kernels attend to these rows: none is a tree of drafts, or has strides or spans."""
+        return not self.rows.parents and self.rows.strides is None and not self.rows.spans
 
     @property
     def longest(self) -> int:

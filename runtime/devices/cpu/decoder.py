@@ -251,7 +251,9 @@ class DecoderProgram:
         """See ForwardProgram.forward."""
         plan = batch.attention
         assert plan is None or isinstance(plan, CpuAttentionPlan)
-        if batch.positions.dim() == 2 or (plan is not None and plan.rows.parents):
+        if batch.positions.dim() == 2 or (plan is not None and not plan.is_plain):
+            return None
+        if batch.embeds is not None and batch.embeds[1].shape[1] > self.spec.width:  # DeepStack
             return None
         if batch.page_loads is not None:
             for index in range(len(batch.kv)):

@@ -45,9 +45,11 @@ class ExtendRow:
     count: int
     gather: Tensor  # int64 [length] locations of the keys, oldest first
     # 0 or -inf: [count, length] of a row whose queries form a tree; [tile, length] of one with strides, as
-    # AttentionPlan.masks; None: a chain, which has a shared mask
+    # AttentionPlan.masks; of one whose queries see each other, [count, length]; None: a chain, which has a
+    # shared mask
     mask: Tensor | None = None
     stride: int = 1  # positions from one query to the next
+    ahead: int = 0  # keys behind the last query's own, which it sees as well
 
     def seen(self, num_queries: int) -> int:
         """Keys that the last of the row's first `num_queries` queries sees."""
@@ -156,11 +158,12 @@ def _plan_extends(
     rows, query = [], plan.num_decodes
     for row in range(plan.num_decodes, len(plan.slots)):
         start, count, end = int(plan.starts[row]), int(plan.counts[row]), int(plan.ends[row])
+        if plan.spans is not None and row in plan.spans:
+            rows += _plan_spans(plan, row, query, page_table, page_size, window, dtype)
+            query += count
+            continue
         begin, stride = max(start - window + 1, 0) if window else 0, 1
-        first = begin // page_size
-        slot, page = upload(np.array([[plan.slots[row]], [first]], np.int64), page_table.device)
-        locations = _locations(page_table, slot, page, -(-end // page_size) - first, page_size)[0]
-        locations = locations[begin - first * page_size : end - first * page_size]
+        locations = _keys_between(page_table, int(plan.slots[row]), begin, end, page_size)
         mask = None
         if plan.parents is not None and row in plan.parents:
             is_hidden = upload(~tree_mask(plan.parents[row], start - begin, window), page_table.device)
@@ -172,6 +175,53 @@ def _plan_extends(
         rows.append(ExtendRow(query, count, locations, mask, stride))
         query += count
     return rows
+
+
+def _keys_between(page_table: Tensor, slot: int, begin: int, end: int, page_size: int) -> Tensor:
+    """Cache locations of the positions [begin, end) of a slot, int64 [end - begin]."""
+    first = begin // page_size
+    slots, pages = upload(np.array([[slot], [first]], np.int64), page_table.device)
+    locations = _locations(page_table, slots, pages, -(-end // page_size) - first, page_size)[0]
+    return locations[begin - first * page_size : end - first * page_size]
+
+
+def _plan_spans(
+    plan: AttentionRows,
+    row: int,
+    query: int,
+    page_table: Tensor,
+    page_size: int,
+    window: int,
+    dtype: torch.dtype,
+) -> list[ExtendRow]:
+    """A row with spans, whose first query is the step's query `query`, as rows of a part each: chains, and
+    tiles of spans, whose queries see the span to its end."""
+    assert plan.spans is not None, "a row with spans"
+    start, slot, rows = int(plan.starts[row]), int(plan.slots[row]), []
+    for first, stop, end, is_span in span_parts(int(plan.counts[row]), plan.spans[row].tolist()):
+        begin = max(start + first - window + 1, 0) if window else 0
+        keys = _keys_between(page_table, slot, begin, start + end, page_size)
+        mask = None
+        if is_span:
+            mask = torch.zeros(stop - first, len(keys), dtype=dtype, device=page_table.device)
+            if window:
+                queries = torch.arange(start + first, start + stop, device=page_table.device).unsqueeze(1)
+                places = torch.arange(begin, start + end, device=page_table.device)
+                mask.masked_fill_(places <= queries - window, -torch.inf)
+        rows.append(ExtendRow(query + first, stop - first, keys, mask, 1, end - stop))
+    return rows
+
+
+def span_parts(count: int, spans: list[list[int]]) -> list[tuple[int, int, int, bool]]:
+    """The parts of a row of `count` queries: first query, that behind the last, the query behind the last one
+    that they see, and whether they are of a span. Those of spans have TILE queries at most."""
+    parts, at = list[tuple[int, int, int, bool]](), 0
+    for first, end in [*spans, [count, count]]:
+        if at < first:
+            parts.append((at, first, first, False))
+        parts += [(tile, min(tile + TILE, end), end, True) for tile in range(first, end, TILE)]
+        at = end
+    return parts
 
 
 def tree_mask(parents: np.ndarray, num_before: int, window: int) -> np.ndarray:
@@ -231,7 +281,7 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
         part = slice(row.first, row.first + row.count)
         keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
         mask = plan.masks[scores.window] if row.mask is None else row.mask
-        attend_extend(q[part], keys, values, mask, scores, out[part], row.stride)
+        attend_extend(q[part], keys, values, mask, scores, out[part], row.stride, row.ahead)
     return out
 
 
@@ -278,10 +328,17 @@ def _with_extend_biases(mask: Tensor, slopes: Tensor) -> Tensor:
 
 
 def attend_extend(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor, stride: int = 1
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scores: Scores,
+    out: Tensor,
+    stride: int = 1,
+    ahead: int = 0,
 ) -> None:
     """The last queries of a row, q [count, H, D], `stride` positions apart, over its keys and values [length,
-    K, D], written to out [count, H, D]."""
+    K, D], written to out [count, H, D]. `ahead`: see ExtendRow."""
     count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
     per_group = q.shape[1] // kv_heads
     keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
@@ -293,7 +350,7 @@ def attend_extend(
     for at in range(0, count, TILE):
         num = min(TILE, count - at)
         end = length - (count - at - num) * stride
-        begin = max(0, end - (num - 1) * stride - window) if window else 0
+        begin = max(0, end - ahead - (num - 1) * stride - window) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
         if slopes is not None:
             corner = _with_extend_biases(corner, slopes)

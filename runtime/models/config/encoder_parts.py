@@ -1,10 +1,26 @@
 """What the configurations of encoders share. Torch-free."""
 
+from msgspec import Struct
+
 from runtime.errors import ModelError
 
 KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
 NUMBER_BYTES = 4  # of a number in a row, at most
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
+
+
+class MomentMarks(Struct, frozen=True, kw_only=True):
+    """How a prompt names the times of a video, whose moments are apart from each other there."""
+
+    row_id: int  # the token that stands for a row of a moment
+    start_id: int  # the token before the tokens of a moment
+    end_id: int  # the token behind them
+    form: str  # text of a time in seconds, for str.format
+    # the time is that of the moment's middle and stands before it; else that of its first frame, in whole
+    # seconds, and stands behind it
+    time_first: bool
+    # the placeholder's own marks, `start_id` before it and `end_id` behind it, are replaced with it
+    replaces_own: bool
 
 
 def num_kept_rows(size: int) -> int:

@@ -12,8 +12,13 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
+from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
+from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
+from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
+from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
 
 
@@ -47,24 +52,6 @@ class HfLlava(Struct, frozen=True):
     vision_feature_select_strategy: str = "default"
 
 
-class ClipTower(Struct, frozen=True, kw_only=True):
-    """The layers of a CLIP vision tower that are computed."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    image_size: int  # height and width in pixels
-    patch_size: int
-    eps: float
-    activation: str  # one of ACTIVATIONS
-
-    @property
-    def num_patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // self.patch_size) ** 2
-
-
 class LlavaEncoder(Struct, frozen=True, kw_only=True):
     """LLaVA's encoder of images: patches of a CLIP tower, projected to the size of the text model."""
 
@@ -91,15 +78,20 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
     def num_weights(self) -> int:
         """Numbers in all weights."""
         tower, size = self.tower, self.tower.hidden_size
-        layer = (
-            4 * size * (size + 1) + 2 * size * tower.intermediate_size + tower.intermediate_size + 5 * size
-        )
         table = (tower.num_patches + 2 + 3 * tower.patch_size**2 + 2) * size
         projector = self.output_size * (size + self.output_size) + 2 * self.has_bias * self.output_size
-        return table + tower.num_layers * layer + projector
+        return table + tower.num_layers * tower.layer_weights + projector
 
 
-MediaConfig = LlavaEncoder | QwenVlEncoder | QwenAudioEncoder
+MediaConfig = (
+    LlavaEncoder
+    | OneVisionEncoder
+    | QwenVlEncoder
+    | Qwen3VlEncoder
+    | GlmVisionEncoder
+    | Gemma3Encoder
+    | QwenAudioEncoder
+)
 """The encoder of a model that takes images or sounds."""
 
 
@@ -117,6 +109,16 @@ def with_encoder(encoding: str, decoder: int, encoder: int) -> int:
 def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
     """Bytes of the rows that the ranks keep, of `item` bytes a number; None: there is no encoder."""
     return 0 if encoder is None else encoder.num_kept * encoder.output_size * item
+
+
+def sees_whole_images(encoder: MediaConfig | None) -> bool:
+    """Whether the tokens of an image attend to all of them, those behind them as well."""
+    return isinstance(encoder, Gemma3Encoder)
+
+
+def num_deepstack(encoder: MediaConfig | None) -> int:
+    """Layers of the text model behind which features of images are added to hidden states."""
+    return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder) else 0
 
 
 def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
@@ -172,10 +174,16 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
 # architecture of the wrapper -> (its config.json, hidden size of the text model) -> its encoder; None: text
 # alone is served
 READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
+    "Gemma3ForConditionalGeneration": read_gemma3,
+    "Glm4vForConditionalGeneration": read_glm4v,
+    "Glm4vMoeForConditionalGeneration": read_glm4v,
     "LlavaForConditionalGeneration": read_llava,
+    "LlavaOnevisionForConditionalGeneration": read_onevision,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
+    "Qwen3VLForConditionalGeneration": read_qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
 }
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import JsonDict
+from runtime.media_kind import MediaKind
 from runtime.models.config.config_files import decode
 from runtime.models.config.image_config import Normalization, read_image_fields
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
@@ -25,9 +26,6 @@ class PixelBounds(Struct, frozen=True):
     longest_edge: int = 28 * 28 * 1280
 
 
-VIDEO_BOUNDS = PixelBounds(128 * 28 * 28, 768 * 28 * 28)  # of a frame, where no file says otherwise
-
-
 class PatchImageConfig(Normalization, frozen=True, kw_only=True):
     """How images are prepared, with the defaults of Qwen2-VL: resized to whole patches, scaled,
     normalized."""
@@ -40,6 +38,7 @@ class PatchImageConfig(Normalization, frozen=True, kw_only=True):
     patch_size: int = 14
     temporal_patch_size: int = 2
     merge_size: int = 2
+    spans_frames: bool = False  # the bounds are of all frames together; an image is as many as a patch takes
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -56,15 +55,21 @@ class PatchImageConfig(Normalization, frozen=True, kw_only=True):
         are at most MAX_VIDEO_PIXELS, or as few as may be."""
         if not self.do_resize:
             return height, width
-        unit = self.patch_size * self.merge_size
+        unit, depth = self.patch_size * self.merge_size, self.temporal_patch_size
         least, most = self.bounds
-        most = max(min(most, MAX_VIDEO_PIXELS // num_frames), least)
+        frames = whole = 1  # that the bounds are of, and the same in whole patches
+        if self.spans_frames:
+            frames, whole = max(num_frames, depth), max(round(num_frames / depth), 1) * depth
+            if min(height, width) < unit:
+                stretch = unit / min(height, width)
+                height, width = int(height * stretch), int(width * stretch)
+        most = max(min(most, MAX_VIDEO_PIXELS * frames // max(num_frames, frames)), least)
         rows, columns = round(height / unit), round(width / unit)
-        if rows * columns * unit * unit > most:
-            shrink = math.sqrt(height * width / most)
+        if whole * rows * columns * unit * unit > most:
+            shrink = math.sqrt(frames * height * width / most)
             rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
-        elif rows * columns * unit * unit < least:
-            stretch = math.sqrt(least / (height * width))
+        elif whole * rows * columns * unit * unit < least:
+            stretch = math.sqrt(least / (frames * height * width))
             rows, columns = (math.ceil(side * stretch / unit) for side in (height, width))
         return rows * unit, columns * unit
 
@@ -78,18 +83,19 @@ def read_patch_images(folder: Path, encoder: QwenVlEncoder) -> PatchImageConfig:
     """How the images of the model in this folder are prepared for its encoder. Raises ModelError."""
     config, name = read_image_fields(folder, PatchImageConfig)
     _check(config, name, encoder)
-    return config
+    return structs.replace(config, spans_frames=MediaKind.IMAGE in encoder.spanning)
 
 
 def read_patch_videos(folder: Path, encoder: QwenVlEncoder, images: PatchImageConfig) -> PatchImageConfig:
     """How the videos of the model in this folder are prepared: as its images, with other bounds where no file
     speaks of videos. Raises ModelError."""
-    raw = video_fields(folder)
+    raw, bounds = video_fields(folder), PixelBounds(*encoder.video_bounds)
     if raw is None:
-        return structs.replace(images, size=VIDEO_BOUNDS, min_pixels=None, max_pixels=None)
-    config = decode(msgspec.json.encode({"size": VIDEO_BOUNDS} | raw[0]), PatchImageConfig, raw[1])
-    _check(config, raw[1], encoder)
-    return config
+        config = structs.replace(images, size=bounds, min_pixels=None, max_pixels=None)
+    else:
+        config = decode(msgspec.json.encode({"size": bounds} | raw[0]), PatchImageConfig, raw[1])
+        _check(config, raw[1], encoder)
+    return structs.replace(config, spans_frames=MediaKind.VIDEO in encoder.spanning)
 
 
 def video_fields(folder: Path) -> tuple[JsonDict, str] | None:

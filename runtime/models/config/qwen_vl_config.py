@@ -1,15 +1,14 @@
 """config.json of Qwen2-VL and Qwen2.5-VL: their encoder of images and videos. Torch-free."""
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.json_value import Fields
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import MomentMarks, check_activation, num_kept_rows
 
 
 class HfVision2(Struct, frozen=True):
@@ -77,6 +76,13 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     window_patches: int = 0  # rows and columns of a window; 0: all layers attend to whole images
     tokens_per_s: float = 0.0  # positions that a second of a video takes; 0: each moment takes one
     full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
+    eps: float = 1e-6  # of the tower's norms
+    has_qkv_bias: bool = True
+    has_bias: bool = True  # of the other linear layers of the tower, where it is gated
+    has_patch_bias: bool = False  # the projection of patches has a bias
+    spanning: frozenset[MediaKind] = frozenset()  # kinds whose bounds of pixels are of all frames together
+    video_bounds: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)  # of pixels, where no file has them
+    moments: MomentMarks | None = None  # None: nothing is between the moments of a video
     has_token_grids: ClassVar[bool] = True  # its tokens have positions of frame, row and column
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE, MediaKind.VIDEO})  # what it takes
 
@@ -106,11 +112,15 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
         return 3 * size * self.num_frames * self.patch_size**2 + self.num_layers * layer + merger
 
 
+E = TypeVar("E", bound=QwenVlEncoder)
+
+
 def read_qwen2_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
     """Qwen2-VL. Raises ModelError."""
     hf = decode(raw, HfQwen2Vl, "config.json")
     vision = hf.vision_config
-    return _checked(
+    check_output("hidden_size", vision.hidden_size, hidden_size)
+    return checked(
         QwenVlEncoder(
             placeholder_id=hf.image_token_id,
             video_placeholder_id=hf.video_token_id,
@@ -124,8 +134,7 @@ def read_qwen2_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
             activation=vision.hidden_act,
             output_size=hidden_size,
             is_gated=False,
-        ),
-        {"hidden_size": vision.hidden_size},
+        )
     )
 
 
@@ -140,7 +149,8 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
             f"{vision.spatial_merge_size} patches of {vision.patch_size} pixels; restore the file from the "
             "model's source"
         )
-    return _checked(
+    check_output("out_hidden_size", vision.out_hidden_size, hidden_size)
+    return checked(
         QwenVlEncoder(
             placeholder_id=hf.image_token_id,
             video_placeholder_id=hf.video_token_id,
@@ -157,19 +167,22 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
             window_patches=side * vision.spatial_merge_size,
             tokens_per_s=vision.tokens_per_second,
             full_layers=vision.fullatt_block_indexes,
-        ),
-        {"out_hidden_size": vision.out_hidden_size},
+        )
     )
 
 
-def _checked(encoder: QwenVlEncoder, output: Fields) -> QwenVlEncoder:
+def check_output(name: str, size: int, hidden_size: int) -> None:
+    """Raises ModelError for rows of another size than that of the text model."""
+    if size != hidden_size:
+        raise ModelError(
+            f"config.json: vision_config.{name} {size} is not the text model's hidden_size {hidden_size}; "
+            "restore the file from the model's source"
+        )
+
+
+def checked(encoder: E) -> E:
+    """The encoder. Raises ModelError for an activation or heads that are not supported."""
     check_activation("vision_config.hidden_act", encoder.activation)
-    for name, size in output.items():
-        if size != encoder.output_size:
-            raise ModelError(
-                f"config.json: vision_config.{name} {size} is not the text model's hidden_size "
-                f"{encoder.output_size}; restore the file from the model's source"
-            )
     if encoder.hidden_size % (4 * encoder.num_heads):
         raise ModelError(
             f"config.json: vision_config has {encoder.num_heads} heads for a size of {encoder.hidden_size}; "

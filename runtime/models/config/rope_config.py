@@ -43,6 +43,7 @@ class Rope(Struct, frozen=True, kw_only=True):
 
     # of M-RoPE: pairs of dimensions that rotate with the frame, the row and the column of a token in a grid
     mrope_section: tuple[A[int, Meta(ge=0)], ...] = ()
+    mrope_interleaved: bool = False  # these pairs take turns, and do not stand together
 
     @property
     def is_long(self) -> bool:

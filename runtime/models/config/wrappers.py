@@ -70,6 +70,8 @@ GEMMA4: Fields = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
 }
+INTERLEAVED: Fields = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+GLM_SECTIONS: Fields = {"mrope_section": [8, 12, 12]}
 
 
 class TextModel(Struct, frozen=True):
@@ -77,6 +79,7 @@ class TextModel(Struct, frozen=True):
 
     architecture: str
     defaults: Fields = {}
+    rope: Fields = {}  # parameters of rotary positions that config.json may leave out
 
 
 # model_type of text_config -> the text model
@@ -87,8 +90,8 @@ TEXT_MODELS = {
     "gemma3n_text": TextModel("Gemma3nForCausalLM", GEMMA3N),
     "gemma4_text": TextModel("Gemma4ForCausalLM", GEMMA4),
     "gemma4_unified_text": TextModel("Gemma4UnifiedForCausalLM", GEMMA4),
-    "glm4v_moe_text": TextModel("Glm4MoeForCausalLM", {"attention_bias": True}),
-    "glm4v_text": TextModel("Glm4ForCausalLM", {"partial_rotary_factor": 0.5}),
+    "glm4v_moe_text": TextModel("Glm4MoeForCausalLM", {"attention_bias": True}, GLM_SECTIONS),
+    "glm4v_text": TextModel("Glm4ForCausalLM", {"partial_rotary_factor": 0.5}, GLM_SECTIONS),
     "gpt_oss": TextModel("GptOssForCausalLM"),
     "llama": TextModel("LlamaForCausalLM", LLAMA),
     "llama4_text": TextModel("Llama4ForCausalLM"),
@@ -102,8 +105,8 @@ TEXT_MODELS = {
     "qwen3_5_moe_text": TextModel("Qwen3_5MoeForCausalLM"),
     "qwen3_5_text": TextModel("Qwen3_5ForCausalLM"),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM"),
-    "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM"),
-    "qwen3_vl_text": TextModel("Qwen3ForCausalLM"),
+    "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM", rope=INTERLEAVED),
+    "qwen3_vl_text": TextModel("Qwen3ForCausalLM", rope=INTERLEAVED),
     "step3p5": TextModel("Step3p5ForCausalLM"),
 }
 # architecture -> model_type of its text model, where config.json does not say
@@ -156,7 +159,7 @@ def text_part(architecture: str, fields: Fields) -> Fields:
     found |= {name: fields[name] for name in SHARED if found.get(name) is None and name in fields}
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := found.get(name), dict):
-            found[name] = _of_text(rope)
+            found[name] = model.rope | _of_text(rope)
     tied = [
         one["tie_word_embeddings"] for one in (fields, text) if one.get("tie_word_embeddings") is not None
     ]

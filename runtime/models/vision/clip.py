@@ -17,8 +17,16 @@ from runtime.layers.parallel.replicated import (
     replicated_weight,
 )
 from runtime.layers.weight import Layer, WeightOnly
-from runtime.models.config.media_config import ClipTower
+from runtime.models.config.clip_config import ClipTower
 from runtime.models.vision.activations import activate
+
+
+def cut_patches(pixels: Tensor, patch: int) -> Tensor:
+    """Images [B, 3, height, width] as whole patches, [B, patches, 3 * patch * patch]."""
+    count, rows, columns = len(pixels), pixels.shape[2] // patch, pixels.shape[3] // patch
+    used = pixels[:, :, : rows * patch, : columns * patch]
+    patches = used.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(count, rows * columns, -1)
 
 
 class ClipEmbeddings(Layer):
@@ -34,13 +42,9 @@ class ClipEmbeddings(Layer):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, height, width] -> [B, 1 + patches, size]."""
-        count, patch = len(pixels), self.patch_size
-        rows, columns = pixels.shape[2] // patch, pixels.shape[3] // patch
-        used = pixels[:, :, : rows * patch, : columns * patch]
-        patches = used.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
         weight = self.patch_embedding.weight.tensor
-        x = linear(patches.reshape(count, rows * columns, -1), weight.flatten(1))
-        first = self.class_embedding.tensor.expand(count, 1, -1)
+        x = linear(cut_patches(pixels, self.patch_size), weight.flatten(1))
+        first = self.class_embedding.tensor.expand(len(pixels), 1, -1)
         return torch.cat((first, x), dim=1) + self.position_embedding.weight.tensor
 
 

@@ -12,6 +12,7 @@ from runtime.layers.upload import upload
 from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues
 from runtime.models.config.media_config import LlavaEncoder
+from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.clip import ClipVisionTower
@@ -20,7 +21,9 @@ from runtime.models.vision.clip import ClipVisionTower
 class Projector(Layer):
     """From the tower's vectors to embeddings of the text model."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: LlavaEncoder) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, config: LlavaEncoder | OneVisionEncoder
+    ) -> None:
         self.activation = config.activation
         sizes = config.tower.hidden_size, config.output_size
         self.linear_1 = ReplicatedLinear(device, dtype, *sizes, bias=config.has_bias)

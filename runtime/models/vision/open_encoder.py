@@ -12,10 +12,18 @@ from runtime.layers.weight import Layer, Weight
 from runtime.messages.media import MediaValues
 from runtime.models.audio.qwen_audio import QwenAudio
 from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.models.config.gemma_vision_config import Gemma3Encoder
+from runtime.models.config.glm_vision_config import GlmVisionEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.onevision_config import OneVisionEncoder
+from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
+from runtime.models.vision.gemma_vision import Gemma3Vision
+from runtime.models.vision.glm_vision import GlmVision
 from runtime.models.vision.llava import Llava
+from runtime.models.vision.onevision import OneVision
+from runtime.models.vision.qwen3_vl import Qwen3Vl
 from runtime.models.vision.qwen_vl import QwenVl
 
 
@@ -25,7 +33,8 @@ class MediaEncoder(Protocol):
 
     renames: Renames  # from a checkpoint's names to those of the layers
     dtype: torch.dtype  # of rows
-    output_size: int  # numbers of a row
+    # numbers of a row: as many as the text model's hidden size, and what is added behind its first layers
+    output_size: int
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """See Layer.children."""
@@ -39,8 +48,16 @@ class MediaEncoder(Protocol):
 def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> MediaEncoder:
     """The encoder, without weights."""
     match config:
+        case Gemma3Encoder():
+            return Gemma3Vision(device, dtype, config)
+        case GlmVisionEncoder():
+            return GlmVision(device, dtype, config)
+        case OneVisionEncoder():
+            return OneVision(device, dtype, config)
         case LlavaEncoder():
             return Llava(device, dtype, config)
+        case Qwen3VlEncoder():
+            return Qwen3Vl(device, dtype, config)
         case QwenVlEncoder():
             return QwenVl(device, dtype, config)
         case QwenAudioEncoder():

@@ -16,39 +16,48 @@ from runtime.devices.base import Device
 from runtime.layers.norm import LayerNorm, RMSNorm
 from runtime.layers.parallel.replicated import ReplicatedGateUp, ReplicatedLinear, replicated_weight
 from runtime.layers.upload import upload, upload_int64
-from runtime.layers.weight import Layer, WeightOnly
+from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 
-EPS = 1e-6
 THETA = 10000.0
 
 
 def open_norm(device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> LayerNorm | RMSNorm:
     """A norm of the tower."""
     if config.is_gated:
-        return RMSNorm(device, dtype, config.hidden_size, EPS, may_have_bias=False)
-    return LayerNorm(device, dtype, config.hidden_size, EPS)
+        return RMSNorm(device, dtype, config.hidden_size, config.eps, may_have_bias=False)
+    return LayerNorm(device, dtype, config.hidden_size, config.eps)
+
+
+class PatchProjection(Layer):
+    """A convolution over patches whose kernels do not overlap: one product for each patch."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
+        size, patch = config.hidden_size, config.patch_size
+        self.weight = replicated_weight(device, dtype, size, 3, config.num_frames, patch, patch)
+        self.bias = replicated_weight(device, dtype, size) if config.has_patch_bias else None
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[N, 3, frames, height, width] -> [N, size]."""
+        bias = None if self.bias is None else self.bias.tensor
+        return linear(patches.flatten(1), self.weight.tensor.flatten(1), bias)
 
 
 class PatchEmbedding(Layer):
     """Patches as vectors. Those of an image are as many equal frames as a patch takes."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
-        patch = config.patch_size
         self.num_frames = config.num_frames
-        # a convolution whose kernels do not overlap: one product for each patch
-        self.proj = WeightOnly(
-            replicated_weight(device, dtype, config.hidden_size, 3, config.num_frames, patch, patch)
-        )
+        self.proj = PatchProjection(device, dtype, config)
 
     def forward(self, patches: Tensor) -> Tensor:
         """[N, 3, height, width], or [N, 3, frames, height, width] of videos -> [N, size]."""
         if patches.dim() == 4:
             patches = patches.unsqueeze(2).expand(-1, -1, self.num_frames, -1, -1)
-        return linear(patches.flatten(1), self.proj.weight.tensor.flatten(1))
+        return self.proj.forward(patches)
 
 
 class WindowAttention(Layer):
@@ -57,8 +66,8 @@ class WindowAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=True)
-        self.proj = ReplicatedLinear(device, dtype, size, size, bias=True)
+        self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=config.has_qkv_bias)
+        self.proj = ReplicatedLinear(device, dtype, size, size, bias=config.has_bias)
 
     def forward(self, x: Tensor, groups: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, L, size] of B images; cosines and sines float32 [L, head size / 2] -> [B, L, size]. `groups`:
@@ -98,8 +107,8 @@ class GatedMlp(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         self.activation = config.activation
         sizes = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes)
-        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=True)
+        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes, bias=config.has_bias)
+        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=config.has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, size] -> [B, L, size]."""
@@ -162,7 +171,9 @@ class QwenVl(Layer):
         x = self.patch_embed.forward(patches.view(-1, *media[0].shape[1:]).to(self.dtype))
         x = x.view(len(media) * count, rows * columns, -1)
         places = patch_places(rows, columns, config.merge_size)
-        cos, sin = self._angles(upload_int64(places.ravel(), self.torch_device).view(-1, 2))
+        cos, sin = patch_angles(
+            upload_int64(places.ravel(), self.torch_device).view(-1, 2), config.head_dim // 2
+        )
         whole = [torch.arange(len(places), device=self.torch_device).unsqueeze(0)]
         windows = [
             upload_int64(group.ravel(), self.torch_device).view(group.shape)
@@ -172,13 +183,13 @@ class QwenVl(Layer):
             x = block.forward(x, whole if config.is_full(index) else windows, cos, sin)
         return list(self.merger.forward(x).reshape(len(media), -1, config.output_size))
 
-    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and columns of patches, int64 [L, 2] -> cosines and sines, float32 [L, head size / 2] each: of
-        rows before those of columns."""
-        size = self.config.head_dim // 2
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=places.device) / size
-        angles = (places.float().unsqueeze(2) / THETA**exponents).flatten(1)
-        return angles.cos(), angles.sin()
+
+def patch_angles(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of patches, int64 [L, 2] -> cosines and sines, float32 [L, size] each: of rows before
+    those of columns. `size`: half of a head's."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=places.device) / size
+    angles = (places.float().unsqueeze(2) / THETA**exponents).flatten(1)
+    return angles.cos(), angles.sin()
 
 
 def patch_places(rows: int, columns: int, merge: int) -> np.ndarray:

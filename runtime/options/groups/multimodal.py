@@ -4,7 +4,7 @@ from typing import Annotated as A
 
 from msgspec import Meta
 
-from runtime.options.declare import Count, Group, Json, option, planned, superseded
+from runtime.options.declare import Count, Group, Json, option, superseded
 
 Timeout = A[float, Meta(gt=0)]
 
@@ -70,5 +70,9 @@ class Multimodal(Group, frozen=True, kw_only=True):
         ),
     ] = False
     enable_precise_embedding_interpolation: A[
-        bool, planned("Interpolate position embeddings of images corner to corner.")
+        bool,
+        superseded(
+            "Interpolate position embeddings of images corner to corner.",
+            "They always are where a model was trained so (Qwen3-VL), as in transformers.",
+        ),
     ] = False

@@ -1,6 +1,7 @@
 """Rules on pipelines: what goes with several stages of layers."""
 
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.media_config import num_deepstack
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule
@@ -47,4 +48,16 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     return None
 
 
-PLAN_RULES: tuple[PlanRule, ...] = (stages_have_layers, stages_compute_all)
+def first_stage_adds_features(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The first stage, which has the encoder, has the layers behind which its features are added."""
+    stages, layers = plan.parallel.pipeline_parallel_size, len(model.windows)
+    needed = num_deepstack(model.media)
+    if stages == 1 or not plan.model.enable_multimodal or -(-layers // stages) >= min(needed, layers):
+        return None
+    return (
+        f"--pipeline-parallel-size {stages}: the first stage must have the model's first {needed} layers, to "
+        "which features of images are added (DeepStack); take fewer stages, or --enable-multimodal false"
+    )
+
+
+PLAN_RULES: tuple[PlanRule, ...] = (stages_have_layers, stages_compute_all, first_stage_adds_features)

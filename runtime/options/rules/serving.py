@@ -3,6 +3,7 @@
 from re import fullmatch
 
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
@@ -91,6 +92,25 @@ def images_need_an_encoder(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def whole_images_go_through(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Where the tokens of an image attend to all of them, a step has room for an image, and attention knows
+    it."""
+    encoder = model.media
+    if not plan.model.enable_multimodal or not isinstance(encoder, Gemma3Encoder):
+        return None
+    why = ", in which all tokens see each other; or set --enable-multimodal false"
+    if plan.schedule.max_step_tokens < encoder.num_rows:
+        return (
+            f"--chunked-prefill-size {plan.schedule.max_step_tokens} must be at least the {encoder.num_rows} "
+            f"tokens of an image{why}"
+        )
+    if plan.kernels.prefill_attention_backend != "torch_native":
+        return f"--attention-backend must be torch_native for images of this model{why}"
+    if plan.parallel.attention_context_parallel_size > 1:
+        return f"--attention-context-parallel-size must be 1 for images of this model{why}"
+    return None
+
+
 def labels_have_names(options: Values) -> str | None:
     """Labels of --extra-metric-labels are valid Prometheus names, do not clash with ours, and have string
     values."""
@@ -174,4 +194,8 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     bounds_have_a_form,
 )
 
-PLAN_RULES: tuple[PlanRule, ...] = (tenant_weights_are_positive, images_need_an_encoder)
+PLAN_RULES: tuple[PlanRule, ...] = (
+    tenant_weights_are_positive,
+    images_need_an_encoder,
+    whole_images_go_through,
+)
