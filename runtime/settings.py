@@ -26,6 +26,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
@@ -217,7 +218,7 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    media = open_processor(Path(plan.model.model_path), model.media)
+    media = open_processor(Path(plan.model.model_path), model.media, vocabulary)
     return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
@@ -302,7 +303,11 @@ def scheduler_config(
         max_encoded_rows=None if model.media is None else model.media.num_kept,
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
-            shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),
+            shares=not (
+                plan.memory.disable_radix_cache
+                or model.needs_whole_texts
+                or isinstance(model.media, WhisperEncoder)
+            ),
             eviction=plan.memory.radix_eviction_policy,
             window=WindowConfig(
                 num_pages=num_window_pages,

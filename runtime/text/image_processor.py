@@ -21,6 +21,7 @@ class ClipImageProcessor:
     rows."""
 
     sounds = None
+    is_attended = False
 
     def __init__(self, encoder: LlavaEncoder, config: ImageConfig) -> None:
         self.placeholder_ids = {MediaKind.IMAGE: encoder.placeholder_id}

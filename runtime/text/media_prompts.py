@@ -9,7 +9,7 @@ from msgspec import Struct
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource
+from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits
 from runtime.messages.requests import GenerateRequest
 
 
@@ -34,13 +34,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     frame_step: float = 1.0  # as in MediaInput.frame_step
 
 
-class SoundLimits(Struct, frozen=True, kw_only=True):
-    """Sounds that a model takes."""
-
-    rate: int  # samples a second
-    max_s: float  # seconds of the longest
-
-
 class MediaProcessor(Protocol):
     """Prepares files for the encoder of one family."""
 
@@ -52,6 +45,12 @@ class MediaProcessor(Protocol):
     @property
     def sounds(self) -> SoundLimits | None:
         """Sounds that the model takes; None: it takes none."""
+        ...
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the model attends to a file apart from its prompt, which then has no placeholder: each
+        request has one file."""
         ...
 
     def prepare(self, media: Media) -> Prepared:
@@ -67,13 +66,32 @@ class MediaPrompts:
         self.loader = loader
         self._processor = processor
 
+    @property
+    def is_attended(self) -> bool:
+        """See MediaProcessor."""
+        return self._processor.is_attended
+
     def expand(
         self, prompt_ids: list[int], media: Sequence[Media]
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
         prepared = [self._processor.prepare(one) for one in media]
+        if self.is_attended:
+            return prompt_ids, (attended(prompt_ids, prepared),)
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
+
+
+def attended(prompt_ids: list[int], prepared: Sequence[Prepared]) -> MediaInput:
+    """The file that a prompt's tokens attend to, from the first one on. Raises InvalidRequest."""
+    if len(prepared) != 1 or not prompt_ids:
+        raise InvalidRequest(
+            "the model transcribes one sound a request; send it to /v1/audio/transcriptions", param="file"
+        )
+    (one,) = prepared
+    return MediaInput(
+        kind=one.kind, digest=one.digest, start=0, positions=one.positions, values=one.values, grid=one.grid
+    )
 
 
 def check_kind(media: Media, kinds: frozenset[MediaKind]) -> None:

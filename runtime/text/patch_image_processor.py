@@ -19,6 +19,7 @@ class PatchImageProcessor:
     """Prepares images and videos for QwenVlEncoder; see MediaProcessor. Their tokens stand in a grid."""
 
     sounds = None
+    is_attended = False
 
     def __init__(self, encoder: QwenVlEncoder, images: PatchImageConfig, videos: PatchImageConfig) -> None:
         self.placeholder_ids = {

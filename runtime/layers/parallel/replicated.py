@@ -43,16 +43,18 @@ class ReplicatedQkv(Layer):
 
 
 class ReplicatedGateUp(Layer):
-    """The gate of a feed-forward and what it is multiplied with in one product, with biases: x [..., size] ->
+    """The gate of a feed-forward and what it is multiplied with in one product: x [..., size] ->
     [..., 2 * inner]."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, size: int, inner: int) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, size: int, inner: int, *, bias: bool = True
+    ) -> None:
         self.weight = _joined_weight(device, dtype, "gate up", inner, size)
-        self.bias = _joined_weight(device, dtype, "gate up", inner)
+        self.bias = _joined_weight(device, dtype, "gate up", inner) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., 2 * inner]: the gate first."""
-        return linear(x, self.weight.tensor, self.bias.tensor)
+        return linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
 
 
 def _joined_weight(

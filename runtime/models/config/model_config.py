@@ -257,7 +257,7 @@ def _read(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_refused(architecture)
-    wrapper, whole = architecture if architecture in WRAPPERS else "", raw
+    wrapper, whole = architecture if architecture in WRAPPERS else "", (architecture, raw)
     if wrapper:
         architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
     fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
@@ -300,7 +300,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
-        media=read_media(wrapper, whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
+        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:

@@ -30,6 +30,8 @@ from runtime.models.config.renames import (
 )
 from runtime.models.config.step_config import step, step_keys
 from runtime.models.config.tasks import GENERATES, REWARDS, family_of
+from runtime.models.config.whisper_config import FAMILY as WHISPER_FAMILY
+from runtime.models.config.whisper_config import WHISPER
 from runtime.models.config.wrappers import WRAPPERS
 
 if TYPE_CHECKING:
@@ -280,12 +282,13 @@ FAMILIES = {
     **GEMMA,
     **GPT,
     **HYBRIDS,
+    WHISPER: WHISPER_FAMILY,
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
 
 # architectures that generate and have another name than family + ForCausalLM
-GENERATING = {"GPT2": "GPT2LMHeadModel"}
+GENERATING = {"GPT2": "GPT2LMHeadModel", WHISPER: WHISPER}
 # architecture -> module:class
 MODELS = {
     **{GENERATING.get(name, name + GENERATES): family.model_class for name, family in FAMILIES.items()},

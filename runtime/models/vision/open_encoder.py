@@ -11,11 +11,17 @@ from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Weight
 from runtime.messages.media import MediaValues
 from runtime.models.audio.qwen_audio import QwenAudio
+from runtime.models.audio.whisper_encoder import WholeSoundEncoder
 from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
+from runtime.models.config.whisper_config import WhisperEncoder
+from runtime.models.vision.internvl import InternVl
 from runtime.models.vision.llava import Llava
+from runtime.models.vision.pixtral import Pixtral
 from runtime.models.vision.qwen_vl import QwenVl
 
 
@@ -39,9 +45,15 @@ class MediaEncoder(Protocol):
 def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> MediaEncoder:
     """The encoder, without weights."""
     match config:
+        case InternVlEncoder():
+            return InternVl(device, dtype, config)
+        case PixtralEncoder():
+            return Pixtral(device, dtype, config)
         case LlavaEncoder():
             return Llava(device, dtype, config)
         case QwenVlEncoder():
             return QwenVl(device, dtype, config)
         case QwenAudioEncoder():
             return QwenAudio(device, dtype, config)
+        case WhisperEncoder():
+            return WholeSoundEncoder(device, dtype, config)
