@@ -213,7 +213,8 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     if plan.model.skip_tokenizer_init:
         vocabulary: Vocabulary = IdsOnly(model.vocab_size)
     else:
-        vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size)
+        padded = 0 if model.dual is None else model.dual.padded
+        vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size, padded)
     templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name)
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None

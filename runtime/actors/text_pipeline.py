@@ -64,7 +64,9 @@ class TextPipeline:
             else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
         )
         self.media = (
-            None if text.media is None or self._loader is None else MediaPrompts(text.media, self._loader)
+            None
+            if text.media is None or self._loader is None
+            else MediaPrompts(text.media, self._loader, pools=model.dual is not None)
         )
         self._tokenizer = TokenizerActor(
             text.vocabulary,

@@ -56,9 +56,8 @@ class StepInputs:
         those that the plan leaves to the ranks."""
         torch_device = self.device.torch_device
         is_decode = plan.num_decodes == len(plan.slots)
-        host = self.slots.host
-        if is_decode and host is not None and self.kv:
-            return self._decode_batch(plan, starts, page_loads, host)
+        if is_decode and self.slots.host is not None and self.kv:
+            return self._decode_batch(plan, starts, page_loads, self.slots.host)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
@@ -76,8 +75,8 @@ class StepInputs:
                 states=self.states.rows(plan),
             )
         if not self.kv:  # an encoder
-            second_at = self.slots.second_at[plan.slots]
-            types = (second_at > 0).repeat(counts) & (host_positions >= second_at.repeat(counts))
+            second_at = self.slots.second_at[plan.slots].repeat(counts)
+            types = (second_at > 0) & (host_positions >= second_at)
             return ForwardBatch(
                 token_ids,
                 positions,
@@ -86,6 +85,7 @@ class StepInputs:
                 plan_bidirectional(counts, torch_device),
                 upload_int64(types, torch_device),
                 page_loads,
+                self.embeds(plan),
             )
         locations = self._locations(np.repeat(plan.slots, counts), host_positions, positions)
         trees = tree_parents(plan) or None

@@ -62,8 +62,9 @@ class MediaProcessor(Protocol):
 class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
-    def __init__(self, processor: MediaProcessor, loader: MediaLoader) -> None:
-        self.loader = loader
+    def __init__(self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False) -> None:
+        """`pools`: the model makes vectors, each of a text or of a file."""
+        self.loader, self.pools = loader, pools
         self._processor = processor
 
     @property
@@ -79,6 +80,8 @@ class MediaPrompts:
         prepared = [self._processor.prepare(one) for one in media]
         if self.is_attended:
             return prompt_ids, (attended(prompt_ids, prepared),)
+        if self.pools:  # the file is all that there is
+            prompt_ids = [self._processor.placeholder_ids[one.kind] for one in prepared]
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
 
 
@@ -114,9 +117,10 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
         raise InvalidRequest(
             f"{param}: this server takes text alone; leave images, videos and sounds out", param=param
         )
-    if request.before is not None or request.pools:
+    if request.before is not None or (request.pools and not prompts.pools):
         raise InvalidRequest(
-            f"{param}: images, videos and sounds are not possible in sessions and embeddings; leave them out",
+            f"{param}: images, videos and sounds are not possible in sessions, and in embeddings of models "
+            "that embed texts alone; leave them out",
             param=param,
         )
     try:

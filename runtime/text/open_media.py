@@ -5,6 +5,7 @@ from pathlib import Path
 from runtime.errors import ModelError
 from runtime.messages.media import TranscriptionFacts
 from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.models.config.dual_config import DualImages, read_dual_images
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
@@ -46,6 +47,8 @@ def open_processor(
     match encoder:
         case LlavaEncoder():
             return ClipImageProcessor(encoder, read_image_config(folder))
+        case DualImages():
+            return ClipImageProcessor(encoder, read_dual_images(folder, encoder))
         case InternVlEncoder():
             marks = [
                 marker_id(vocabulary, vocabulary.files.special_tokens.get(name, default))

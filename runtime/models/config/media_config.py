@@ -12,7 +12,9 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
+from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
 from runtime.models.config.internvl_config import InternVlEncoder, read_internvl
 from runtime.models.config.pixtral_config import PixtralEncoder, read_mistral3, read_pixtral_llava
@@ -61,24 +63,6 @@ class HfAnyLlava(Struct, frozen=True):
     vision_config: HfTower = HfTower()
 
 
-class ClipTower(Struct, frozen=True, kw_only=True):
-    """The layers of a CLIP vision tower that are computed."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    image_size: int  # height and width in pixels
-    patch_size: int
-    eps: float
-    activation: str  # one of ACTIVATIONS
-
-    @property
-    def num_patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // self.patch_size) ** 2
-
-
 class LlavaEncoder(Struct, frozen=True, kw_only=True):
     """LLaVA's encoder of images: patches of a CLIP tower, projected to the size of the text model."""
 
@@ -114,7 +98,13 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
 
 
 MediaConfig = (
-    InternVlEncoder | LlavaEncoder | PixtralEncoder | QwenVlEncoder | QwenAudioEncoder | WhisperEncoder
+    DualImages
+    | InternVlEncoder
+    | LlavaEncoder
+    | PixtralEncoder
+    | QwenAudioEncoder
+    | QwenVlEncoder
+    | WhisperEncoder
 )
 """The encoder of a model that takes images or sounds."""
 

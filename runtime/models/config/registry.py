@@ -13,6 +13,7 @@ from runtime.models.config import families
 from runtime.models.config import moe_families as experts
 from runtime.models.config.alibi_families import ALIBI
 from runtime.models.config.dense_families import DENSE
+from runtime.models.config.dual_config import DUALS
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gemma_families import GEMMA
@@ -300,6 +301,7 @@ MODELS = {
     },
     **{"Qwen2" + end: LLAMA for end in REWARDS},
     "InternLM2ForRewardModel": LLAMA,
+    **dict.fromkeys(DUALS, "runtime.models.dual_encoder:DualEncoder"),
     **{
         name + end: MODERN_BERT if name == "ModernBert" else BERT
         for name in ENCODERS

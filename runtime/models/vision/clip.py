@@ -6,7 +6,7 @@ Every rank has all of its weights and encodes every image.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from runtime.devices.base import Device
 from runtime.layers.norm import LayerNorm
@@ -16,25 +16,31 @@ from runtime.layers.parallel.replicated import (
     ReplicatedQkv,
     replicated_weight,
 )
-from runtime.layers.weight import Layer
+from runtime.layers.weight import Layer, WeightOnly
 from runtime.models.config.media_config import ClipTower
-from runtime.models.vision.mlp import PlainMlp
-from runtime.models.vision.patches import PatchProjection
+from runtime.models.vision.activations import activate
 
 
 class ClipEmbeddings(Layer):
     """Patches as vectors behind the class embedding, with their positions."""
 
     def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
-        size = tower.hidden_size
+        size, patch = tower.hidden_size, tower.patch_size
+        self.patch_size = patch
         self.class_embedding = replicated_weight(device, dtype, size)
-        self.patch_embedding = PatchProjection(device, dtype, size, tower.patch_size, bias=False)
+        # a convolution whose kernels do not overlap: one product for each patch
+        self.patch_embedding = WeightOnly(replicated_weight(device, dtype, size, 3, patch, patch))
         self.position_embedding = ReplicatedEmbedding(device, dtype, tower.num_patches + 1, size)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, height, width] -> [B, 1 + patches, size]."""
-        x = self.patch_embedding.forward(pixels)
-        first = self.class_embedding.tensor.expand(len(x), 1, -1)
+        count, patch = len(pixels), self.patch_size
+        rows, columns = pixels.shape[2] // patch, pixels.shape[3] // patch
+        used = pixels[:, :, : rows * patch, : columns * patch]
+        patches = used.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
+        weight = self.patch_embedding.weight.tensor
+        x = linear(patches.reshape(count, rows * columns, -1), weight.flatten(1))
+        first = self.class_embedding.tensor.expand(count, 1, -1)
         return torch.cat((first, x), dim=1) + self.position_embedding.weight.tensor
 
 
@@ -56,6 +62,19 @@ class ClipAttention(Layer):
         return self.out_proj.forward(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class ClipFeedForward(Layer):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.activation = tower.activation
+        self.fc1 = ReplicatedLinear(device, dtype, tower.hidden_size, tower.intermediate_size, bias=True)
+        self.fc2 = ReplicatedLinear(device, dtype, tower.intermediate_size, tower.hidden_size, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, size] -> [B, L, size]."""
+        return self.fc2.forward(activate(self.activation, self.fc1.forward(x)))
+
+
 class ClipLayer(Layer):
     """One block."""
 
@@ -63,9 +82,7 @@ class ClipLayer(Layer):
         self.layer_norm1 = LayerNorm(device, dtype, tower.hidden_size, tower.eps)
         self.self_attn = ClipAttention(device, dtype, tower)
         self.layer_norm2 = LayerNorm(device, dtype, tower.hidden_size, tower.eps)
-        self.mlp = PlainMlp(
-            device, dtype, tower.hidden_size, tower.intermediate_size, tower.activation
-        )
+        self.mlp = ClipFeedForward(device, dtype, tower)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, size] -> [B, L, size]."""

@@ -13,12 +13,14 @@ from runtime.messages.media import MediaValues
 from runtime.models.audio.qwen_audio import QwenAudio
 from runtime.models.audio.whisper_encoder import WholeSoundEncoder
 from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.config.whisper_config import WhisperEncoder
+from runtime.models.vision.dual_images import DualImageEncoder
 from runtime.models.vision.internvl import InternVl
 from runtime.models.vision.llava import Llava
 from runtime.models.vision.pixtral import Pixtral
@@ -45,6 +47,8 @@ class MediaEncoder(Protocol):
 def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> MediaEncoder:
     """The encoder, without weights."""
     match config:
+        case DualImages():
+            return DualImageEncoder(device, dtype, config)
         case InternVlEncoder():
             return InternVl(device, dtype, config)
         case PixtralEncoder():

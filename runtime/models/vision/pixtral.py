@@ -22,7 +22,7 @@ from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.patches import PatchProjection
-from runtime.models.vision.rotary import rotated
+from runtime.models.vision.qwen_vl import rotated
 
 EPS = 1e-5
 

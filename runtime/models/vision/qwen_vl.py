@@ -21,7 +21,6 @@ from runtime.messages.media import MediaValues
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
-from runtime.models.vision.rotary import rotated
 
 EPS = 1e-6
 THETA = 10000.0
@@ -71,6 +70,13 @@ class WindowAttention(Layer):
             parts = (one[:, group].transpose(2, 3) for one in (q, k, v))
             found[:, group] = scaled_dot_product_attention(*parts).transpose(2, 3)
         return self.proj.forward(found.flatten(2))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, L, heads, D] with dimensions i and i + D / 2 rotated, in float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class PlainMlp(Layer):
