@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.actors.events import require_zmq
 from runtime.admin import warmup
@@ -35,6 +35,7 @@ from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
+from runtime.text.open_media import open_transcription
 from runtime.transfer.engines import check_backend
 from runtime.transfer.key import read_key
 from runtime.transfer.open_encoders import check_encoders
@@ -68,7 +69,11 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     if begin is not None:
         begin(model)
     text = open_text(plan, model)
-    return Prepared(model, text, model_card(plan, model, text.formats), warmups)
+    card = structs.replace(
+        model_card(plan, model, text.formats),
+        transcription=open_transcription(Path(plan.model.model_path), text.media),
+    )
+    return Prepared(model, text, card, warmups)
 
 
 def prepare_ranks(plan: Plan) -> ModelConfig:

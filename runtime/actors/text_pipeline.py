@@ -16,11 +16,12 @@ from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
 from runtime.media.loader import MediaLoader
 from runtime.media_settings import media_settings
 from runtime.messages.constraint import Grammar
-from runtime.messages.media import MediaSource
+from runtime.messages.media import Media, MediaSource
 from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
@@ -65,7 +66,9 @@ class TextPipeline:
             else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
         )
         self.media = (
-            None if text.media is None or self._loader is None else MediaPrompts(text.media, self._loader)
+            None
+            if text.media is None or self._loader is None
+            else MediaPrompts(text.media, self._loader, pools=model.dual is not None)
         )
         self._tokenizer = TokenizerActor(
             text.vocabulary,
@@ -125,6 +128,12 @@ class TextPipeline:
         loaded = await self.media.loader.load(media)
         ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, loaded)
         return ids
+
+    async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
+        """Files as the model takes them. Raises RequestError."""
+        if self.media is None:
+            raise InvalidRequest("this server takes text alone; leave files out", param=sources[0].param)
+        return await self.media.loader.load(sources)
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         """The text of tokens."""

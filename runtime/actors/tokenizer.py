@@ -241,7 +241,7 @@ class TokenizerActor:
             ids = self._encode(prompt) if before is None else self._continue(prompt, before)
             prompt_ids = cut(ids, self._limits)
         inputs: tuple[MediaInput, ...] = ()
-        if self._media is not None and media:
+        if self._media is not None and (media or self._media.is_attended):
             prompt_ids, inputs = self._media.expand(prompt_ids, media)
         check(request.params, prompt_ids, self._limits)
         params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest

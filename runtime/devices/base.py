@@ -24,6 +24,7 @@ from runtime.devices.all_to_all import AllToAllModes
 from runtime.devices.attention_ranks import AttentionRanks
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.cross_batch import CrossBatch
 from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.experts import Experts
 from runtime.devices.facts import DeviceFacts
@@ -89,6 +90,7 @@ class ForwardBatch:
     part: "TokenPart | None" = None
     # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
+    cross: CrossBatch | None = None  # None: the model attends to no sounds
 
 
 class Ops(Protocol):
@@ -242,9 +244,7 @@ class Memory(Protocol):
         """Bytes of host memory that this rank's pages may take beside an unwritten cache of `cache_bytes`."""
         ...
 
-    def open_page_copier(
-        self, kv: "list[tuple[Tensor, ...]]", host: HostPages, page_size: int
-    ) -> PageCopier:
+    def open_page_copier(self, kv: "list[tuple[Tensor, ...]]", host: HostPages, page_size: int) -> PageCopier:
         """Copies between layers' caches and the parts of host pages, in the same order. Raises StartError."""
         ...
 

@@ -112,9 +112,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
             batch.page_loads.wait(self.attention.index)
         q, q_rope, index_queries, index_weights = queries
         caches = batch.kv[self.attention.index]
-        return self.sparse.attend(
-            q, q_rope, index_queries, index_weights, caches, batch.attention
-        ).flatten(1)
+        return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, batch.attention).flatten(1)
 
 
 class SparseDeepSeek(DeepSeek):

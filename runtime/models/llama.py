@@ -144,6 +144,11 @@ class LlamaDecoderLayer(Layer):
             x = x * self.residual_scale
         if self.is_parallel:
             return x, residual
+        return self.feed_forward(x, residual, batch)
+
+    def feed_forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """From what the layer has added up so far, x and residual, to the pair that the next block begins
+        with."""
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self._feed_forward(x, batch), residual
 

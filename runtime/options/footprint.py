@@ -15,7 +15,13 @@ from msgspec import Struct, structs
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
-from runtime.models.config.media_config import encoder_bytes, kept_bytes, with_encoder
+from runtime.models.config.media_config import (
+    MediaConfig,
+    encoder_bytes,
+    kept_bytes,
+    slot_bytes,
+    with_encoder,
+)
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.shares import most_channels, most_heads
@@ -191,7 +197,7 @@ def _of_stage(
     pools, bound = _pages(
         plan,
         model,
-        budget - weights - adapters - drafts - kept_bytes(media, item),
+        budget - weights - adapters - drafts - _encodings(plan, media, item, sizes.of_heads),
         (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
         state_bytes,
     )
@@ -202,7 +208,7 @@ def _of_stage(
         pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.memory.page_size,
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
-        encodings_bytes=kept_bytes(media, item),
+        encodings_bytes=_encodings(plan, media, item, sizes.of_heads),
         host_bytes=host,
         activations_bytes=drafts
         + draft.slots_bytes
@@ -225,6 +231,13 @@ def _of_stage(
         budget_bytes=budget,
         bound=bound,
     )
+
+
+def _encodings(plan: Plan, media: MediaConfig | None, item: int, num_ranks: int) -> int:
+    """Bytes of what a rank keeps of encoded media, for all requests and for its slots. `num_ranks`: that
+    share the heads."""
+    slots = plan.schedule.max_running_requests + 1
+    return kept_bytes(media, item) + slots * slot_bytes(media, item, num_ranks)
 
 
 def with_copies(model: ModelConfig, num_copies: int) -> ModelConfig:

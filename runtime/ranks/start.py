@@ -17,21 +17,17 @@ from runtime.devices.host_memory import HostPages, open_host
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
-from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.lora import LoraAdapters
-from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.logits_ops import logits_ops_of
-from runtime.layers.sampling.processors import Processors
-from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
-from runtime.models.config.media_config import kept_bytes
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
 from runtime.models.vision.encoder_alone import maker
+from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
@@ -41,6 +37,7 @@ from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.kernel_steps import compile_kernels
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.open_slots import open_slots
 from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -89,13 +86,14 @@ def start_torch_rank(
     progress("profile", 0, 0)
     config = of_stage(config, device.stage)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
+    cross = open_cross(device, model, config, start.page_size, start.max_slots, dtype)
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
-    budget -= kept_bytes(config.media if device.stage.is_first else None, dtype.itemsize)
-    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, progress))
+    budget -= media_bytes(config.media if device.stage.is_first else None, cross, dtype.itemsize)
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, cross, progress))
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
-    slots = open_slots(rank, device, start, config, len(sizes))
+    slots = open_slots(rank, device, start, config, len(sizes), cross)
     host = open_host_tier(rank, start, device, kv + draft_kv, sizes, states)
     copies = None if host is None else device.memory.open_page_copier(kv + draft_kv, host, start.page_size)
     if experts is not None:
@@ -123,8 +121,7 @@ def start_torch_rank(
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    has_states = config.num_recurrent_layers > 0 or (start.pp_size > 1 and config.recurrent is not None)
-    ready = with_sizes(ready, host, states, has_states=has_states)
+    ready = with_sizes(ready, host, states, has_states=keeps_states(start, config))
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 
@@ -142,6 +139,11 @@ def report(
         phases_s=dict(zip(("device", "weights", "pages"), times_s, strict=True)),
         used_bytes=runner.device.memory.used_bytes(),
     )
+
+
+def keeps_states(start: StartRank, config: ModelConfig) -> bool:
+    """Whether a rank of the model may have states. `config`: of this rank's stage."""
+    return config.num_recurrent_layers > 0 or (start.pp_size > 1 and config.recurrent is not None)
 
 
 def with_sizes(
@@ -236,24 +238,6 @@ def open_states(
     )
 
 
-def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
-    """State of the slots. One rank alone samples, so it alone has grammars and logits processors."""
-    samples = rank in start.samplers
-    return Slots(
-        start.max_slots,
-        -(-start.max_len // start.page_size),
-        config.vocab_size,
-        device.torch_device,
-        num_pools,
-        GrammarMasks(start.grammar if samples else None, config.vocab_size, samples=samples),
-        Processors(start.processors if samples else []),
-        fused_ops_of(device).penalise,
-        EXACT
-        if start.speculation is None
-        else Thresholds(start.speculation.accept_single, start.speculation.accept_acc),
-    )
-
-
 def memory_for_pages(
     device: Device,
     model: Model,
@@ -261,6 +245,7 @@ def memory_for_pages(
     config: ModelConfig,
     dtypes: Dtypes,
     draft: LoadedDraft | None,
+    cross: CrossCache | None,
     progress: Progress,
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
@@ -275,7 +260,11 @@ def memory_for_pages(
         caches = {form: allocate_kv(device, layer, num_tokens, dtypes.kv) for form, layer in forms.items()}
         kv = [caches[layer.num_kv_heads, layer.cache_dims] for layer in model.attentions]
         slots = Slots(
-            start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
+            start.max_slots,
+            -(-start.max_len // start.page_size),
+            config.vocab_size,
+            device.torch_device,
+            cross=cross,
         )
         windows = tuple(sorted(set(config.windows)))
         states = open_states(device, start, config, dtypes, 1)  # all rows use the padding slot

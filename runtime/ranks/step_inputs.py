@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch, PageLoads
+from runtime.devices.cross_batch import CrossBatch
 from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
@@ -83,8 +84,8 @@ class StepInputs:
                 states=self.states.rows(plan),
             )
         if not self.kv:  # an encoder
-            second_at = self.slots.second_at[plan.slots]
-            types = (second_at > 0).repeat(counts) & (host_positions >= second_at.repeat(counts))
+            second_at = self.slots.second_at[plan.slots].repeat(counts)
+            types = (second_at > 0) & (host_positions >= second_at)
             return ForwardBatch(
                 token_ids,
                 positions,
@@ -93,10 +94,10 @@ class StepInputs:
                 plan_bidirectional(counts, torch_device),
                 upload_int64(types, torch_device),
                 page_loads,
+                self.embeds(plan),
             )
-        token_slots = plan.slots if is_decode else np.repeat(plan.slots, counts)
-        locations = self._locations(token_slots, host_positions, positions)
-        trees = tree_parents(plan)
+        locations = self._locations(np.repeat(plan.slots, counts), host_positions, positions)
+        trees = tree_parents(plan) or None
         if trees:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
             host_positions = _tree_positions(host_positions, begins, trees)
@@ -116,6 +117,7 @@ class StepInputs:
             is_decode=is_decode,
             states=None if self.states is None else self.states.rows(plan),
             part=part,
+            cross=self.cross(plan),
         )
         return self._with_attention(batch, rows, groups)
 
@@ -155,8 +157,16 @@ class StepInputs:
             embeds=self.embeds(plan),
             is_decode=True,
             states=None if self.states is None else self.states.rows(plan),
+            cross=self.cross(plan),
         )
         return self._with_attention(batch, rows, groups)
+
+    def cross(self, plan: StepPlan) -> CrossBatch | None:
+        """What layers that attend to sounds need; None: the model has none."""
+        if self.slots.cross is None:
+            return None
+        new = None if plan.media is None or self.media is None else self.media.rows(plan.media)
+        return self.slots.cross.batch(plan, new)
 
     def _with_attention(
         self, batch: ForwardBatch, rows: AttentionRows, groups: GroupRows | None
@@ -210,7 +220,7 @@ class StepInputs:
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         """Places of tokens whose embeddings the plan gives or that take rows of encodings, int64 [E], and
         these, [E, hidden]."""
-        if plan.media is not None and self.media is not None:
+        if plan.media is not None and self.media is not None and self.slots.cross is None:
             return self.media.rows(plan.media)
         if plan.embed_places is None or plan.embeds is None:
             return None

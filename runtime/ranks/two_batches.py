@@ -45,9 +45,10 @@ def can_cut_plan(plan: StepPlan) -> bool:
 
 
 def can_cut(batch: ForwardBatch, rows: AttentionRows) -> bool:
-    """Whether a step can be cut: none with trees of drafts, with embeddings that are given, or with pages
-    that come from host memory layer by layer."""
-    return rows.parents is None and batch.embeds is None and batch.page_loads is None
+    """Whether a step can be cut: none with trees of drafts, with embeddings that are given or sounds, or with
+    pages that come from host memory layer by layer."""
+    is_plain = batch.embeds is None and batch.cross is None
+    return rows.parents is None and is_plain and batch.page_loads is None
 
 
 def cut_rows(rows: AttentionRows, first: int) -> tuple[AttentionRows, AttentionRows]:

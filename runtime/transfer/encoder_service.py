@@ -17,7 +17,7 @@ from msgspec.msgpack import Decoder
 from runtime import log
 from runtime.errors import LinkError, RequestError
 from runtime.messages.media import MediaValues
-from runtime.messages.transfer import Encoded, EncodeAsk, Refused, Waiting
+from runtime.messages.transfer import EncodeAsk, Encoded, Refused, Waiting
 from runtime.transfer.service import BEAT_S, IDLE_S, MAX_CONNECTIONS, listen
 from runtime.transfer.wire import MOVES, Bytes, Wire, accept
 

@@ -17,7 +17,7 @@ from msgspec.msgpack import Decoder
 from runtime import log
 from runtime.errors import InternalFault, LinkError, RequestError, StartError, Unavailable
 from runtime.messages.media import MediaInput
-from runtime.messages.transfer import Encoded, EncodeAsk, Refused, Waiting
+from runtime.messages.transfer import EncodeAsk, Encoded, Refused, Waiting
 from runtime.transfer.wire import MOVES, Bytes, Wire, connect
 
 LOG = log.get("encoders")

@@ -27,12 +27,7 @@ class Incoming:
     """Pages and states of one prompt."""
 
     def __init__(
-        self,
-        wire: Wire,
-        layout: PageLayout,
-        own: RankPages,
-        remote: Remote | None,
-        threads: CapacityLimiter,
+        self, wire: Wire, layout: PageLayout, own: RankPages, remote: Remote | None, threads: CapacityLimiter
     ) -> None:
         """`layout`: in which pages come; `remote`: None where bytes are sent."""
         self.wire, self.layout = wire, layout

@@ -62,9 +62,7 @@ class RankPages:
 
     def memory(self, name: bytes) -> Memory:
         """Where another server finds pages and states; `name`: of this one."""
-        return Memory(
-            name, tuple(map(_rank_memory, self._senders)), tuple(map(_rank_memory, self._states))
-        )
+        return Memory(name, tuple(map(_rank_memory, self._senders)), tuple(map(_rank_memory, self._states)))
 
     def page(self, host: int) -> Bytes:
         """The bytes of a page as they travel."""

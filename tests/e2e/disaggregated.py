@@ -94,4 +94,3 @@ def counts(engine: runtime.Engine) -> Any:
     pages = engine._core.replicas[0].pages
     assert pages is not None
     return pages.received
-

@@ -110,9 +110,7 @@ TREES = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_n
     ],
     ids=str,
 )
-async def test_drafts_of_groups(
-    family: str, algorithm: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_drafts_of_groups(family: str, algorithm: str, options: dict[str, Any], tmp_path: Path) -> None:
     """A group drafts by itself, also while the other one has nothing to do."""
     sizes = {"num_hidden_layers": 4} if algorithm == "EAGLE3" else {}
     folder = make_checkpoint(family, tmp_path / "model", **sizes)

@@ -39,11 +39,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 @pytest.fixture
 def options(tmp_path: Path, llava: tuple[Path, list[int]]) -> dict[str, Any]:
     key = key_options(tmp_path, KEY)
-    return {
-        **OPTIONS,
-        "model_path": str(llava[0]),
-        "disaggregation_key_file": key["disaggregation_key_file"],
-    }
+    return {**OPTIONS, "model_path": str(llava[0]), "disaggregation_key_file": key["disaggregation_key_file"]}
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ class Double:
 AGENTS: dict[str, "nixl_agent"] = {}
 
 
-class nixl_agent:  # noqa: N801 (its name there)
+class nixl_agent:
     """`nixl_agent` of NIXL's Python API 1.5."""
 
     def __init__(self, name: str) -> None:

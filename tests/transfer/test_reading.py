@@ -23,9 +23,7 @@ def memory(layout: str, num_ranks: int = 2) -> tuple[RankPages, list[int]]:
             fds.append(os.memfd_create("pages"))
             os.write(fds[-1], os.urandom(num_pages * sum(parts)))
             pages.append(HostPages(fds[-1], num_pages, parts, layout))
-    own = RankPages(
-        ranks, states, 8, 1, num_heads=num_ranks, fds=fds[:num_ranks], state_fds=fds[num_ranks:]
-    )
+    own = RankPages(ranks, states, 8, 1, num_heads=num_ranks, fds=fds[:num_ranks], state_fds=fds[num_ranks:])
     return own, own.fds
 
 

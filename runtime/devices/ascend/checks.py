@@ -128,9 +128,7 @@ def attempt(run: Callable[[], None], problem: str, remedy: str) -> None:
         ) from error
 
 
-def up_projection(
-    ops: AscendOps, torch_device: torch.device, latent: MlaConfig, num_heads: int
-) -> Tensor:
+def up_projection(ops: AscendOps, torch_device: torch.device, latent: MlaConfig, num_heads: int) -> Tensor:
     """Zeros of the size of a rank's up-projection, [H, N + V, R]."""
     made = latent.nope_dim + latent.value_dim
     return torch.zeros(num_heads, made, latent.kv_rank, dtype=ops.dtype, device=torch_device)
@@ -140,9 +138,7 @@ def queries(
     ops: AscendOps, torch_device: torch.device, latent: MlaConfig, num_heads: int, count: int
 ) -> tuple[Tensor, Tensor]:
     """Zeros for queries [count, H, N] and their rotary parts [count, H, P], which are views of one tensor."""
-    q = torch.zeros(
-        count, num_heads, latent.nope_dim + latent.rope_dim, dtype=ops.dtype, device=torch_device
-    )
+    q = torch.zeros(count, num_heads, latent.nope_dim + latent.rope_dim, dtype=ops.dtype, device=torch_device)
     nope, rope = q.split((latent.nope_dim, latent.rope_dim), 2)
     return nope, rope
 

@@ -85,9 +85,7 @@ class AscendSparseLayer:
     ) -> Tensor:
         """See SparseLayer.attend."""
         assert isinstance(plan, SparsePlan), "a plan of another attention"
-        latents, ropes, index_keys = (
-            cache.view(-1, plan.page_size, 1, cache.shape[2]) for cache in caches
-        )
+        latents, ropes, index_keys = (cache.view(-1, plan.page_size, 1, cache.shape[2]) for cache in caches)
         rows = {
             "actual_seq_lengths_query": plan.ends,
             "block_table": plan.table,

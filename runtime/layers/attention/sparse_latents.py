@@ -45,9 +45,7 @@ class SparseLatents:
     of them, a rotary key followed by an index key, [num_locations, 1, P + I]. `keys` [H, N, R] and `values`
     [H, R, V] make keys and values from latents."""
 
-    def __init__(
-        self, ops: Ops, up: tuple[Tensor, Tensor], rope_dim: int, top_k: int, scale: float
-    ) -> None:
+    def __init__(self, ops: Ops, up: tuple[Tensor, Tensor], rope_dim: int, top_k: int, scale: float) -> None:
         """`up`: `keys` and `values`."""
         self.ops = ops
         self.keys, self.values = up

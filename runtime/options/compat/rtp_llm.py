@@ -250,12 +250,7 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "Service discovery of decode servers.",
         "name them to the router: runtime route --pd-disaggregation --decode URL",
     ),
-    (
-        "--multimodal-part-cm2-config",
-        None,
-        "Service discovery of encoder servers.",
-        "see --encoder-urls",
-    ),
+    ("--multimodal-part-cm2-config", None, "Service discovery of encoder servers.", "see --encoder-urls"),
     (
         "--cache-store-rdma-mode",
         False,

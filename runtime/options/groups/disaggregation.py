@@ -5,7 +5,6 @@ from typing import Literal
 
 from runtime.options.declare import Count, Group, Port, Whole, option, planned, superseded
 
-
 _NO_PARTS = (
     "one step computes prompts and decodes here, on one stream; --chunked-prefill-size bounds how long it "
     "takes, and --disaggregation-mode separates them"
@@ -72,9 +71,9 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     encoder_only: A[
         bool, option("Serve the encoder of images and sounds alone, at --disaggregation-bootstrap-port.")
     ] = False
-    language_only: A[
-        bool, option("Serve the language model alone, with the encoders of --encoder-urls.")
-    ] = False
+    language_only: A[bool, option("Serve the language model alone, with the encoders of --encoder-urls.")] = (
+        False
+    )
     encoder_transfer_backend: A[
         Literal["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"],
         superseded(
@@ -93,8 +92,7 @@ class Disaggregation(Group, frozen=True, kw_only=True):
         ),
     ] = False
     enable_pdmux: A[
-        bool,
-        planned("Run prompts and decodes side by side on parts of one accelerator.", note=_NO_PARTS),
+        bool, planned("Run prompts and decodes side by side on parts of one accelerator.", note=_NO_PARTS)
     ] = False
     pdmux_config_path: A[str | None, planned("File with these parts.", note=_NO_PARTS)] = None
     sm_group_num: A[Count, planned("Number of these parts.", note=_NO_PARTS)] = 8

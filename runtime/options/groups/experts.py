@@ -7,16 +7,7 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import (
-    Count,
-    Derived,
-    Fraction,
-    Group,
-    Whole,
-    on_device,
-    option,
-    superseded,
-)
+from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
 
 MoeRunner = Literal[
     "auto",

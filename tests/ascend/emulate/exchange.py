@@ -77,8 +77,7 @@ class Spread:
             back = -(-2 * hidden // 512) * 512
             needed = 2 * tokens * (self.local * self.size * sent + (choices + 1) * back)
         need(
-            shapes_only() or needed <= given,
-            f"the group's buffer of {given} bytes is too small for {needed}",
+            shapes_only() or needed <= given, f"the group's buffer of {given} bytes is too small for {needed}"
         )
 
     @property
