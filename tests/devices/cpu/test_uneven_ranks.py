@@ -47,6 +47,7 @@ RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_next", DELTA | NINE),
     ("falcon_mamba", {"hidden_size": 45}),
     ("lfm2", SIX),
+    ("zamba2", INNER | {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}),
 ]
 
 
