@@ -72,6 +72,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
+        from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
@@ -112,6 +113,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=adapters,
         fused=CudaFusedOps(),
+        state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
         streams=torch.cuda,
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
