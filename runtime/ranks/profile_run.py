@@ -72,9 +72,8 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
 
 def run_alone(runner: ModelRunner, plan: StepPlan, num_groups: int) -> None:
     """Runs a step, of which each attention group has as much, and waits for it."""
-    runner.launch(
-        plan, equal_rows(plan, num_groups, runner.device.overlap) if num_groups > 1 else None
-    ).result()
+    groups = equal_rows(plan, num_groups, runner.device.overlap) if num_groups > 1 else None
+    runner.launch(plan, groups).result()
     if runner.pipeline is not None:
         runner.pipeline.settle_all(runner.effects.take)
 

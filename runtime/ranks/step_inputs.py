@@ -122,11 +122,11 @@ class StepInputs:
         return self._with_attention(batch, rows, groups)
 
     def _rows(
-        self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]
+        self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray] | None
     ) -> AttentionRows:
         """The step's rows, whose tokens begin at `begins` in it and at `starts` in their slots, int64 [R]."""
         spans = image_spans(plan, begins) if self.sees_whole_images else None
-        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None, spans=spans)
+        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans)
 
     def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""

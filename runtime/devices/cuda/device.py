@@ -73,6 +73,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.compile_ahead import open_compiler
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
+        from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
@@ -113,6 +114,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=adapters,
         fused=CudaFusedOps(),
+        state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
         streams=torch.cuda,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,

@@ -12,6 +12,7 @@ FACTS = DeviceFacts(
     memory_reason="what a step computes is measured and left free, the rest is for graphs",
     dtypes=("bfloat16", "float16", "float32"),
     attention_backend="triton",
+    recurrent_backends=("torch_native", "triton"),
     sampling_backends=("pytorch",),
     graph_max_running=256,
     captures_prompts=True,  # 32 tokens of Llama-3.1-8B on an H200: 27.8 ms kernel by kernel, 7.5 ms in pieces

@@ -269,7 +269,7 @@ def _read(
     else:
         raw = msgspec.json.encode(read_generic(fields))
     pooling_options = PoolingOptions(is_embedding=is_embedding, mode=pooling)
-    if family_of(architecture) in ENCODERS or architecture in DUALS:
+    if (fields is None and family_of(architecture) in ENCODERS) or architecture in DUALS:
         if quantization is not None or b'"quantization_config"' in raw:
             raise ModelError(
                 f"{architecture} cannot be quantised here; leave --quantization out, and take the plain "
