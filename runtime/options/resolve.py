@@ -120,7 +120,7 @@ def resolve(
     c.auto(memory.page_size, device)
     c.auto(states.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"])
     c.auto(states.mamba_backend, device)
-    c.auto(schedule.max_running_requests, device)
+    c.auto(schedule.max_running_requests, device, model)
     c.auto(schedule.max_queued_requests)
     c.auto(schedule.chunked_prefill_size, device, model)
     c.auto(schedule.max_step_ms, c["chunked_prefill_size"], device)

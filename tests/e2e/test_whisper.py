@@ -9,7 +9,7 @@ import pytest
 from transformers import WhisperForConditionalGeneration
 
 import runtime
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, OptionsError
 from tests.e2e.image_engine import COUNT, GREEDY, OPTIONS, Images
 from tests.models.make_audio import RATE, sound
 from tests.models.make_whisper import IDS, greedy_whisper, make_whisper
@@ -85,6 +85,7 @@ async def test_preempted_sequences_keep_their_sounds(
 @pytest.mark.anyio
 async def test_each_request_has_one_sound(whisper: tuple[Path, WhisperForConditionalGeneration]) -> None:
     async with runtime.Engine(model_path=str(whisper[0]), **OPTIONS | {"context_length": 64}) as engine:
+        assert engine._core.plan.schedule.max_running_requests == 16
         sounds = Images(engine)
         with pytest.raises(InvalidRequest, match="the model transcribes one sound a request"):
             await engine.generate(HEAD, **GREEDY)
@@ -92,3 +93,22 @@ async def test_each_request_has_one_sound(whisper: tuple[Path, WhisperForConditi
             await sounds.ask(HEAD, [SHORT, ODD])
         with pytest.raises(InvalidRequest, match="up to 1 s"):
             await sounds.ask(HEAD, [sound(1, RATE + 1)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"enable_multimodal": False}, "--enable-multimodal false"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1"),
+        ({"attention_context_parallel_size": 2, "tensor_parallel_size": 2}, "--attention-context-parallel"),
+        ({"encoder_only": True}, "--encoder-only is not possible"),
+    ],
+    ids=str,
+)
+async def test_options_that_sounds_do_not_go_with(
+    options: dict[str, Any], flag: str, whisper: tuple[Path, WhisperForConditionalGeneration]
+) -> None:
+    with pytest.raises(OptionsError, match=flag):
+        async with runtime.Engine(model_path=str(whisper[0]), **OPTIONS | {"context_length": 64} | options):
+            pass

@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.options.declare import (
     Amount,
     Auto,
@@ -25,6 +26,8 @@ ChunkTokens = A[int, Meta(ge=-1)]
 Above = A[float, Meta(gt=0)]
 
 CHUNKS_OF_TEXTS = 2  # chunks of tokens in a step of texts to embed: no decode waits for such a step
+
+MOST_SOUNDS = 16  # sequences at once that attend to a sound each, where no option says otherwise
 
 
 class Schedule(Group, frozen=True, kw_only=True):
@@ -198,8 +201,12 @@ class SchedulePlan(Schedule, frozen=True, kw_only=True):
     random_seed: int
 
 
-def max_running_requests(device: DeviceFacts) -> Derived:
-    """The number of sequences beyond which a step of the device only gets slower."""
+def max_running_requests(device: DeviceFacts, model: ModelFacts) -> Derived:
+    """The number of sequences beyond which a step of the device only gets slower; fewer where each has keys
+    and values of a sound."""
+    if isinstance(model.media, WhisperEncoder):
+        most = min(MOST_SOUNDS, device.max_running)
+        return Derived(most, "each has room for keys and values of a sound in every layer")
     return Derived(device.max_running, f"more make a step of {device.name} slower, not fuller")
 
 

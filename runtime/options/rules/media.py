@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
@@ -81,10 +82,25 @@ def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def encoders_can_be_apart(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Encoders of Whisper, CLIP and SigLIP are not served by themselves: their names in checkpoints are those
+    of the whole model."""
+    if not isinstance(model.media, WhisperEncoder | DualImages):
+        return None
+    options = plan.disaggregation
+    for flag, is_on in (
+        ("--encoder-only", options.encoder_only),
+        ("--language-only", options.language_only),
+    ):
+        if is_on:
+            return f"{flag} is not possible: the encoder of this model works with it alone; leave it out"
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
     limits_name_media,
     media_limits_are_counts,
     media_settings_are_known,
     media_folder_exists,
 )
-PLAN_RULES: tuple[PlanRule, ...] = (sounds_are_attended_to,)
+PLAN_RULES: tuple[PlanRule, ...] = (sounds_are_attended_to, encoders_can_be_apart)
